@@ -1,0 +1,52 @@
+# Every target installs what it needs into .venv first. `make` alone lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+SEEDS ?= 2000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check format simulate bench lock clean
+
+help:
+	@echo "make test      install what is missing and run the whole test suite"
+	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
+	@echo "make simulate  many seeds of the storage simulation (SEEDS=$(SEEDS))"
+	@echo "make bench     benchmarks against the limits of this machine"
+	@echo "make format    let ruff format and fix what it can"
+	@echo "make lock      write constraints.txt anew from what is installed"
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt tools/setup.sh
+	bash tools/setup.sh $(PYTHON)
+	touch $@
+
+test: setup
+	bash tools/system.sh etcd-server etcd openssl openssl
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m braid.testing.simulate log --seeds 60 --processes 2
+	$(BIN)/python -m benchmarks --quick
+
+check: setup
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/simulation
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+simulate: setup
+	$(BIN)/python -m braid.testing.simulate log --seeds $(SEEDS)
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+lock: setup
+	bash tools/lock.sh
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,189 @@
+"""Who has a metadata file open, on this machine: one session for each open store.
+
+A session is two files in a folder beside the database:
+
+    metadata.db.sessions/{session}.alive    locked with flock for as long as the session lives
+    metadata.db.sessions/{session}.bell     a datagram socket; others send a byte to it when they have committed
+
+The kernel drops the lock when the process dies, however it dies. So whoever can take the lock of another session knows
+that the session is dead and may end its leases now instead of waiting for their time to live. A process that hangs
+keeps its lock; only the time to live ends its leases.
+
+The bell makes watches fast, never correct: a byte that is lost costs one poll interval (`sqlite.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from weakref import WeakSet
+
+from braid.model.errors import MetadataUnavailable
+
+LOCK_PATIENCE_S = 5.0
+"""How long a write waits for other writers. A write takes a millisecond, so whoever holds the lock longer hangs."""
+FIRST_PAUSE_S = 0.00005
+LONGEST_PAUSE_S = 0.001
+
+_open_locks: WeakSet[_LockedFile] = WeakSet()
+
+
+class _LockedFile:
+    """A file to lock. A forked child closes its copy, or the lock would outlive the process that took it."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.path = path
+        self.fd = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        _open_locks.add(self)
+
+    def try_lock(self) -> bool:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to this file."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self.fd)
+        return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _close_in_forked_child() -> None:
+    for locked in [*_open_locks]:
+        locked.close()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)
+
+
+def boot_id() -> str:
+    """Names the time since the machine was started: a lease of another boot belongs to nobody."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+class WriteLock:
+    """The turn to write. Taken before SQLite's own lock, whose waiters sleep up to 100 ms and starve each other."""
+
+    def __init__(self, path: str) -> None:
+        self._file = _LockedFile(path, os.O_CREAT)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file.fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _acquire(self) -> None:
+        # Not one blocking flock: a writer that is stopped (SIGSTOP, a debugger) would hang all others for ever.
+        give_up_at, pause_s = time.monotonic() + LOCK_PATIENCE_S, FIRST_PAUSE_S
+        while not self._file.try_lock():
+            if time.monotonic() > give_up_at:
+                raise MetadataUnavailable(
+                    f"another process has held {self._file.path} for more than {LOCK_PATIENCE_S:g} s, nothing was "
+                    "written; look for a stopped or hanging process that has this file open"
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+
+class DeadSession:
+    """A session whose process is gone, claimed: until `bury`, no other process will claim it."""
+
+    def __init__(self, folder: str, name: str, alive: _LockedFile) -> None:
+        self.name = name
+        self._folder = folder
+        self._alive = alive
+
+    def bury(self) -> None:
+        for suffix in (".bell", ".alive"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, self.name + suffix))
+        self.release()
+
+    def release(self) -> None:
+        """Let the next prober claim it: its leases could not be ended now."""
+        self._alive.close()
+
+
+class Session:
+    def __init__(self, folder: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        self._folder = folder
+        self.name, self._alive = _new_session(folder)
+        self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self.bell.bind(self._bell_path(self.name))
+
+    def ring_others(self) -> None:
+        """Never fails: the commit that it announces has happened, and who misses the ring polls."""
+        with contextlib.suppress(OSError):
+            for file in os.listdir(self._folder_fd):
+                name, dot, kind = file.partition(".")
+                if dot and kind == "bell" and name != self.name:
+                    # A full socket has a byte already; a dead one is buried by the next probe.
+                    with contextlib.suppress(OSError):
+                        self.bell.sendto(b"!", self._bell_path(name))
+
+    def silence(self) -> None:
+        """Take the bytes that have arrived."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.bell.recv(1)
+
+    def claim_dead(self) -> list[DeadSession]:
+        dead = []
+        for file in os.listdir(self._folder_fd):
+            name, dot, kind = file.partition(".")
+            if not dot or kind != "alive" or name == self.name:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                alive = _LockedFile(os.path.join(self._folder, file), 0)
+                if alive.try_lock() and alive.is_in_place():
+                    dead.append(DeadSession(self._folder, name, alive))
+                else:
+                    alive.close()
+        return dead
+
+    def close(self) -> None:
+        self.bell.close()
+        os.close(self._folder_fd)
+        DeadSession(self._folder, self.name, self._alive).bury()
+
+    def _bell_path(self, name: str) -> str:
+        # A socket's path may have 107 bytes; through the folder's descriptor it is short wherever the database lies.
+        return f"/proc/self/fd/{self._folder_fd}/{name}.bell"
+
+
+def _new_session(folder: str) -> tuple[str, _LockedFile]:
+    """Between creating the file and locking it, another process may take it for dead and bury it: then again."""
+    while True:
+        name = secrets.token_hex(8)
+        alive = _LockedFile(os.path.join(folder, name + ".alive"), os.O_CREAT | os.O_EXCL)
+        if alive.try_lock() and alive.is_in_place():
+            return name, alive
+        alive.close()

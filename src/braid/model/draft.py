@@ -1,0 +1,170 @@
+"""A batch being written. The layout is told in `body.py`.
+
+A draft only lists the parts of the batch: space for the header, the directory, offsets, the caller's own keys and
+values. Their sizes are known before anything large is allocated, so the limits are checked first, and then one `join`
+copies every byte to its place, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from braid.model.batch import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_RAW_BYTES,
+    MAX_RECORDS,
+    NO_KEYS,
+    BatchHeader,
+    Codec,
+    padded,
+    write_header,
+)
+from braid.model.body import BUFFERS, DIRECTORY, DIRECTORY_BYTES, KEY_VALIDITY, TIMESTAMPS, Data
+from braid.model.codec import compress
+from braid.model.errors import BatchTooLarge, InvalidArgument
+from braid.model.ids import ProducerId
+from braid.model.ids import Sequence as SequenceNumber
+
+ZEROS: Final = tuple(bytes(length) for length in range(8))
+HEADER_SPACE: Final = bytes(HEADER_BYTES)
+ALL_BUT_BYTES: Final = DIRECTORY_BYTES + BUFFERS * 7
+
+
+def largest_body(count: int, payload_bytes: int, header_entries: int = 0) -> int:
+    """An upper bound of the raw body of `count` records whose keys, values and headers have `payload_bytes` in all.
+
+    A producer that gathers records keeps these three numbers and closes a batch before the bound passes its limit.
+    """
+    per_record = 4 + 4 + 8 + 2 + 4  # key offset, value offset, timestamp, hash, header list; validity is below
+    return ALL_BUT_BYTES + 20 + (count + 7) // 8 + per_record * count + 8 * header_entries + payload_bytes
+
+
+class Draft:
+    """Buffers are added in the directory's order; what is not added is absent."""
+
+    __slots__ = ("_lengths", "_next", "_parts", "count", "key_range", "time_range")
+
+    def __init__(self, count: int) -> None:
+        check_count(count)
+        self.count = count
+        self.key_range = NO_KEYS
+        self.time_range = (0, 0)
+        self._lengths = [0] * BUFFERS
+        self._parts: list[Any] = [HEADER_SPACE, b""]
+        self._next = 0
+
+    def add(self, slot: int, length: int, parts: Iterable[Any]) -> None:
+        assert slot >= self._next
+        self._next = slot + 1
+        self._lengths[slot] = length
+        self._parts += parts
+        if length % 8:
+            self._parts.append(ZEROS[-length % 8])
+
+    def add_array(self, slot: int, array: npt.NDArray[Any]) -> None:
+        self.add(slot, array.nbytes, (array,))
+
+    def add_lists(self, slot: int, lengths: npt.NDArray[np.int64]) -> int:
+        """Offsets from lengths; returns the last one."""
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        # What does not fit 32 bits is above the limits too, and `finish` refuses it.
+        self.add_array(slot, ends.astype(np.int32))
+        return int(ends[-1])
+
+    def add_binary(self, slot: int, lengths: npt.NDArray[np.int64], parts: Sequence[Any]) -> None:
+        """The offsets at `slot` and the bytes in the slot after it."""
+        total = self.add_lists(slot, lengths)
+        self.add(slot + 1, total, parts)
+
+    def add_validity(self, valid: npt.NDArray[np.bool_]) -> None:
+        self.add_array(KEY_VALIDITY, np.packbits(valid, bitorder="little"))
+
+    def add_timestamps(self, timestamps: npt.NDArray[np.int64]) -> None:
+        self.time_range = int(timestamps.min()), int(timestamps.max())
+        if self.time_range[0] != self.time_range[1]:
+            self.add_array(TIMESTAMPS, timestamps)
+
+    def finish(self, codec: Codec, producer_id: int, first_sequence: int) -> bytearray:
+        raw_length = DIRECTORY_BYTES + sum(map(padded, self._lengths))
+        check_raw(raw_length)
+        if codec is Codec.NONE:
+            check_stored(raw_length)
+        self._parts[1] = DIRECTORY.pack(*self._lengths)
+        out = joined(self._parts, HEADER_BYTES + raw_length)
+        body_length = raw_length
+        if codec is not Codec.NONE:
+            packed = compress(codec, memoryview(out)[HEADER_BYTES:])
+            codec = Codec.NONE if packed is None else codec
+            if packed is not None:
+                body_length = sum(map(len, packed))
+                out = bytearray().join((HEADER_SPACE, *packed, ZEROS[-body_length % 8]))
+            check_stored(body_length)
+        header = (codec, body_length, raw_length, self.count, self.key_range, self.time_range)
+        return sealed(out, *header, producer_id, first_sequence)
+
+
+def sealed(
+    out: bytearray,
+    codec: Codec,
+    body_length: int,
+    raw_length: int,
+    count: int,
+    key_range: tuple[int, int],
+    time_range: tuple[int, int],
+    producer_id: int,
+    first_sequence: int,
+) -> bytearray:
+    """Write the producer's half of the header, and with it the body's checksum, in front of the body in `out`."""
+    header = BatchHeader(
+        codec,
+        0,
+        0,
+        body_length,
+        raw_length,
+        crc32c(memoryview(out)[HEADER_BYTES : HEADER_BYTES + body_length]),
+        count,
+        *key_range,
+        ProducerId(producer_id),
+        SequenceNumber(first_sequence),
+        *time_range,
+    )
+    write_header(out, header)
+    return out
+
+
+def joined(parts: Iterable[Data], expected: int) -> bytearray:
+    try:
+        out = bytearray().join(parts)
+    except TypeError as error:
+        raise InvalidArgument(f"keys and values must be bytes: {error}") from error
+    if len(out) != expected:
+        raise InvalidArgument("keys and values must be bytes or views of single bytes: their lengths do not add up")
+    return out
+
+
+def check_count(count: int) -> None:
+    if count == 0:
+        raise InvalidArgument("a batch has at least one record, none was given")
+    if count > MAX_RECORDS:
+        raise BatchTooLarge(f"{count} records are above the limit of {MAX_RECORDS} in a batch; make several batches")
+
+
+def check_raw(length: int) -> None:
+    if length > MAX_RAW_BYTES:
+        raise BatchTooLarge(
+            f"the batch's body of {length} bytes is above the limit of {MAX_RAW_BYTES}; split the batch"
+        )
+
+
+def check_stored(length: int) -> None:
+    if length > MAX_BODY_BYTES:
+        raise BatchTooLarge(
+            f"the batch's body would be stored in {length} bytes, above the limit of {MAX_BODY_BYTES}; split the batch"
+        )

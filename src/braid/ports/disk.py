@@ -1,0 +1,82 @@
+"""The disk, as far as Braid uses one.
+
+Every method is asynchronous: the real disk (`os_disk.py`) works in threads, the simulated one (`testing/disk.py`) in
+virtual time. What is written is durable only after a `sync`; what is created, renamed, published or removed is durable
+when the call returns. Errors are the `DiskError` family, never `OSError`:
+
+- `DiskFull` when the device has no room; a write that failed so may have written a part;
+- `SyncFailed` when a sync fails. The kernel may then have dropped the unsynced pages *and* forgotten the failure, so a
+  second sync that succeeds proves nothing. Whoever gets this error must not confirm anything written since the last
+  good sync, ever;
+- `FileMissing`, `FileTaken` as their names say; `DiskError` for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FileStat(NamedTuple):
+    name: str
+    """The last part of the path."""
+    size: int
+    modified_us: int
+
+
+class DiskFile(Protocol):
+    """One open file, for reading and writing at explicit positions."""
+
+    async def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
+        """Write the buffers one after the other from `position` on; with `sync`, return when they are durable."""
+
+    async def sync(self) -> None:
+        """Return when everything written so far is durable."""
+
+    async def read(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    async def reserve(self, size: int) -> None:
+        """Make the file at least `size` bytes long; new bytes read as zeros. Writes below `size` then need no new
+        room."""
+
+    async def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes. Durable after the next sync."""
+
+    async def size(self) -> int: ...
+
+    async def close(self) -> None:
+        """Close without a sync. Closing twice is allowed."""
+
+
+class Disk(Protocol):
+    async def open(self, path: str, *, create: bool = False) -> DiskFile:
+        """Open an existing file (`FileMissing`) or, with `create`, a new one (`FileTaken`), whose name is then
+        durable."""
+
+    async def prepare(self, path: str, size: int) -> None:
+        """Create a file of `size` zero bytes, written out and synced, so that later syncs of writes into it need no
+        metadata. `FileTaken` if the name exists. When it raises, no file is left; a crash may leave a shorter one."""
+
+    async def list_folders(self, folder: str) -> list[str]:
+        """The names of the folders directly in `folder`, sorted. An absent folder is empty."""
+
+    async def list(self, folder: str) -> list[FileStat]:
+        """The plain files directly in `folder`, by name. An absent folder is empty."""
+
+    async def make_folder(self, folder: str) -> None:
+        """Create the folder and its parents, durably. Existing ones are fine."""
+
+    async def rename(self, source: str, target: str) -> None:
+        """Rename a file, replacing `target` if it exists. Atomic and durable."""
+
+    async def publish(self, source: str, target: str) -> None:
+        """Rename a file, but refuse to replace: `FileTaken`. Atomic and durable; of several callers one wins."""
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, durably. `FileMissing` if it is not there."""
+
+    async def remove_folder(self, folder: str) -> None:
+        """Remove an empty folder. An absent one is fine."""

@@ -1,0 +1,57 @@
+"""The network, as far as Braid uses one: byte streams between protocols, as asyncio defines them.
+
+`SocketNetwork` is TCP on the running loop; `testing/network.py` is the simulated one. Errors are `OSError`, as
+everywhere in asyncio: `ConnectionRefusedError` when nobody listens, others as the system reports them. `connect` has
+no time limit of its own: a host that does not answer takes minutes, so callers set one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> Address:
+        """Where it listens; the port is the real one if 0 was asked for."""
+
+    async def close(self) -> None:
+        """Accept no more. Connections that exist go on. Closing twice is fine."""
+
+
+class Network(Protocol):
+    async def connect(self, host: str, port: int, protocol_factory: Callable[[], P]) -> tuple[asyncio.Transport, P]: ...
+
+    async def listen(self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> Listener: ...
+
+
+class SocketListener:
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        host, port = server.sockets[0].getsockname()[:2]
+        self.address = Address(host, port)
+
+    async def close(self) -> None:
+        # Not `wait_closed`: since Python 3.12 it waits for the connections too.
+        self._server.close()
+
+
+class SocketNetwork:
+    """TCP. Small frames go out at once: asyncio sets TCP_NODELAY on every stream socket, on both sides."""
+
+    async def connect(self, host: str, port: int, protocol_factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
+        return await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
+
+    async def listen(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> SocketListener:
+        return SocketListener(await asyncio.get_running_loop().create_server(protocol_factory, host, port))

@@ -1,0 +1,48 @@
+"""The hot cache: the latest batches of all logs of a broker, bounded in bytes.
+
+It only spares readers at the live tail a trip to a file, and is small on purpose: the page cache holds the files too.
+First in, first out; a reader that finds nothing here goes to the files.
+"""
+
+from __future__ import annotations
+
+from braid.model.batch import BatchHeader
+from braid.ports.disk import Buffer
+
+DEFAULT_CACHE_BYTES = 16 << 20
+
+CachedBatch = tuple[BatchHeader, Buffer]
+
+
+class HotCache:
+    def __init__(self, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._batches: dict[tuple[int, int], CachedBatch] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes
+
+    def put(self, log: int, header: BatchHeader, data: Buffer) -> None:
+        """Keep a batch of the log with this number. Control batches hold nothing that a reader wants."""
+        size = len(data)
+        if header.is_control or size > self._max_bytes:
+            return
+        self._batches[log, header.base_offset] = (header, data)
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, evicted = self._batches.pop(next(iter(self._batches)))
+            self._bytes -= len(evicted)
+
+    def get(self, log: int, offset: int, max_bytes: int, limit: int) -> list[CachedBatch]:
+        """Batches without a gap from `offset` on and below `limit`: at least one if cached, up to `max_bytes`."""
+        found: list[CachedBatch] = []
+        batch = self._batches.get((log, offset))
+        while batch is not None and batch[0].next_offset <= limit:
+            max_bytes -= len(batch[1])
+            if found and max_bytes < 0:
+                break
+            found.append(batch)
+            batch = self._batches.get((log, batch[0].next_offset))
+        return found

@@ -1,0 +1,211 @@
+"""The catalog of one segment's chunks, in the metadata store, and the fence around it.
+
+    …/chunks/{base:020d}   a ChunkDescriptor for each chunk
+    …/chunks/cur           the Frontier: how far chunks reach, and who may write here
+    …/state                the SealedState, between the old owner's seal and the new owner's begin
+
+**The fence.** Every write of an owner is one transaction that replaces the frontier and compares its revision. A new
+owner's first act is to replace the frontier with its own, higher epoch; from then on every transaction of the old owner
+fails, whatever it wanted to do (I3). So descriptor, pointer and fence are one transaction by construction.
+
+**Lost answers.** When the store cannot say whether a transaction happened, the frontier is read back: each write of it
+is unique, so it tells. If it is unchanged, the transaction is tried again under the same comparison; at most one of the
+tries can succeed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from braid.metadata import paths
+from braid.metadata.store import Compare, Condition, Delete, Operation, Put, Store
+from braid.model.errors import BrokenInvariant, Fenced, MetadataUncertain, OffsetOutOfRange
+from braid.model.ids import Epoch, Offset, Revision
+
+MAX_UNCERTAIN_TRIES: Final = 5
+
+
+class ChunkDescriptor(msgspec.Struct, frozen=True, rename="camel"):
+    base_offset: Offset
+    next_offset: Offset
+    epoch: Epoch
+    """Of the owner that exported it."""
+    object: str
+    """The object's name, relative to the segment's folder."""
+    size: int
+    batch_bytes: int
+    min_timestamp: int
+    max_timestamp: int
+    min_key_hash: int
+    max_key_hash: int
+
+
+class Frontier(msgspec.Struct, frozen=True, rename="camel"):
+    """How far durable history reaches, and which owner may extend it."""
+
+    epoch: Epoch
+    holder: str
+    begun: bool
+    """Whether this epoch's owner has made its first batch durable. Before that it confirms nothing."""
+    continues: Epoch
+    """The last epoch before this one whose owner had begun; 0 if there was none."""
+    next_offset: Offset
+    """Chunks hold every retained offset below this one."""
+    writes: int = 0
+    """Makes each write of the frontier unique."""
+
+    @property
+    def last_writer(self) -> Epoch:
+        """The last epoch in which anything can have been confirmed."""
+        return self.epoch if self.begun else self.continues
+
+
+class SealedState(msgspec.Struct, frozen=True, rename="camel"):
+    """What the old owner leaves: all its records are in chunks, and this was the last one (-1: there were none)."""
+
+    last_committed_offset: int
+    epoch: Epoch
+    broker_id: str
+    timestamp: int
+    sealed: bool = True
+
+
+class Catalog:
+    """One owner's view of a segment's catalog. Loaded once, then kept in step by being the only writer."""
+
+    def __init__(self, store: Store, topic_path: str, descriptor: str) -> None:
+        self._store = store
+        self._keys = (topic_path, descriptor)
+        self._frontier_key = paths.current_chunk(*self._keys)
+        self._frontier_revision = Revision(0)
+        self.frontier: Frontier | None = None
+        self.sealed: SealedState | None = None
+        self.chunks: list[ChunkDescriptor] = []
+
+    async def load(self) -> None:
+        """Read everything, from one revision of the store. An error is raised, never taken for an empty catalog."""
+        listing = await self._store.list(paths.segment_storage_prefix(*self._keys))
+        self.frontier, self.sealed, self.chunks = None, None, []
+        self._frontier_revision = Revision(0)
+        for entry in listing.entries:
+            if entry.key == self._frontier_key:
+                self.frontier = msgspec.json.decode(entry.value, type=Frontier)
+                self._frontier_revision = entry.revision
+            elif entry.key == paths.sealed_state(*self._keys):
+                self.sealed = msgspec.json.decode(entry.value, type=SealedState)
+            else:
+                self.chunks.append(msgspec.json.decode(entry.value, type=ChunkDescriptor))
+        self.chunks.sort(key=lambda chunk: chunk.base_offset)
+
+    @property
+    def earliest(self) -> Offset | None:
+        return self.chunks[0].base_offset if self.chunks else None
+
+    @property
+    def next_offset(self) -> Offset:
+        return self.frontier.next_offset if self.frontier is not None else Offset(0)
+
+    @property
+    def revision(self) -> Revision:
+        """Of the last write: names the manifest that describes this catalog."""
+        return self._frontier_revision
+
+    def find(self, offset: int) -> ChunkDescriptor | None:
+        """The chunk that holds `offset`."""
+        at = bisect_right(self.chunks, offset, key=lambda chunk: chunk.base_offset) - 1
+        return self.chunks[at] if at >= 0 and offset < self.chunks[at].next_offset else None
+
+    async def claim(self, epoch: Epoch, holder: str) -> None:
+        """Fence every earlier owner out. Nothing else has changed yet."""
+        old = self.frontier
+        if old is not None and epoch <= old.epoch:
+            raise Fenced(f"epoch {epoch} cannot claim {'/'.join(self._keys)}: epoch {old.epoch} ({old.holder}) has it")
+        frontier = Frontier(
+            epoch=epoch,
+            holder=holder,
+            begun=False,
+            continues=old.last_writer if old is not None else Epoch(0),
+            next_offset=self.next_offset,
+        )
+        await self._write(frontier, [])
+
+    async def begin(self) -> None:
+        """This owner's first batch is durable: what it stores counts from now on, and the seal before it is history."""
+        await self._write(msgspec.structs.replace(self._own(), begun=True), [Delete(paths.sealed_state(*self._keys))])
+        self.sealed = None
+
+    async def commit(self, chunk: ChunkDescriptor) -> None:
+        """Add a chunk at the end of history."""
+        frontier = self._own()
+        if chunk.base_offset != frontier.next_offset or chunk.next_offset <= chunk.base_offset:
+            raise BrokenInvariant(
+                f"I1: a chunk of offsets {chunk.base_offset}–{chunk.next_offset} cannot follow history that ends at "
+                f"{frontier.next_offset}"
+            )
+        await self._write(
+            msgspec.structs.replace(frontier, next_offset=chunk.next_offset),
+            [Put(paths.chunk(*self._keys, chunk.base_offset), msgspec.json.encode(chunk))],
+        )
+        self.chunks.append(chunk)
+
+    async def seal(self, sealed: SealedState, conditions: Sequence[Condition], operations: Sequence[Operation]) -> None:
+        """Leave the sealed state, in one transaction with whatever else marks the end of this ownership."""
+        if sealed.last_committed_offset + 1 != self.next_offset:
+            raise BrokenInvariant(
+                f"I2: sealing at {sealed.last_committed_offset}, but chunks end before {self.next_offset}"
+            )
+        await self._write(
+            self._own(), [Put(paths.sealed_state(*self._keys), msgspec.json.encode(sealed)), *operations], conditions
+        )
+        self.sealed = sealed
+
+    async def remove(self, chunks: Sequence[ChunkDescriptor]) -> None:
+        """Drop the oldest chunks; their objects are deleted afterwards."""
+        if list(chunks) != self.chunks[: len(chunks)]:
+            raise BrokenInvariant("I1: only the oldest chunks can be removed")
+        await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in chunks])
+        self.chunks = self.chunks[len(chunks) :]
+
+    def out_of_range(self, offset: int, earliest: int, end: int) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"offset {offset} of {'/'.join(self._keys)} is not there: it holds offsets {earliest} to {end - 1}",
+            earliest,
+            end,
+        )
+
+    def _own(self) -> Frontier:
+        if self.frontier is None:
+            raise BrokenInvariant("I3: a catalog that was never claimed cannot be written")
+        return self.frontier
+
+    async def _write(
+        self, frontier: Frontier, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
+    ) -> None:
+        frontier = msgspec.structs.replace(frontier, writes=frontier.writes + 1)
+        value = msgspec.json.encode(frontier)
+        expected = self._frontier_revision
+        for _ in range(MAX_UNCERTAIN_TRIES):
+            try:
+                result = await self._store.txn(
+                    [Compare(self._frontier_key, expected), *conditions],
+                    [Put(self._frontier_key, value), *operations],
+                )
+            except MetadataUncertain:
+                result = None
+            if result is not None and result.succeeded:
+                self.frontier, self._frontier_revision = frontier, result.revision
+                return
+            entry = await self._store.get(self._frontier_key)
+            if entry is not None and entry.value == value:
+                self.frontier, self._frontier_revision = frontier, entry.revision
+                return
+            if (entry.revision if entry is not None else 0) != expected or result is not None:
+                raise Fenced(
+                    f"{'/'.join(self._keys)} was written by someone else: epoch {frontier.epoch} has lost it "
+                    f"({entry.value.decode() if entry is not None else 'the frontier is gone'})"
+                )
+        raise MetadataUncertain(f"the frontier of {'/'.join(self._keys)} could not be written and read back")

@@ -1,0 +1,178 @@
+"""Turning closed WAL files into chunks, in order, one at a time.
+
+A closed file is already a chunk, so exporting is: read it, check every batch, store the bytes under a new name, look
+whether they really are there, and add the chunk to the catalog under the fence. A crash or an error between any two
+steps leaves at most an object that nobody refers to; the next try finds it under the same name, compares and adopts it.
+A file with damage is not exported, and neither is anything behind it: its bytes stay where they are, and
+`LogDamaged` says why history no longer grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+from braid.model.batch import verify
+from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged, ObjectExists, ObjectStoreUnavailable
+from braid.model.ids import Epoch
+from braid.storage.catalog import Catalog, ChunkDescriptor
+from braid.storage.chunk import FOOTER_READ_BYTES, Footer, decode_footer
+from braid.storage.handles import ReadHandles
+from braid.storage.log import Log
+from braid.storage.manifest import segment_folder, write_segment_manifest
+from braid.storage.objects import Objects
+from braid.storage.wal import WalFile
+
+BATCHES_PER_TURN: Final = 256
+"""How many batches are checked before other tasks get their turn: some hundred microseconds."""
+FIRST_RETRY_S: Final = 0.2
+MAX_RETRY_S: Final = 30.0
+
+
+def chunk_name(base_offset: int, next_offset: int, epoch: int) -> str:
+    """Everything that decides the content is in the name, so an equal name with other content is an error."""
+    return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}.chunk"
+
+
+class Exporter:
+    def __init__(
+        self,
+        log: Log,
+        catalog: Catalog,
+        objects: Objects,
+        handles: ReadHandles,
+        topic_path: str,
+        descriptor: str,
+        file_closed: asyncio.Event,
+        rng: random.Random,
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._objects = objects
+        self._handles = handles
+        self._topic_path = topic_path
+        self._descriptor = descriptor
+        self._random = rng
+        self._turn = asyncio.Lock()
+        self._file_closed = file_closed
+        self._manifest_due = True
+        self._task: asyncio.Task[None] | None = None
+        self.last_error: BraidError | None = None
+        """Why the last try failed; None after a good one."""
+
+    def start(self) -> None:
+        """Export in the background from now on, whenever a file closes."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            self._file_closed.clear()
+            try:
+                await self.export_closed()
+                retry_s = FIRST_RETRY_S
+                await self._file_closed.wait()
+            except BraidError as error:
+                self.last_error = error
+                # Damage and a lost fence will not go away by trying, but they cost only a rare try, and an operator
+                # who has repaired something need not restart anything.
+                await asyncio.sleep(retry_s * self._random.uniform(0.5, 1.0))
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def export_closed(self) -> int:
+        """Export every closed file that history does not cover yet; returns how many. Raises at the first failure."""
+        async with self._turn:
+            exported = 0
+            for file in list(self._log.files):
+                if file.next_offset <= self._catalog.next_offset or not file.records:
+                    continue
+                if file.damage:
+                    damage = file.damage[0]
+                    text = (
+                        f"{file.name} is damaged at offset {damage.first_offset} and is not exported: {damage.reason}"
+                    )
+                    raise LogDamaged(text, damage.first_offset, damage.next_offset)
+                if not file.closed:
+                    break
+                await self._export(file)
+                exported += 1
+            if self._manifest_due:
+                await self._write_manifest()
+            self.last_error = None
+            return exported
+
+    async def _export(self, file: WalFile) -> None:
+        data = await self._handles.read(f"{self._log.folder}/{file.name}", 0, file.size)
+        footer = await self._check(file, data)
+        name = chunk_name(file.base_offset, file.next_offset, self._log.epoch)
+        await self._store(f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
+        min_key_hash, max_key_hash = footer.index.key_hashes
+        chunk = ChunkDescriptor(
+            base_offset=file.base_offset,
+            next_offset=file.next_offset,
+            epoch=Epoch(self._log.epoch),
+            object=name,
+            size=len(data),
+            batch_bytes=footer.batch_bytes,
+            min_timestamp=footer.index.min_timestamp,
+            max_timestamp=footer.index.max_timestamp,
+            min_key_hash=min_key_hash,
+            max_key_hash=max_key_hash,
+        )
+        await self._catalog.commit(chunk)
+        self._manifest_due = True
+        await self._write_manifest()
+
+    async def _check(self, file: WalFile, data: bytes) -> Footer:
+        """Every batch whole and in its place. What is damaged stays local and is never published."""
+        at, expected = 0, file.base_offset
+        try:
+            footer = decode_footer(data)
+            while at < footer.batch_bytes:
+                for _ in range(BATCHES_PER_TURN):
+                    if at >= footer.batch_bytes:
+                        break
+                    header = verify(data, at)
+                    if header.base_offset != expected:
+                        raise ChunkCorrupt(f"offset {header.base_offset} stands where {expected} should")
+                    expected = header.next_offset
+                    at += header.size
+                await asyncio.sleep(0)
+            if expected != footer.next_offset or footer.batch_bytes + footer.size != len(data):
+                raise ChunkCorrupt(f"the footer ends at offset {footer.next_offset}, the batches at {expected}")
+        except (BatchError, ChunkCorrupt) as error:
+            text = f"{file.name} has been damaged at offset {expected} and is not exported: {error}"
+            raise LogDamaged(text, expected, file.next_offset) from error
+        return footer
+
+    async def _store(self, name: str, data: bytes) -> None:
+        try:
+            await self._objects.create(name, [data])
+        except ObjectExists:
+            tail = min(len(data), FOOTER_READ_BYTES)
+            same = (await self._objects.stat(name)).size == len(data)
+            if not same or await self._objects.read(name, len(data) - tail, tail) != data[len(data) - tail :]:
+                raise ChunkCorrupt(f"object {name} exists and holds something else; nothing was overwritten") from None
+            return
+        stored = await self._objects.stat(name)
+        if stored.size != len(data):
+            raise ObjectStoreUnavailable(f"object {name} was stored with {len(data)} bytes, but has {stored.size}")
+
+    async def write_manifest(self) -> None:
+        """Describe the catalog as it is now, for readers without a metadata store."""
+        async with self._turn:
+            await self._write_manifest()
+
+    async def _write_manifest(self) -> None:
+        self._manifest_due = True
+        await write_segment_manifest(
+            self._objects, self._topic_path, self._descriptor, self._catalog, sealed=self._log.sealed
+        )
+        self._manifest_due = False

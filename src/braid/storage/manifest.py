@@ -1,0 +1,120 @@
+"""Manifests: what a reader needs when no broker and no metadata store answers.
+
+    {topic}/topic-{revision:020d}.json                 the layout, one per layout change
+    {topic}/{descriptor}/manifest-{revision:020d}.json the segment's chunks, one per change of its catalog
+
+Nothing is ever overwritten: each manifest is a new object named after the metadata revision that it shows, and the
+highest name counts. An owner that has been fenced out has no new revision to name a manifest after, so it cannot hide
+its successor's. Older manifests are removed once a newer one is stored; a reader that meets one being removed looks
+again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+
+from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing
+from braid.model.ids import Epoch, Offset, Revision
+from braid.model.layout import Layout
+from braid.storage.catalog import Catalog, ChunkDescriptor
+from braid.storage.objects import Objects
+
+T = TypeVar("T")
+
+_MAX_BYTES: Final = 256 << 20
+_KEPT: Final = 2
+"""The newest manifest and the one before it, which a reader may just have found in a listing."""
+_TRIES: Final = 5
+
+
+class SegmentManifest(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    descriptor: str
+    revision: Revision
+    epoch: Epoch
+    next_offset: Offset
+    """Chunks hold every retained offset below this one."""
+    sealed: bool
+    """Whether the log has ended: nothing will ever follow `next_offset`."""
+    chunks: tuple[ChunkDescriptor, ...]
+    version: int = 1
+
+
+class TopicManifest(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    revision: Revision
+    layout: Layout
+    version: int = 1
+
+
+def segment_folder(topic_path: str, descriptor: str) -> str:
+    return f"{topic_path}/{descriptor}"
+
+
+async def write_segment_manifest(
+    objects: Objects, topic_path: str, descriptor: str, catalog: Catalog, *, sealed: bool
+) -> None:
+    frontier = catalog.frontier
+    assert frontier is not None
+    manifest = SegmentManifest(
+        topic=topic_path,
+        descriptor=descriptor,
+        revision=catalog.revision,
+        epoch=frontier.epoch,
+        next_offset=frontier.next_offset,
+        sealed=sealed,
+        chunks=tuple(catalog.chunks),
+    )
+    await _write(objects, segment_folder(topic_path, descriptor), "manifest", catalog.revision, manifest)
+
+
+async def read_segment_manifest(objects: Objects, topic_path: str, descriptor: str) -> SegmentManifest | None:
+    """The newest manifest; None for a segment that has none."""
+    data = await _read(objects, segment_folder(topic_path, descriptor), "manifest")
+    return _decode(data, SegmentManifest) if data is not None else None
+
+
+async def write_topic_manifest(objects: Objects, topic_path: str, revision: Revision, layout: Layout) -> None:
+    await _write(objects, topic_path, "topic", revision, TopicManifest(topic_path, revision, layout))
+
+
+async def read_topic_manifest(objects: Objects, topic_path: str) -> TopicManifest | None:
+    data = await _read(objects, topic_path, "topic")
+    return _decode(data, TopicManifest) if data is not None else None
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise ChunkCorrupt(f"a {kind.__name__} cannot be read: {error}") from error
+
+
+async def _names(objects: Objects, folder: str, kind: str) -> list[str]:
+    """The manifests of one kind directly in `folder`, oldest first."""
+    pattern = re.compile(re.escape(f"{folder}/{kind}-") + r"\d{20}\.json")
+    return [stat.name for stat in await objects.list(folder) if pattern.fullmatch(stat.name)]
+
+
+async def _write(objects: Objects, folder: str, kind: str, revision: Revision, manifest: msgspec.Struct) -> None:
+    try:
+        await objects.create(f"{folder}/{kind}-{revision:020d}.json", [msgspec.json.encode(manifest)])
+    except ObjectExists:
+        return  # An earlier try of the same write: a revision is written by one owner, once.
+    for name in (await _names(objects, folder, kind))[:-_KEPT]:
+        await objects.delete(name)
+
+
+async def _read(objects: Objects, folder: str, kind: str) -> bytes | None:
+    for _ in range(_TRIES):
+        names = await _names(objects, folder, kind)
+        if not names:
+            return None
+        try:
+            return bytes(await objects.read(names[-1], 0, _MAX_BYTES))
+        except ObjectMissing:
+            continue
+    raise ObjectMissing(f"the {kind} manifests in {folder} vanish as fast as they are listed")

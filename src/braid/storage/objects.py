@@ -1,0 +1,41 @@
+"""Where chunks and manifests live: a flat space of immutable, named objects.
+
+One interface, two implementations: `disk_objects.py` over the disk port (`local` and `shared_fs`), because durability
+on a filesystem is ours to enforce, and `remote_objects.py` over obstore (S3 and whatever else that library speaks).
+
+Names are `/`-separated paths of the characters `A-Za-z0-9._-=%`. A name is created once and never overwritten. Errors:
+`ObjectExists`, `ObjectMissing`, and `ObjectStoreUnavailable` for everything that is not an answer: it may be tried
+again, and after a failed `create` the object may or may not exist. `DiskFull` where the store is a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from braid.ports.disk import Buffer
+
+
+class ObjectStat(NamedTuple):
+    name: str
+    size: int
+    modified_us: int
+
+
+class Objects(Protocol):
+    async def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Store a new object, whole and durable, or raise `ObjectExists`. Of several creators one wins."""
+
+    async def read(self, name: str, start: int, length: int) -> bytes:
+        """Exactly these bytes; fewer only where the object ends. `ObjectMissing` if it is not there."""
+
+    async def stat(self, name: str) -> ObjectStat:
+        """`ObjectMissing` if it is not there."""
+
+    async def list(self, prefix: str) -> list[ObjectStat]:
+        """All objects below the folder `prefix` (a name without its last `/`), at any depth, by name."""
+
+    async def delete(self, name: str) -> None:
+        """Deleting what is not there is fine."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,122 @@
+"""What each producer has stored in one log, so that a batch that is sent again is stored once (I10).
+
+The table remembers, for each producer, its latest batches: enough to answer a retry with the offsets that the first try
+got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and the batches behind it
+are applied on top. Both bounds are limits with a price: a producer that 10,000 others have outlived is forgotten, and
+its retries would be stored again; a retry of a batch older than the remembered ones is still recognised, but answered
+without its offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from braid.model.batch import BatchHeader
+from braid.model.errors import ChunkCorrupt, OutOfSequence
+from braid.model.ids import Offset, ProducerId, Sequence
+
+MAX_PRODUCERS: Final = 10_000
+REMEMBERED_BATCHES: Final = 8
+
+_ROW: Final = struct.Struct(
+    "<"
+    "Q"  #  0 producer id
+    "Q"  #  8 sequence of the batch's first record
+    "Q"  # 16 offset of the batch's first record
+    "I"  # 24 records in the batch
+    "4x"  # 28
+)
+ROW_BYTES: Final = _ROW.size
+
+
+class StoredBatch(NamedTuple):
+    first_sequence: Sequence
+    base_offset: Offset
+    records: int
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first_sequence + self.records
+
+
+class Duplicate(NamedTuple):
+    """Where a retried batch already stands. `base_offset` is None when that is no longer remembered; the batch then
+    lies somewhere below `next_offset`."""
+
+    base_offset: Offset | None
+    next_offset: Offset
+
+
+class ProducerTable:
+    """Owned by the log whose batches it describes."""
+
+    def __init__(self) -> None:
+        # In order of their latest batch, so that the first one is the one to forget.
+        self._batches: dict[ProducerId, deque[StoredBatch]] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def check(self, header: BatchHeader) -> Duplicate | None:
+        """Whether the batch is a retry. `OutOfSequence` if it neither continues nor repeats what is stored."""
+        if header.producer_id == 0:
+            return None
+        known = self._batches.get(header.producer_id)
+        if known is None:
+            return None
+        expected = known[-1].next_sequence
+        if header.first_sequence == expected:
+            return None
+        if header.first_sequence + header.count <= expected:
+            for stored in known:
+                if stored.first_sequence == header.first_sequence and stored.records == header.count:
+                    return Duplicate(stored.base_offset, Offset(stored.base_offset + stored.records))
+            if header.first_sequence + header.count <= known[0].first_sequence:
+                return Duplicate(None, known[0].base_offset)
+        raise OutOfSequence(
+            f"producer {header.producer_id:#x} sent sequences {header.first_sequence}–{header.last_sequence}, "
+            f"but its next sequence in this log is {expected}"
+        )
+
+    def apply(self, header: BatchHeader, base_offset: Offset) -> None:
+        """Remember a batch that now stands in the log."""
+        if header.producer_id and header.count:
+            self._remember(header.producer_id, StoredBatch(header.first_sequence, base_offset, header.count))
+
+    def _remember(self, producer: ProducerId, batch: StoredBatch) -> None:
+        known = self._batches.pop(producer, None)
+        if known is None:
+            known = deque(maxlen=REMEMBERED_BATCHES)
+            if len(self._batches) >= MAX_PRODUCERS:
+                del self._batches[next(iter(self._batches))]
+        if not known or batch.first_sequence >= known[-1].next_sequence:
+            known.append(batch)
+        self._batches[producer] = known
+
+    def rows(self) -> Iterator[bytes]:
+        for producer, known in self._batches.items():
+            for batch in known:
+                yield _ROW.pack(producer, batch.first_sequence, batch.base_offset, batch.records)
+
+    @classmethod
+    def from_rows(cls, data: bytes | memoryview) -> ProducerTable:
+        if len(data) % ROW_BYTES:
+            raise ChunkCorrupt(f"a producer table of {len(data)} bytes is no whole number of {ROW_BYTES}-byte rows")
+        table = cls()
+        for producer, first_sequence, base_offset, count in _ROW.iter_unpack(data):
+            table._remember(producer, StoredBatch(first_sequence, base_offset, count))
+        return table
+
+    def extend(self, later: ProducerTable) -> None:
+        """Add what another table knows of the same log; what both know counts once."""
+        for producer, known in later._batches.items():
+            for batch in known:
+                self._remember(producer, batch)
+
+    def copy(self) -> ProducerTable:
+        twin = ProducerTable()
+        twin._batches = {producer: deque(known, REMEMBERED_BATCHES) for producer, known in self._batches.items()}
+        return twin

@@ -1,0 +1,242 @@
+"""Reading a log: one object that moves both ways between cache, local files, chunks and the live tail.
+
+A reader has one piece of state, the offset that it wants next. For each read it asks anew who holds that offset: the
+hot cache, a local file, or a chunk. So a reader that falls behind slides from the cache back to files and chunks, and
+one that catches up slides forward again; being slow never ends it. Whatever the source, the next batch must begin
+exactly where the last one ended, or contain the wanted offset if the reader starts inside a batch: this is checked at
+every seam (I1). It never reads beyond the `confirmed` watermark (I7), and waits there for more.
+
+Batches come whole. A reader that starts in the middle of one skips the records before its offset itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from braid.model.batch import HEADER_BYTES, BatchHeader, parse_header, verify
+from braid.model.errors import (
+    BatchError,
+    BatchTruncated,
+    BrokenInvariant,
+    ChunkCorrupt,
+    FileMissing,
+    LogDamaged,
+    ObjectMissing,
+    StorageError,
+)
+from braid.model.ids import Offset
+from braid.ports.disk import Buffer
+from braid.storage.cache import HotCache
+from braid.storage.catalog import Catalog, ChunkDescriptor
+from braid.storage.chunk import ByteSource, Index
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.log import Log
+from braid.storage.objects import Objects
+from braid.storage.wal import Damage, WalFile
+
+DEFAULT_READ_BYTES: Final = 1 << 20
+_TRIES: Final = 5
+"""How often a read looks again when the piece that it wanted was removed or exported under its feet."""
+
+
+class Batch(NamedTuple):
+    header: BatchHeader
+    data: Buffer
+
+
+class FileBytes:
+    def __init__(self, handles: ReadHandles, path: str) -> None:
+        self._handles = handles
+        self._path = path
+
+    async def read(self, position: int, length: int) -> bytes:
+        return await self._handles.read(self._path, position, length)
+
+
+class ObjectBytes:
+    def __init__(self, objects: Objects, name: str) -> None:
+        self._objects = objects
+        self._name = name
+
+    async def read(self, position: int, length: int) -> bytes:
+        return await self._objects.read(self._name, position, length)
+
+
+class Piece(NamedTuple):
+    """A file or a chunk: the same bytes, in two places."""
+
+    name: str
+    source: ByteSource
+    next_offset: Offset
+    batch_bytes: int
+    size: int
+    known_index: Index | None
+    """None where the footer has it."""
+
+
+class Sources:
+    """Everything that holds records of one segment on its owner."""
+
+    def __init__(
+        self,
+        log: Log,
+        catalog: Catalog,
+        objects: Objects,
+        folder: str,
+        *,
+        cache: HotCache,
+        handles: ReadHandles,
+        footers: FooterCache,
+    ) -> None:
+        """`folder` is where the segment's objects lie."""
+        self.log = log
+        self.catalog = catalog
+        self.cache = cache
+        self._objects = objects
+        self._folder = folder
+        self._handles = handles
+        self._footers = footers
+
+    @property
+    def earliest(self) -> Offset:
+        """The first offset that can still be read."""
+        in_chunks = self.catalog.earliest
+        return min(in_chunks, self.log.base_offset) if in_chunks is not None else self.log.base_offset
+
+    def pieces_with(self, offset: int) -> Iterator[Piece]:
+        """Who holds `offset`, the nearest first."""
+        for file in reversed(self.log.files):
+            if file.base_offset <= offset < file.next_offset and self.damage_at(offset) is None:
+                yield self.file_piece(file)
+        chunk = self.catalog.find(offset)
+        if chunk is not None:
+            yield self.chunk_piece(chunk)
+
+    def damage_at(self, offset: int) -> Damage | None:
+        damages = (damage for file in self.log.files for damage in file.damage)
+        return next((damage for damage in damages if damage.first_offset <= offset < damage.next_offset), None)
+
+    def file_piece(self, file: WalFile) -> Piece:
+        path = f"{self.log.folder}/{file.name}"
+        source = FileBytes(self._handles, path)
+        return Piece(path, source, file.next_offset, file.batch_bytes, file.size, file.index)
+
+    def chunk_piece(self, chunk: ChunkDescriptor) -> Piece:
+        name = f"{self._folder}/{chunk.object}"
+        source = ObjectBytes(self._objects, name)
+        return Piece(name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
+
+    async def index_of(self, piece: Piece) -> Index:
+        return piece.known_index or (await self._footers.get(piece.name, piece.source, piece.size)).index
+
+    async def offset_at_time(self, timestamp: int) -> Offset:
+        """An offset with no record at or after `timestamp` before it, close to the first such record; else the end."""
+        end = Offset(self.log.confirmed.value)
+        for chunk in self.catalog.chunks:
+            if chunk.max_timestamp >= timestamp:
+                index = await self.index_of(self.chunk_piece(chunk))
+                return index.offset_at_time(timestamp) or chunk.base_offset
+        for file in self.log.files:
+            if file.max_timestamp >= timestamp and file.next_offset > self.catalog.next_offset:
+                index = await self.index_of(self.file_piece(file))
+                return min(end, index.offset_at_time(timestamp) or file.base_offset)
+        return end
+
+
+class LogReader:
+    def __init__(self, sources: Sources, offset: int) -> None:
+        self._sources = sources
+        self.offset = Offset(offset)
+        """The offset that the next read begins with. Set it to seek."""
+
+    async def read(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
+        """The next batches: at least one, about `max_bytes` at most. At the live tail, waits for the next one."""
+        log = self._sources.log
+        if self.offset >= log.confirmed.value:
+            await log.confirmed.reached(self.offset + 1)
+        batches = await self._fetch(log.confirmed.value, max_bytes)
+        for header, _ in batches:
+            if not header.base_offset <= self.offset < header.next_offset:
+                raise BrokenInvariant(f"I1: offset {self.offset} was expected, and a batch of {header} came")
+            self.offset = header.next_offset
+        return batches
+
+    async def read_available(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
+        """Like `read`, but returns an empty list at the live tail instead of waiting."""
+        if self.offset >= self._sources.log.confirmed.value:
+            return []
+        return await self.read(max_bytes)
+
+    async def _fetch(self, limit: int, max_bytes: int) -> list[Batch]:
+        sources, offset = self._sources, self.offset
+        cached = sources.cache.get(sources.log.number, offset, max_bytes, limit)
+        if cached:
+            return [Batch(header, data) for header, data in cached]
+        error: StorageError = sources.catalog.out_of_range(offset, sources.earliest, limit)
+        for _ in range(_TRIES):
+            gone = False
+            for piece in sources.pieces_with(offset):
+                try:
+                    return await self._read_piece(piece, limit, max_bytes)
+                except (FileMissing, ObjectMissing) as missing:
+                    error, gone = missing, True
+                except LogDamaged as damaged:
+                    error = damaged
+            if not gone:
+                break
+        damage = sources.damage_at(offset)
+        if damage is not None:
+            text = f"offsets {damage.first_offset}–{damage.next_offset - 1} are damaged in {damage.file}"
+            raise LogDamaged(f"{text}: {damage.reason}", offset, damage.next_offset)
+        raise error
+
+    async def _read_piece(self, piece: Piece, limit: int, max_bytes: int) -> list[Batch]:
+        index: Index | None = None
+        try:
+            index = await self._sources.index_of(piece)
+            return await _read_batches(piece.source, index, piece.batch_bytes, self.offset, limit, max_bytes)
+        except (BatchError, ChunkCorrupt) as error:
+            until = _next_run(index, self.offset, piece.next_offset)
+            text = f"{piece.name} cannot be read at offset {self.offset}: {error}"
+            raise LogDamaged(text, self.offset, until) from error
+
+
+def _next_run(index: Index | None, offset: int, end: int) -> int:
+    """Where reading can go on behind an unreadable batch: at the next place that the index knows."""
+    runs = index.runs if index is not None else []
+    return next((run.offset for run in runs if run.offset > offset), end)
+
+
+async def _read_batches(
+    source: ByteSource, index: Index, batch_end: int, offset: int, limit: int, max_bytes: int
+) -> list[Batch]:
+    """Batches from the one that holds `offset` on, as far as they are below `limit`; at least one."""
+    position = index.position_of(offset)
+    length = max_bytes
+    while True:
+        data = await source.read(position, min(max(length, HEADER_BYTES), batch_end - position))
+        view = memoryview(data)
+        batches: list[Batch] = []
+        at, expected = 0, offset
+        needed = HEADER_BYTES
+        while at + HEADER_BYTES <= len(data):
+            header = parse_header(data, at)
+            needed = header.size
+            if header.next_offset > expected:
+                if at + needed > len(data) or header.next_offset > limit:
+                    break
+                if header.base_offset > expected:
+                    raise BatchTruncated(f"offset {expected} is missing: the next batch begins at {header.base_offset}")
+                verify(data, at)
+                batches.append(Batch(header, view[at : at + needed]))
+                expected = header.next_offset
+            at += needed
+            needed = HEADER_BYTES
+        if batches:
+            return batches
+        if position + len(data) >= batch_end:
+            raise BatchTruncated(f"offset {offset} is not where the index says, at or behind byte {position}")
+        # Only batches before the wanted one, or a part of it: read on from there.
+        position += at
+        length = max(max_bytes, needed)

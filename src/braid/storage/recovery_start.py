@@ -1,0 +1,112 @@
+"""At which offset an owner begins: one pure function over everything that is known.
+
+Four kinds of evidence, from the strongest to the weakest:
+
+1. **Sealed state**: the owner before wrote, in one transaction, that its last record was N and that all of it is in
+   chunks. Begin at N + 1.
+2. **Local batches**, if they were written by the last owner that wrote at all. Then they are the log, exported or not.
+   Every owner's first durable batch is a BEGIN with its epoch, and it confirms nothing before the frontier says that it
+   has begun. So they are the log if that owner's epoch stands among them; later epochs that never began left nothing
+   but a BEGIN.
+3. **Chunks**. Without a seal and without the last owner's files, records that it confirmed but had not exported may be
+   missing. That is a loss, and only a person or a policy can accept it.
+4. **Nothing**: a new log, at 0.
+
+Where two pieces contradict each other the log does not open; the error names both. An error while *reading* evidence is
+not "nothing": it is raised long before this function is called.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from braid.model.errors import RecoveryConflict, RecoveryUnsafe
+from braid.model.ids import Epoch, Offset
+from braid.storage.catalog import Frontier, SealedState
+
+
+class Source(Enum):
+    SEALED = "sealed"
+    LOCAL = "local"
+    CHUNKS = "chunks"
+    EMPTY = "empty"
+
+
+class LocalEvidence(msgspec.Struct, frozen=True):
+    """What recovery found in the local folder."""
+
+    base_offset: Offset
+    next_offset: Offset
+    epochs: frozenset[Epoch]
+    """Of the batches there."""
+
+
+class Start(msgspec.Struct, frozen=True):
+    offset: Offset
+    source: Source
+    loss_accepted: bool = False
+
+
+def resolve_recovery_start(
+    *,
+    sealed: SealedState | None,
+    frontier: Frontier | None,
+    local: LocalEvidence | None,
+    accept_loss: bool = False,
+) -> Start:
+    if frontier is None:
+        if local is not None or sealed is not None:
+            found = f"local batches of epoch {max(local.epochs)}" if local is not None else f"the sealed state {sealed}"
+            raise RecoveryConflict(f"there are {found}, but no owner was ever recorded: the metadata is incomplete")
+        return Start(Offset(0), Source.EMPTY)
+    if local is not None and max(local.epochs) > frontier.epoch:
+        raise RecoveryConflict(
+            f"local batches were written in epoch {max(local.epochs)}, but the metadata knows only {frontier.epoch} "
+            f"epochs: it is older than this disk"
+        )
+    if sealed is not None:
+        return _from_seal(sealed, frontier, local)
+    if local is not None and frontier.last_writer in local.epochs:
+        return _from_local(frontier, local)
+    if frontier.last_writer == 0:
+        return Start(Offset(0), Source.EMPTY)
+    if accept_loss:
+        return Start(frontier.next_offset, Source.CHUNKS, loss_accepted=True)
+    raise RecoveryUnsafe(
+        f"the owner of epoch {frontier.last_writer} did not seal this log, and its files are not here. Chunks reach "
+        f"offset {frontier.next_offset}; what it confirmed beyond is on its disk only ({frontier.holder} was the last "
+        f"holder). Bring that disk back, or accept the loss"
+    )
+
+
+def _from_seal(sealed: SealedState, frontier: Frontier, local: LocalEvidence | None) -> Start:
+    start = Offset(sealed.last_committed_offset + 1)
+    if frontier.last_writer != sealed.epoch:
+        raise RecoveryConflict(f"epoch {sealed.epoch} sealed the log, but epoch {frontier.last_writer} wrote after it")
+    if frontier.next_offset != start:
+        raise RecoveryConflict(
+            f"the sealed state says that the last record is {sealed.last_committed_offset}, "
+            f"but chunks end before offset {frontier.next_offset}"
+        )
+    if local is not None and sealed.epoch in local.epochs and local.next_offset > start:
+        raise RecoveryConflict(
+            f"the sealed state of epoch {sealed.epoch} says that the last record is {sealed.last_committed_offset}, "
+            f"but local batches of the same epoch reach offset {local.next_offset}"
+        )
+    return Start(start, Source.SEALED)
+
+
+def _from_local(frontier: Frontier, local: LocalEvidence) -> Start:
+    if local.next_offset < frontier.next_offset:
+        raise RecoveryConflict(
+            f"chunks reach offset {frontier.next_offset}, but the local batches that they were made from end at "
+            f"{local.next_offset}"
+        )
+    if frontier.next_offset and local.base_offset > frontier.next_offset:
+        raise RecoveryConflict(
+            f"chunks end at offset {frontier.next_offset} and local batches begin at {local.base_offset}: "
+            f"what was between them is missing"
+        )
+    return Start(local.next_offset, Source.LOCAL)

@@ -1,0 +1,285 @@
+"""One segment's storage on its owner: log, catalog, exporter and readers, opened and ended in the right order.
+
+Opening, each step repeatable after a crash before the next:
+
+1. read all evidence (metadata, local files) and decide where to start (recovery_start.py);
+2. **claim**: fence every earlier owner out of the catalog;
+3. put local files that are not part of the log out of the way;
+4. open the log and make its first batch, a BEGIN, durable;
+5. **begin**: one transaction says that this owner has begun, and removes the sealed state.
+
+Only then may anything be appended. Handing over for a move runs the other way: stop the log, export the tail, write the
+sealed state, and only then drop the local files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import msgspec
+
+from braid.metadata.store import Condition, Operation, Store
+from braid.model.batch import BatchHeader
+from braid.model.errors import FileMissing
+from braid.model.ids import Epoch, Offset
+from braid.ports.clock import Clock
+from braid.ports.disk import Disk
+from braid.storage import checkpoint as checkpoints
+from braid.storage.cache import HotCache
+from braid.storage.catalog import Catalog, SealedState
+from braid.storage.exporter import Exporter
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.log import Appended, Log, LogConfig
+from braid.storage.manifest import segment_folder
+from braid.storage.objects import Objects
+from braid.storage.producers import ProducerTable
+from braid.storage.reader import LogReader, ObjectBytes, Sources
+from braid.storage.recovery import Recovered, recover, repair
+from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
+from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable
+from braid.storage.spares import SpareFiles
+from braid.storage.wal import base_of
+
+
+class StorageMode(Enum):
+    LOCAL = "local"
+    """Chunks lie on the broker's own disk and are made when a segment is handed over."""
+    SHARED_FS = "shared_fs"
+    OBJECT_STORE = "object_store"
+
+    @property
+    def exports_continuously(self) -> bool:
+        return self is not StorageMode.LOCAL
+
+
+class Shelf(msgspec.Struct):
+    """What all segments of one broker share."""
+
+    broker_id: str
+    disk: Disk
+    folder: str
+    store: Store
+    objects: Objects
+    mode: StorageMode
+    clock: Clock
+    cache: HotCache
+    handles: ReadHandles
+    footers: FooterCache
+    spares: SpareFiles | None
+    random: random.Random
+
+
+class SegmentStorage:
+    def __init__(
+        self,
+        shelf: Shelf,
+        topic_path: str,
+        descriptor: str,
+        log: Log,
+        catalog: Catalog,
+        exporter: Exporter,
+        start: Start,
+        recovered: Recovered,
+    ) -> None:
+        self.log = log
+        self.catalog = catalog
+        self.exporter = exporter
+        self.start = start
+        self.recovered = recovered
+        """What recovery found and did: worth a line in the broker's log."""
+        self._shelf = shelf
+        self._objects_folder = segment_folder(topic_path, descriptor)
+        self.sources = Sources(
+            log,
+            catalog,
+            shelf.objects,
+            self._objects_folder,
+            cache=shelf.cache,
+            handles=shelf.handles,
+            footers=shelf.footers,
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        shelf: Shelf,
+        topic_path: str,
+        descriptor: str,
+        epoch: Epoch,
+        config: LogConfig,
+        *,
+        may_confirm: Callable[[], bool] = lambda: True,
+        accept_loss: bool = False,
+    ) -> SegmentStorage:
+        folder = f"{shelf.folder}/{topic_path}/{descriptor}"
+        catalog = Catalog(shelf.store, topic_path, descriptor)
+        await catalog.load()
+        recovered = await recover(shelf.disk, folder)
+        start = resolve_recovery_start(
+            sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(recovered), accept_loss=accept_loss
+        )
+        await catalog.claim(epoch, shelf.broker_id)
+        if start.source is Source.LOCAL:
+            await repair(shelf.disk, folder, recovered)
+        else:
+            await _clear_folder(shelf, folder, recovered, start)
+            recovered = Recovered(next_offset=start.offset)
+        if not recovered.producers_complete and catalog.chunks:
+            recovered.producers = await _earlier_producers(shelf, catalog, topic_path, descriptor, recovered.producers)
+        file_closed = asyncio.Event()
+        log = Log(
+            shelf.disk,
+            folder,
+            recovered,
+            epoch,
+            clock=shelf.clock,
+            config=config,
+            cache=shelf.cache,
+            spares=shelf.spares,
+            may_confirm=may_confirm,
+            on_closed_file=file_closed.set,
+        )
+        exporter = Exporter(
+            log, catalog, shelf.objects, shelf.handles, topic_path, descriptor, file_closed, shelf.random
+        )
+        try:
+            await log.open()
+            await catalog.begin()
+        except BaseException:
+            await log.abandon()
+            raise
+        if shelf.mode.exports_continuously:
+            exporter.start()
+        return cls(shelf, topic_path, descriptor, log, catalog, exporter, start, recovered)
+
+    def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
+        return self.log.append(batch, header)
+
+    def reader(self, offset: int) -> LogReader:
+        return LogReader(self.sources, offset)
+
+    @property
+    def earliest(self) -> Offset:
+        return self.sources.earliest
+
+    async def hand_over(
+        self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()
+    ) -> SealedState:
+        """End this ownership so that any broker can continue: everything in chunks, then the sealed state, in one
+        transaction with `operations`; then the local files go. If it fails in between, call it again."""
+        await self.exporter.stop()
+        await self.log.close()
+        if self.log.failure is not None:
+            raise self.log.failure.again()
+        await self.exporter.export_closed()
+        sealed = SealedState(
+            last_committed_offset=self.log.end - 1,
+            epoch=self.log.epoch,
+            broker_id=self._shelf.broker_id,
+            timestamp=self._shelf.clock.now_us(),
+        )
+        await self.catalog.seal(sealed, conditions, operations)
+        await self.exporter.write_manifest()
+        await self._remove_files([file.name for file in self.log.files] + [checkpoints.NAME])
+        return sealed
+
+    async def apply_retention(
+        self, policy: RetentionPolicy, *, needed_from: Offset | None = None, keep_local_bytes: int = 0
+    ) -> int:
+        """Delete what has outlived the policy, and local files that chunks cover; returns how many pieces went."""
+        now_us = self._shelf.clock.now_us()
+        chunks = self.catalog.chunks
+        tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
+        total = sum(chunk.size for chunk in chunks) + sum(file.batch_bytes for file in tail)
+        aged = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
+        old = chunks[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
+        if old:
+            await self.catalog.remove(old)
+            await self.exporter.write_manifest()
+            for chunk in old:
+                await self._shelf.objects.delete(f"{self._objects_folder}/{chunk.object}")
+        gone = reclaimable(self.log.files, covered=self.catalog.next_offset, keep_bytes=keep_local_bytes)
+        if not self._shelf.mode.exports_continuously and not self.catalog.chunks:
+            closed = [file for file in self.log.files[:-1] if file.closed and not file.damage]
+            aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in closed]
+            total -= sum(chunk.size for chunk in old)
+            gone = closed[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
+        self.log.forget_files({file.name for file in gone})
+        await self._remove_files([file.name for file in gone])
+        return len(old) + len(gone)
+
+    async def sweep(self) -> int:
+        """Delete objects that no catalog refers to: uploads whose transaction never happened."""
+        removed = 0
+        for stat in await self._shelf.objects.list(self._objects_folder):
+            if self._is_orphan(stat.name.rpartition("/")[2]):
+                await self._shelf.objects.delete(stat.name)
+                removed += 1
+        return removed
+
+    def _is_orphan(self, name: str) -> bool:
+        """Asked of the catalog as it is now: the exporter may have added the chunk since it was listed."""
+        base = name.partition("-")[0]
+        if not name.endswith(".chunk") or not base.isdigit() or int(base) >= self.catalog.next_offset:
+            return False
+        return all(chunk.object != name for chunk in self.catalog.chunks)
+
+    async def close(self) -> None:
+        """Orderly stop on this broker: the same broker opens the segment again, from its files."""
+        await self.exporter.stop()
+        await self.log.close()
+
+    async def abandon(self) -> None:
+        """Stop at once, without writing anything: the segment belongs to somebody else, or this process is to die."""
+        await self.exporter.stop()
+        await self.log.abandon()
+
+    async def _remove_files(self, names: list[str]) -> None:
+        for name in names:
+            path = f"{self.log.folder}/{name}"
+            await self._shelf.handles.forget(path)
+            await _remove(self._shelf.disk, path)
+
+
+def _evidence(recovered: Recovered) -> LocalEvidence | None:
+    """Files without a single batch say nothing."""
+    if not recovered.epochs:
+        return None
+    return LocalEvidence(recovered.base_offset, recovered.next_offset, frozenset(recovered.epochs))
+
+
+async def _clear_folder(shelf: Shelf, folder: str, recovered: Recovered, start: Start) -> None:
+    """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside."""
+    names = [stat.name for stat in await shelf.disk.list(folder) if base_of(stat.name) is not None]
+    redundant = start.source is Source.SEALED and recovered.next_offset <= start.offset and not recovered.damage
+    aside = f"{folder}/aside-{recovered.last_epoch}"
+    if names and not redundant:
+        await shelf.disk.make_folder(aside)
+    await _remove(shelf.disk, f"{folder}/{checkpoints.NAME}")
+    for name in names:
+        await shelf.handles.forget(f"{folder}/{name}")
+        if redundant:
+            await _remove(shelf.disk, f"{folder}/{name}")
+        else:
+            await shelf.disk.rename(f"{folder}/{name}", f"{aside}/{name}")
+
+
+async def _remove(disk: Disk, path: str) -> None:
+    with contextlib.suppress(FileMissing):
+        await disk.remove(path)
+
+
+async def _earlier_producers(
+    shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str, later: ProducerTable
+) -> ProducerTable:
+    """The table as the newest chunk's footer has it, extended by what the local files add."""
+    chunk = catalog.chunks[-1]
+    name = f"{segment_folder(topic_path, descriptor)}/{chunk.object}"
+    footer = await shelf.footers.get(name, ObjectBytes(shelf.objects, name), chunk.size)
+    table = footer.producers.copy()
+    table.extend(later)
+    return table

@@ -1,0 +1,81 @@
+"""Files of zeros, written out ahead of need, for busy logs to rotate into.
+
+A sync after writing into a file whose blocks are already written out changes no metadata of the file system: measured,
+256 KiB appends sync 1.8 times as fast there as in a file that is merely reserved, and 3 to 5 times as fast as in one
+that grows. A spare is taken by renaming it. One task fills the stock in the background; a log that finds it empty
+reserves room in a fresh file instead and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from braid.model.errors import DiskError, FileMissing
+from braid.ports.disk import Disk
+
+DEFAULT_SPARES = 2
+
+
+class SpareFiles:
+    """Shared by all logs of a broker; they all use the same file size."""
+
+    def __init__(self, disk: Disk, folder: str, file_bytes: int, keep: int = DEFAULT_SPARES) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._file_bytes = file_bytes
+        self._keep = keep
+        self._ready: list[str] = []
+        self._made = 0
+        self._refill: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Throw away what an earlier process left (it may be half-made), then begin to fill the stock."""
+        await self._disk.make_folder(self._folder)
+        for stat in await self._disk.list(self._folder):
+            await self._disk.remove(f"{self._folder}/{stat.name}")
+        self._start_refill()
+
+    async def take(self, target: str, file_bytes: int) -> bool:
+        """Turn a spare into the new file `target`; False if there is none of that size."""
+        if file_bytes != self._file_bytes or not self._ready:
+            return False
+        spare = self._ready.pop()
+        self._start_refill()
+        try:
+            await self._disk.publish(spare, target)
+        except FileMissing:
+            return False
+        return True
+
+    def _start_refill(self) -> None:
+        if self._refill is None or self._refill.done():
+            self._refill = asyncio.get_running_loop().create_task(self._fill())
+
+    async def _fill(self) -> None:
+        while len(self._ready) < self._keep:
+            self._made += 1
+            path = f"{self._folder}/{self._made:06d}.spare"
+            try:
+                await self._disk.prepare(path, self._file_bytes)
+            except DiskError:
+                # A disk without room for spares may still have room for records. Whoever writes those will say.
+                with contextlib.suppress(DiskError):
+                    await self._disk.remove(path)
+                return
+            self._ready.append(path)
+
+    async def filled(self) -> None:
+        """Wait until the stock has been filled."""
+        if self._refill is not None:
+            await asyncio.shield(self._refill)
+
+    async def close(self) -> None:
+        if self._refill is not None:
+            self._refill.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._refill
+        for path in self._ready:
+            with contextlib.suppress(DiskError):
+                await self._disk.remove(path)
+        self._ready.clear()

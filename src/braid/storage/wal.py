@@ -1,0 +1,193 @@
+"""WAL files: their names, what is known about one, and walking through the batches in it.
+
+A log's hot part is a folder of files `{base_offset:020d}.wal`. The newest is open and preallocated: batches, then
+zeros. All others are closed: cut to size, with a footer behind the batches, and thereby chunks (chunk.py).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from braid.model.batch import HEADER_BYTES, MAGIC, BatchHeader, parse_header, verify
+from braid.model.errors import BatchError
+from braid.model.ids import Epoch, Offset
+from braid.ports.disk import DiskFile
+from braid.storage.chunk import ByteSource, Index, encode_footer
+from braid.storage.producers import ProducerTable
+
+SUFFIX: Final = ".wal"
+_NAME: Final = re.compile(r"(\d{20})\.wal")
+WINDOW_BYTES: Final = 4 << 20
+"""How much a walk reads at a time: large enough to run at the disk's speed, small enough to be many at once."""
+
+
+def wal_name(base_offset: int) -> str:
+    return f"{base_offset:020d}{SUFFIX}"
+
+
+def base_of(name: str) -> Offset | None:
+    """The base offset that a file's name states; None for a name that is not a WAL file's."""
+    match = _NAME.fullmatch(name)
+    return Offset(int(match[1])) if match else None
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Records that had been confirmed and cannot be read. Their bytes stay where they are."""
+
+    file: str
+    position: int
+    first_offset: Offset
+    next_offset: Offset
+    reason: str
+
+
+class WalFile(msgspec.Struct):
+    """What is known about one file. Owned by its log; `index` of a closed file is loaded when first needed."""
+
+    name: str
+    base_offset: Offset
+    next_offset: Offset
+    batch_bytes: int
+    size: int
+    first_epoch: Epoch
+    last_epoch: Epoch
+    max_timestamp: int
+    closed: bool = False
+    sealed: bool = False
+    index: Index | None = None
+    damage: tuple[Damage, ...] = ()
+    epochs: set[Epoch] = set()
+    """Filled by recovery: the epochs of its batches; if it was not read, the first and the last."""
+
+    @property
+    def records(self) -> int:
+        return self.next_offset - self.base_offset
+
+
+class FrameWalk:
+    """Walks from batch to batch, as long as each is whole, continues the offsets and does not go back in epochs.
+
+    It stops at the first thing that is not the batch expected there and says why in `reason`; `position` is then the
+    end of what is good. A batch that crosses the end of a read is read again from its own start, so the good end is
+    never overstated.
+    """
+
+    def __init__(self, source: ByteSource, end: int, position: int, expected: int, epoch: int = 0) -> None:
+        self._source = source
+        self._end = end
+        self.position = position
+        self.expected = expected
+        self.epoch = epoch
+        self.reason: str | None = None
+
+    async def next_window(self) -> list[tuple[int, BatchHeader]]:
+        """The positions and headers of the next whole batches; empty when the walk has stopped."""
+        found: list[tuple[int, BatchHeader]] = []
+        length = WINDOW_BYTES
+        while not found and self.reason is None:
+            window_start = self.position
+            data = await self._source.read(window_start, min(length, self._end - window_start))
+            at_end = window_start + len(data) >= self._end
+            at = 0
+            while True:
+                try:
+                    header = parse_header(data, at) if len(data) - at >= HEADER_BYTES else None
+                    if header is None or at + header.size > len(data):
+                        if at_end or len(data) == 0:
+                            self.reason = self._end_reason(data, at, header)
+                        elif at == 0:
+                            length = header.size if header else length + HEADER_BYTES
+                        break
+                    verify(data, at)
+                except BatchError as error:
+                    self.reason = str(error)
+                    break
+                if header.base_offset != self.expected or header.epoch < self.epoch:
+                    self.reason = (
+                        f"the batch at byte {window_start + at} has offset {header.base_offset} and epoch "
+                        f"{header.epoch}; expected offset {self.expected} and an epoch of at least {self.epoch}"
+                    )
+                    break
+                found.append((window_start + at, header))
+                self.expected = header.next_offset
+                self.epoch = header.epoch
+                at += header.size
+            self.position = window_start + at
+        return found
+
+    def _end_reason(self, data: bytes, at: int, header: BatchHeader | None) -> str:
+        left = len(data) - at
+        if header is not None:
+            return f"the batch at byte {self.position + at} has {header.size} bytes, the file ends after {left}"
+        return "end of file" if left == 0 else f"the file ends in the middle of a header, after {left} bytes"
+
+
+async def last_nonzero(source: ByteSource, start: int, end: int) -> int:
+    """The position behind the last byte in [start, end) that is not zero; `start` if there is none."""
+    position = end
+    while position > start:
+        window_start = max(start, position - WINDOW_BYTES)
+        data = await source.read(window_start, position - window_start)
+        kept = len(data.rstrip(b"\0"))
+        if kept:
+            return window_start + kept
+        position = window_start
+    return start
+
+
+async def next_batch_behind_damage(
+    source: ByteSource, start: int, end: int, expected: int, epoch: int, all_synced: bool
+) -> tuple[int, BatchHeader] | None:
+    """The first whole batch behind `start`, if the record at `expected` had once been synced; None if nothing says so.
+
+    That it had is known of the whole file (`all_synced`) or proven by a batch further on.
+    """
+    first: tuple[int, BatchHeader] | None = None
+    position = start
+    while position < end:
+        data = await source.read(position, min(WINDOW_BYTES, end - position))
+        at = data.find(MAGIC)
+        while at >= 0:
+            header = await whole_batch_at(source, position + at, end)
+            if header is not None and header.base_offset >= expected and header.epoch >= epoch:
+                first = first or (position + at, header)
+                if all_synced or header.synced_before > expected:
+                    return first
+            at = data.find(MAGIC, at + 1)
+        if position + len(data) >= end or len(data) <= len(MAGIC):
+            return None
+        position += len(data) - len(MAGIC) + 1
+    return None
+
+
+async def whole_batch_at(source: ByteSource, position: int, end: int) -> BatchHeader | None:
+    if position % 8 or end - position < HEADER_BYTES:
+        return None
+    try:
+        header = parse_header(await source.read(position, HEADER_BYTES))
+        return verify(await source.read(position, header.size)) if position + header.size <= end else None
+    except BatchError:
+        return None
+
+
+async def close_file(file: DiskFile, wal_file: WalFile, producers: ProducerTable) -> None:
+    """Turn an open file into a chunk: write the footer, cut the preallocated rest, make it all durable."""
+    assert wal_file.index is not None
+    footer = encode_footer(
+        base_offset=wal_file.base_offset,
+        next_offset=wal_file.next_offset,
+        batch_bytes=wal_file.batch_bytes,
+        first_epoch=wal_file.first_epoch,
+        last_epoch=wal_file.last_epoch,
+        sealed=wal_file.sealed,
+        index=wal_file.index,
+        producers=producers,
+    )
+    await file.write(wal_file.batch_bytes, [footer], sync=False)
+    await file.truncate(wal_file.batch_bytes + len(footer))
+    await file.sync()
+    wal_file.size = wal_file.batch_bytes + len(footer)
+    wal_file.closed = True

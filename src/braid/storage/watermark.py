@@ -1,0 +1,60 @@
+"""An offset that only rises, and those who wait for it to pass."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from itertools import count
+
+from braid.model.errors import BraidError, BrokenInvariant
+
+
+class Watermark:
+    """The first offset that has *not* reached some state: written, synced, replicated, visible.
+
+    A failed watermark never rises again: everyone who waits for more, now or later, gets the error.
+    """
+
+    __slots__ = ("_error", "_tie", "_value", "_waiters")
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._tie = count()
+        self._error: BraidError | None = None
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+    def advance(self, value: int) -> None:
+        if value < self._value:
+            raise BrokenInvariant(f"I1: a watermark would fall from {self._value} to {value}")
+        if self._error is not None:
+            return
+        self._value = value
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= value:
+            future = heapq.heappop(waiters)[2]
+            if not future.done():
+                future.set_result(None)
+
+    def fail(self, error: BraidError) -> None:
+        """Nothing beyond the present value will ever be reached. The first error stays."""
+        if self._error is None:
+            self._error = error
+        waiters, self._waiters = self._waiters, []
+        for _, _, future in waiters:
+            if not future.done():
+                future.set_exception(self._error.again())
+
+    def reached(self, offset: int) -> asyncio.Future[None]:
+        """A future that is done when the watermark is at or beyond `offset`."""
+        future = asyncio.get_running_loop().create_future()
+        if offset <= self._value:
+            future.set_result(None)
+        elif self._error is not None:
+            future.set_exception(self._error.again())
+        else:
+            heapq.heappush(self._waiters, (offset, next(self._tie), future))
+        return future

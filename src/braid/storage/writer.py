@@ -1,0 +1,191 @@
+"""Writing a log's files: the newest one open, all others closed.
+
+Used by the log's commit task alone. It does not know about confirms: it puts batches at the end of the newest file,
+begins a new file when that one is full or old, and turns the old one into a chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from braid.model.batch import BatchHeader
+from braid.model.errors import BrokenInvariant, DiskError
+from braid.model.ids import Epoch, Offset
+from braid.ports.clock import Clock
+from braid.ports.disk import Buffer, Disk, DiskFile
+from braid.storage import checkpoint as checkpoints
+from braid.storage.checkpoint import Checkpoint, ClosedFile
+from braid.storage.chunk import Index
+from braid.storage.producers import ProducerTable
+from braid.storage.spares import SpareFiles
+from braid.storage.wal import WalFile, close_file, wal_name
+
+
+class FileConfig(msgspec.Struct, frozen=True, kw_only=True):
+    file_bytes: int = 64 << 20
+    """Rotate at this size: also the size of a chunk, and of what recovery may have to walk."""
+    file_age_s: float = 600.0
+    """Rotate a file this long after its first batch, busy or idle, so that its records get exported."""
+    first_reserve_bytes: int = 256 << 10
+    """Room for a log's first batches; grows by doubling. Small, because a broker may hold thousands of quiet logs."""
+
+
+class WalWriter:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        files: list[WalFile],
+        producers: ProducerTable,
+        *,
+        clock: Clock,
+        config: FileConfig,
+        spares: SpareFiles | None = None,
+        on_closed_file: Callable[[], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.files = files
+        self._disk = disk
+        self._clock = clock
+        self._config = config
+        self._spares = spares
+        self._on_closed_file = on_closed_file
+        # What the batches in the files say, no more: a footer that knew of a batch that is only queued would make its
+        # retry look stored after a crash.
+        self._producers = producers
+        self._current: DiskFile | None = None
+        self._reserved_bytes = 0
+        self._begun_at = 0.0
+        self._filled_last = False
+        self._checkpoint: Checkpoint | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Go on in the newest file if it is open and whole; otherwise the next batch begins a new one."""
+        await self._disk.make_folder(self.folder)
+        if self.files and not self.files[-1].closed and not self.files[-1].damage:
+            newest = self.files[-1]
+            self._current = await self._disk.open(f"{self.folder}/{newest.name}")
+            self._reserved_bytes = newest.size
+            self._begun_at = self._clock.monotonic()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the newest file has been open for longer than the configured age."""
+        return self._current is not None and self._clock.monotonic() - self._begun_at >= self._config.file_age_s
+
+    async def room_for(self, size: int, base_offset: Offset) -> int:
+        """Make room for a batch of `size` bytes, in a new file if need be; returns how many bytes fit from here on."""
+        if self._current is not None:
+            newest = self.files[-1]
+            if newest.batch_bytes + size > self._config.file_bytes and newest.records:
+                await self.close_current()
+                self._filled_last = True
+        if self._current is None:
+            await self._open_next(base_offset)
+        return max(self._config.file_bytes - self.files[-1].batch_bytes, size)
+
+    async def write(self, batches: Sequence[Buffer], headers: Sequence[BatchHeader], size: int, *, sync: bool) -> None:
+        """Put stamped batches, for which there is room, behind the last one."""
+        current, newest = self._current, self.files[-1]
+        assert current is not None
+        assert newest.index is not None
+        position = newest.batch_bytes
+        if position + size > self._reserved_bytes:
+            wanted = max(self._config.first_reserve_bytes, 2 * self._reserved_bytes)
+            self._reserved_bytes = max(position + size, min(wanted, self._config.file_bytes))
+            await current.reserve(self._reserved_bytes)
+        await current.write(position, batches, sync=sync)
+        for header in headers:
+            if header.base_offset != newest.next_offset:
+                raise BrokenInvariant(f"I1: offset {header.base_offset} follows {newest.next_offset} in {newest.name}")
+            newest.index.add(header, position)
+            position += header.size
+            newest.next_offset = header.next_offset
+            newest.max_timestamp = max(newest.max_timestamp, header.max_timestamp)
+            self._producers.apply(header, header.base_offset)
+        newest.batch_bytes = position
+        newest.first_epoch = newest.first_epoch or headers[0].epoch
+        newest.last_epoch = headers[-1].epoch
+        newest.sealed = headers[-1].is_seal
+
+    async def sync(self) -> None:
+        if self._current is not None:
+            await self._current.sync()
+
+    async def close_current(self) -> None:
+        """Close the current file as a chunk. A file without records stays: its name would be needed again at once."""
+        if self._current is None or not self.files[-1].records:
+            return
+        newest = self.files[-1]
+        await close_file(self._current, newest, self._producers)
+        await self._current.close()
+        self._current = None
+        self._filled_last = False
+        newest.index = None  # its footer has it
+        self.want_checkpoint(newest.next_offset)
+        if self._on_closed_file is not None:
+            self._on_closed_file()
+
+    def forget(self, names: set[str]) -> None:
+        """Drop closed files from view; whoever calls removes them from the disk afterwards."""
+        for file in self.files:
+            if file.name in names and (file.damage or file is self.files[-1]):
+                raise BrokenInvariant(f"I2: {file.name} must not be removed")
+        self.files = [file for file in self.files if file.name not in names]
+
+    async def release(self) -> None:
+        if self._checkpointing is not None:
+            await asyncio.wait([self._checkpointing])
+        if self._current is not None:
+            await self._current.close()
+            self._current = None
+
+    async def _open_next(self, base_offset: Offset) -> None:
+        name = wal_name(base_offset)
+        path = f"{self.folder}/{name}"
+        size = self._config.file_bytes
+        if self._filled_last and self._spares is not None and await self._spares.take(path, size):
+            self._current = await self._disk.open(path)
+            self._reserved_bytes = size
+        else:
+            self._current = await self._disk.open(path, create=True)
+            self._reserved_bytes = 0
+        self._begun_at = self._clock.monotonic()
+        self.files.append(WalFile(name, base_offset, base_offset, 0, 0, Epoch(0), Epoch(0), 0, index=Index()))
+
+    def want_checkpoint(self, synced: int) -> None:
+        """Describe the files in a new checkpoint, in the background: it is a hint, and nobody waits for it."""
+        closed = tuple(
+            ClosedFile(
+                file.name,
+                file.base_offset,
+                file.next_offset,
+                file.batch_bytes,
+                file.size,
+                file.first_epoch,
+                file.last_epoch,
+                file.max_timestamp,
+                file.sealed,
+            )
+            for file in self.files
+            if file.closed and not file.damage
+        )
+        self._checkpoint = Checkpoint(Offset(synced), closed)
+        if self._checkpointing is None:
+            self._checkpointing = asyncio.get_running_loop().create_task(self._write_checkpoints())
+
+    async def _write_checkpoints(self) -> None:
+        try:
+            while self._checkpoint is not None:
+                checkpoint, self._checkpoint = self._checkpoint, None
+                await checkpoints.write(self._disk, self.folder, checkpoint)
+        except DiskError:
+            # The old checkpoint stays and costs the next recovery some reading. A disk that is really in trouble
+            # fails the next batch, and that is where it is reported.
+            self._checkpoint = None
+        finally:
+            self._checkpointing = None

@@ -1,0 +1,604 @@
+"""One segment's storage under every fault, against a list as the model.
+
+Two brokers with disks of their own share an object store and a metadata store. Producers send numbered batches and
+send them again until they are confirmed. Meanwhile, as the seed decides: machines lose power in the middle of a write,
+a recovery or a hand-over; processes are killed; syncs fail; disks fill up; the object store is slow, fails or loses
+uploads; the metadata store does not answer or loses the answer; the owner loses its lease, is replaced, goes on as a
+zombie and comes back. All along and at the end, everything is read and compared (I1, I2, I3, I7, I10).
+
+A forced take-over gives up what the old owner had confirmed but not exported. That is the one loss that Braid allows,
+when somebody accepts it by name; the model gives up exactly that, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+from crc32c import crc32c
+
+from braid.metadata.memory import Fault, MemoryStore
+from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of, verify
+from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
+from braid.model.ids import Epoch, Offset, ProducerId, Sequence
+from braid.storage.cache import HotCache
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.log import Durability, LogConfig
+from braid.storage.manifest import read_segment_manifest
+from braid.storage.reader import Batch, ObjectBytes
+from braid.storage.retention import RetentionPolicy
+from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.spares import SpareFiles
+from braid.storage.wal import FrameWalk
+from braid.storage.writer import FileConfig
+from braid.testing.disk import NO_FAULTS, DiskFaults, SimulatedDisk
+from braid.testing.history import Confirmed, LogModel, PromiseBroken, Stored
+from braid.testing.loop import Process, Simulation, run_simulation
+from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+
+TOPIC, DESCRIPTOR = "public/default/simulated", "0000-ffff-0"
+LEASE_S = 3.0
+CONFIRM_TIMEOUT_S = 2.0
+OPEN_TIMEOUT_S = 20.0
+
+
+class Counts(msgspec.Struct):
+    """What a simulation did; adds up over seeds."""
+
+    seeds: int = 0
+    appends: int = 0
+    confirms: int = 0
+    retries_recognised: int = 0
+    reads: int = 0
+    crashes: int = 0
+    kills: int = 0
+    torn_tails: int = 0
+    hand_overs: int = 0
+    forced_takeovers: int = 0
+    zombies_refused: int = 0
+    chunks: int = 0
+
+    def add(self, other: Counts) -> None:
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+
+class Lease:
+    """Renewed by the process that holds it, until it dies or is cut off."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.deadline = simulation.clock.monotonic() + LEASE_S
+        self.cut = False
+
+    def is_valid(self) -> bool:
+        return self._simulation.clock.monotonic() < self.deadline
+
+    async def renew(self) -> None:
+        while not self.cut and self.is_valid():
+            self.deadline = self._simulation.clock.monotonic() + LEASE_S
+            await asyncio.sleep(LEASE_S / 3)
+
+
+class Node:
+    """A broker's machine: its disk survives, its processes do not."""
+
+    def __init__(self, world: World, name: str) -> None:
+        random = world.random
+        self.name = name
+        self.world = world
+        self.disk = SimulatedDisk(random)
+        self.store = world.store.client(name)
+        self.store.fault = self._metadata_fault
+        self.objects = FaultyObjects(world.objects, random, Faults())
+        self.metadata_faults = 0.0
+        self.process: Process | None = None
+        self.segment: SegmentStorage | None = None
+        self.lease: Lease | None = None
+
+    def _metadata_fault(self, _request: str) -> Fault:
+        luck = self.world.random.random()
+        if luck < self.metadata_faults / 2:
+            return Fault.UNAVAILABLE
+        return Fault.UNCERTAIN if luck < self.metadata_faults else Fault.NONE
+
+    def misbehave(self) -> None:
+        random = self.world.random
+        self.disk.faults = random.choice(
+            [
+                NO_FAULTS,
+                DiskFaults(stall=0.02, stall_s=(0.05, 1.0)),
+                DiskFaults(sync_failure=0.02),
+                DiskFaults(capacity_bytes=random.randrange(200_000, 1_000_000)),
+            ]
+        )
+        self.objects.faults = random.choice(
+            [
+                Faults(),
+                Faults(fails_before=0.1, fails_after=0.1, breaks_read=0.05, loses_upload=0.1),
+                Faults(slow=0.3, slowest_s=1.0),
+            ]
+        )
+        self.metadata_faults = random.choice([0.0, 0.0, 0.2])
+
+    def behave(self) -> None:
+        self.disk.faults = NO_FAULTS
+        self.objects.faults = Faults()
+        self.metadata_faults = 0.0
+
+    async def open(self, epoch: Epoch, *, accept_loss: bool) -> SegmentStorage:
+        """Start a process that opens the segment; it may be killed at any time."""
+        world = self.world
+        self.process = world.simulation.process(f"{self.name}-{epoch}")
+        self.lease = lease = Lease(world.simulation)
+        disk = self.disk.mount()
+        spares = SpareFiles(disk, "spare", world.config.files.file_bytes, keep=1) if world.spares else None
+        shelf = Shelf(
+            broker_id=self.name,
+            disk=disk,
+            folder="wal",
+            store=self.store,
+            objects=self.objects,
+            mode=world.mode,
+            clock=world.simulation.clock.skewed(world.random.randrange(-5_000_000, 5_000_000)),
+            cache=HotCache(world.random.choice([0, 2_000, 1 << 20])),
+            handles=ReadHandles(disk, 2),
+            footers=FooterCache(2),
+            spares=spares,
+            random=world.random,
+        )
+
+        async def start() -> SegmentStorage:
+            self._renewal = asyncio.get_running_loop().create_task(lease.renew())
+            if spares is not None:
+                await spares.open()
+            return await SegmentStorage.open(
+                shelf, TOPIC, DESCRIPTOR, epoch, world.config, may_confirm=lease.is_valid, accept_loss=accept_loss
+            )
+
+        self.segment = await asyncio.wait_for(self.process.start(start()), OPEN_TIMEOUT_S)
+        return self.segment
+
+    def stop(self, *, power_loss: bool) -> None:
+        if self.process is None:
+            return
+        if power_loss:
+            self.disk.crash()
+        else:
+            self.disk.kill()
+        self.process.kill()
+        if self.lease is not None:
+            self.lease.cut = True
+        self.process, self.segment, self.lease = None, None, None
+
+
+class Producer:
+    def __init__(self, number: int) -> None:
+        self.number = ProducerId(number)
+        self.sequence = 0
+
+
+class World:
+    def __init__(self, simulation: Simulation, steps: int) -> None:
+        self.simulation = simulation
+        self.random: Random = simulation.random
+        self.steps = steps
+        self.counts = Counts(seeds=1)
+        self.objects = MemoryObjects(simulation.clock)
+        self.store = MemoryStore(simulation.clock)
+        self.survives_power_loss = self.random.random() < 0.8
+        self.mode = self.random.choice([StorageMode.SHARED_FS, StorageMode.SHARED_FS, StorageMode.LOCAL])
+        self.spares = self.random.random() < 0.3
+        self.config = LogConfig(
+            durability=Durability.FSYNC if self.survives_power_loss else Durability.MEMORY,
+            files=FileConfig(
+                file_bytes=self.random.choice([4_096, 16_384, 65_536]),
+                file_age_s=self.random.choice([1.0, 600.0]),
+                first_reserve_bytes=1_024,
+            ),
+            max_group_bytes=self.random.choice([4_096, 1 << 20]),
+            memory_sync_s=0.2,
+        )
+        self.nodes = [Node(self, "a"), Node(self, "b")]
+        self.owner: Node | None = None
+        self.zombies: list[tuple[Process, SegmentStorage]] = []
+        self.epoch = 0
+        self.opened_epoch = 0
+        self.losses = 0
+        self.next_producer = 0
+        self.model = LogModel()
+        self.duplicates: list[tuple[int | None, int, int, int]] = []
+        self.seen: dict[int, Stored] = {}
+        self.running = True
+
+    async def run(self) -> Counts:
+        await self.take_ownership(self.nodes[0])
+        producers = [asyncio.create_task(self.produce(), name=f"producer-{n}") for n in range(3)]
+        actions: list[tuple[Callable[[], object], int]] = [
+            (self.rest, 8),
+            (self.crash, 4),
+            (self.kill, 2),
+            (self.restart, 2),
+            (self.hand_over, 3),
+            (self.force, 2),
+            (self.read_everything, 4),
+            (self.tidy, 4),
+            (self.change_faults, 4),
+            (self.bring_zombie_back, 2),
+        ]
+        chosen = self.random.choices([action for action, _ in actions], [weight for _, weight in actions], k=self.steps)
+        for action in chosen:
+            result = action()
+            assert asyncio.iscoroutine(result)
+            await result
+            await asyncio.sleep(self.random.uniform(0, 0.3))
+        self.running = False
+        for node in self.nodes:
+            node.behave()
+        finishing = asyncio.gather(*producers)
+        while not finishing.done():
+            await self.reopen_if_failed()
+            await asyncio.wait([finishing], timeout=1.0)
+        await finishing
+        await self.check_the_end()
+        return self.counts
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def new_producer(self) -> Producer:
+        self.next_producer += 1
+        return Producer(self.next_producer)
+
+    def target(self) -> SegmentStorage | None:
+        """Who a client believes to be the owner: usually right, sometimes a zombie."""
+        if self.zombies and self.random.random() < 0.1:
+            return self.random.choice(self.zombies)[1]
+        return self.owner.segment if self.owner is not None else None
+
+    async def produce(self) -> None:
+        producer, losses = self.new_producer(), self.losses
+        while self.running:
+            count = self.random.choice([1, 1, 2, 10])
+            body = self.random.randbytes(self.random.choice([1, 60, 700, 700, 6_000]))
+            while True:
+                try:
+                    await self.send(producer, count, body)
+                    break
+                except OutOfSequence as error:
+                    if losses == self.losses:
+                        raise PromiseBroken("I10", f"nothing was given up, but {error}") from error
+                    # What this producer had sent was given up with its owner; it starts again.
+                    producer, losses = self.new_producer(), self.losses
+                except (BraidError, TimeoutError):
+                    await asyncio.sleep(self.random.uniform(0.001, 0.2))
+            producer.sequence += count
+            if self.random.random() < 0.7:
+                # The longer it goes on, the slower: what counts is how often things break, not how much is stored.
+                await asyncio.sleep(self.random.uniform(0, 0.2) * (1 + self.counts.confirms / 100))
+
+    async def send(self, producer: Producer, count: int, body: bytes) -> None:
+        segment = self.target()
+        if segment is None:
+            raise TimeoutError
+        now = self.simulation.clock.now_us()
+        header = BatchHeader(
+            codec=Codec.NONE,
+            flags=0,
+            schema_id=0,
+            body_length=len(body),
+            raw_length=len(body),
+            body_crc=crc32c(body),
+            count=count,
+            min_key_hash=NO_KEYS[0],
+            max_key_hash=NO_KEYS[1],
+            producer_id=producer.number,
+            first_sequence=Sequence(producer.sequence),
+            min_timestamp=now,
+            max_timestamp=now,
+        )
+        batch = assemble(header, body)
+        verify(batch)
+        self.counts.appends += 1
+        appended = segment.append(batch, header)
+        await asyncio.wait_for(segment.log.confirm(appended), CONFIRM_TIMEOUT_S)
+        if segment.log.epoch < self.opened_epoch:
+            raise PromiseBroken("I3", f"epoch {segment.log.epoch} confirmed after epoch {self.opened_epoch} had begun")
+        self.counts.confirms += 1
+        if appended.duplicate:
+            self.counts.retries_recognised += 1
+            self.duplicates.append((appended.base_offset, producer.number, producer.sequence, crc32c(body)))
+        else:
+            assert appended.base_offset is not None
+            self.model.confirm(
+                Confirmed(
+                    appended.base_offset,
+                    count,
+                    segment.log.epoch,
+                    producer.number,
+                    producer.sequence,
+                    crc32c(body),
+                )
+            )
+
+    # ── what happens to brokers ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def take_ownership(self, node: Node, *, accept_loss: bool = False) -> None:
+        """Open the segment on `node`, with as many tries, and as many crashes in the middle, as it takes."""
+        for attempt in range(100):
+            self.epoch += 1
+            if attempt > 20:
+                node.behave()
+            opening = asyncio.create_task(node.open(Epoch(self.epoch), accept_loss=accept_loss), name="opening")
+            if self.random.random() < 0.2:
+                await asyncio.wait([opening], timeout=self.random.uniform(0, 0.02))
+                if not opening.done():
+                    self.stop(node)
+            try:
+                segment = await opening
+            except (RecoveryUnsafe, RecoveryConflict) as error:
+                raise PromiseBroken("I2", f"{node.name} cannot open its own log again: {error}") from error
+            except (BraidError, TimeoutError, asyncio.CancelledError):
+                self.stop(node)
+                await asyncio.sleep(self.random.uniform(0, 0.5))
+                continue
+            self.opened_epoch = self.epoch
+            self.owner = node
+            self.counts.torn_tails += segment.recovered.torn_bytes > 0
+            if segment.recovered.damage:
+                raise PromiseBroken("I2", f"recovery reports damage where only power was lost: {segment.recovered}")
+            if accept_loss:
+                self.give_up(segment.catalog.next_offset)
+            return
+        raise PromiseBroken("I2", f"{node.name} could not open the log in 100 tries")
+
+    def give_up(self, offset: Offset) -> None:
+        """The one allowed loss: what a replaced owner had confirmed and not exported."""
+        self.losses += 1
+        self.model.confirmed = [batch for batch in self.model.confirmed if batch.next_offset <= offset]
+        self.duplicates = [each for each in self.duplicates if each[0] is not None and each[0] < offset]
+        self.seen = {base: batch for base, batch in self.seen.items() if batch.next_offset <= offset}
+
+    def stop(self, node: Node) -> None:
+        """The machine loses power, or only the process dies, as far as the durability level covers it."""
+        if self.owner is node:
+            self.owner = None
+        self.zombies = [zombie for zombie in self.zombies if zombie[0] is not node.process]
+        if self.survives_power_loss and self.random.random() < 0.7:
+            self.counts.crashes += 1
+            node.stop(power_loss=True)
+        else:
+            self.counts.kills += 1
+            node.stop(power_loss=False)
+
+    async def rest(self) -> None:
+        await asyncio.sleep(self.random.uniform(0, 0.5))
+
+    async def crash(self) -> None:
+        """Often in the middle of a burst of batches, so that there is something to tear."""
+        node = self.owner
+        assert node is not None
+        burst = [
+            asyncio.create_task(self.send(Producer(0), 1, self.random.randbytes(700)), name="burst")
+            for _ in range(self.random.choice([0, 5, 50]))
+        ]
+        await asyncio.sleep(self.random.uniform(0, 0.003))
+        self.stop(node)
+        await asyncio.gather(*burst, return_exceptions=True)
+        await self.take_ownership(node)
+
+    async def kill(self) -> None:
+        node = self.owner
+        assert node is not None
+        self.counts.kills += 1
+        node.stop(power_loss=False)
+        self.owner = None
+        await self.take_ownership(node)
+
+    async def restart(self) -> None:
+        node = self.owner
+        assert node is not None
+        assert node.segment is not None
+        assert node.process is not None
+        try:
+            await asyncio.wait_for(node.process.start(node.segment.close()), OPEN_TIMEOUT_S)
+        except (BraidError, TimeoutError):
+            return await self.crash()
+        node.stop(power_loss=self.survives_power_loss)
+        self.owner = None
+        return await self.take_ownership(node)
+
+    async def hand_over(self) -> None:
+        """A planned move, which may be interrupted at any point."""
+        node = self.owner
+        assert node is not None
+        segment, process = node.segment, node.process
+        assert segment is not None
+        assert process is not None
+        for _ in range(5):
+            moving = asyncio.create_task(
+                asyncio.wait_for(process.start(segment.hand_over()), OPEN_TIMEOUT_S), name="moving"
+            )
+            if self.random.random() < 0.3:
+                await asyncio.wait([moving], timeout=self.random.uniform(0, 0.05))
+                if not moving.done():
+                    self.stop(node)
+                    await asyncio.wait([moving])
+                    moving.cancelled() or moving.exception()
+                    await asyncio.sleep(0.3)
+                    return await self.take_ownership(node)
+            try:
+                await moving
+            except (BraidError, TimeoutError):
+                await asyncio.sleep(self.random.uniform(0, 0.5))
+                continue
+            self.counts.hand_overs += 1
+            self.owner = None
+            node.stop(power_loss=self.survives_power_loss and self.random.random() < 0.5)
+            target = node if self.mode is StorageMode.LOCAL else self.random.choice(self.nodes)
+            self.retire_zombie(target)
+            return await self.take_ownership(target)
+        return await self.crash()
+
+    async def force(self) -> None:
+        """The owner is cut off, its lease runs out, and the other broker takes over, with the loss accepted."""
+        node = self.owner
+        assert node is not None
+        if self.mode is StorageMode.LOCAL or node.lease is None:
+            return
+        target = next(other for other in self.nodes if other is not node)
+        self.retire_zombie(target)
+        node.lease.cut = True
+        await asyncio.sleep(max(0.0, node.lease.deadline - self.simulation.clock.monotonic()) + 0.01)
+        if node.process is not None and node.segment is not None:
+            self.zombies.append((node.process, node.segment))
+        self.owner = None
+        self.counts.forced_takeovers += 1
+        await self.take_ownership(target, accept_loss=True)
+
+    def retire_zombie(self, node: Node) -> None:
+        if node is not self.owner and node.process is not None:
+            self.stop(node)
+
+    async def bring_zombie_back(self) -> None:
+        """A zombie tries to write history and to hand over. It may fail in any way, but it changes nothing."""
+        for process, segment in self.zombies:
+            before = await self.store.list("/storage/")
+            outcome = asyncio.wait(
+                [process.start(segment.exporter.export_closed()), process.start(segment.hand_over())],
+                timeout=OPEN_TIMEOUT_S,
+            )
+            done, _ = await outcome
+            for task in done:
+                if not task.cancelled() and task.exception() is None and task.result():
+                    raise PromiseBroken("I3", f"epoch {segment.log.epoch} wrote history after it was replaced")
+            self.counts.zombies_refused += 1
+            after = await self.store.list("/storage/")
+            held = f'"epoch":{segment.log.epoch},'.encode()
+            for entry in after.entries:
+                if entry not in before.entries and held in entry.value:
+                    raise PromiseBroken("I3", f"epoch {segment.log.epoch} changed {entry.key} after it was replaced")
+        self.zombies.clear()
+
+    async def tidy(self) -> None:
+        """Exporting, ageing and reclaiming, as a housekeeper would do now and then."""
+        node = self.owner
+        assert node is not None
+        segment, process = node.segment, node.process
+        assert segment is not None
+        assert process is not None
+
+        async def housekeeping() -> None:
+            await segment.log.rotate_if_old()
+            if self.random.random() < 0.5:
+                await segment.log.rotate()
+            if self.mode.exports_continuously:
+                await segment.exporter.export_closed()
+            await segment.apply_retention(RetentionPolicy(), keep_local_bytes=self.random.choice([0, 20_000]))
+            await segment.sweep()
+
+        try:
+            await asyncio.wait_for(process.start(housekeeping()), OPEN_TIMEOUT_S)
+        except (BraidError, TimeoutError):
+            await self.reopen_if_failed()
+
+    async def change_faults(self) -> None:
+        for node in self.nodes:
+            node.misbehave()
+        await self.reopen_if_failed()
+
+    async def reopen_if_failed(self) -> None:
+        """A log that has stopped (failed sync, full disk) is opened again, as a broker would."""
+        node = self.owner
+        if node is not None and node.segment is not None and node.segment.log.failure is not None:
+            node.behave()
+            await self.crash()
+
+    # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def read_everything(self) -> None:
+        node = self.owner
+        assert node is not None
+        segment, process = node.segment, node.process
+        assert segment is not None
+        assert process is not None
+        confirmed = list(self.model.confirmed)
+        losses = self.losses
+        try:
+            stored = await asyncio.wait_for(process.start(self.read_all(segment)), 120)
+        except (BraidError, TimeoutError):
+            return await self.reopen_if_failed()
+        self.counts.reads += len(stored)
+        model = LogModel()
+        model.confirmed = confirmed
+        model.check(stored)
+        self.check_seen(stored)
+        if losses == self.losses:
+            self.seen.update((batch.base_offset, batch) for batch in stored)
+        return None
+
+    async def read_all(self, segment: SegmentStorage) -> list[Stored]:
+        reader = segment.reader(0)
+        stored: list[Stored] = []
+        while batches := await reader.read_available(self.random.choice([1, 1_000, 1 << 20])):
+            stored.extend(_stored(batch) for batch in batches)
+        return stored
+
+    def check_seen(self, stored: list[Stored]) -> None:
+        """I7: what a reader was once shown is still there."""
+        now = {batch.base_offset: batch for batch in stored}
+        for base, batch in self.seen.items():
+            if now.get(base) != batch:
+                raise PromiseBroken("I7", f"a reader was shown {batch}; now there is {now.get(base)}")
+
+    async def check_the_end(self) -> None:
+        node = self.owner
+        assert node is not None
+        self.stop(node)
+        await self.take_ownership(node)
+        node = self.owner
+        assert node is not None
+        segment = node.segment
+        assert segment is not None
+        stored = await self.read_all(segment)
+        self.model.check(stored)
+        self.check_seen(stored)
+        by_sequence = {(batch.producer_id, batch.first_sequence): batch for batch in stored}
+        for base, producer, sequence, digest in self.duplicates:
+            found = by_sequence.get((producer, sequence))
+            if found is None or found.digest != digest or base not in (None, found.base_offset):
+                raise PromiseBroken("I10", f"a retry of {producer}:{sequence} was confirmed at {base}, found {found}")
+        await segment.hand_over()
+        await self.check_manifest(stored)
+
+    async def check_manifest(self, stored: list[Stored]) -> None:
+        """Without broker and metadata store, the objects alone tell the same history."""
+        manifest = await read_segment_manifest(self.objects, TOPIC, DESCRIPTOR)
+        from_objects: list[Stored] = []
+        for chunk in manifest.chunks if manifest is not None else ():
+            source = ObjectBytes(self.objects, f"{TOPIC}/{DESCRIPTOR}/{chunk.object}")
+            walk = FrameWalk(source, chunk.batch_bytes, 0, chunk.base_offset)
+            while window := await walk.next_window():
+                for position, header in window:
+                    if not header.is_control:
+                        data = await source.read(position, header.size)
+                        from_objects.append(_stored(Batch(header, data)))
+            self.counts.chunks += 1
+        if from_objects != stored:
+            raise PromiseBroken("I2", "the manifest's chunks do not hold what the log holds")
+
+
+def _stored(batch: Batch) -> Stored:
+    header = batch.header
+    digest = crc32c(body_of(batch.data, header))
+    return Stored(header.base_offset, header.count, header.epoch, header.producer_id, header.first_sequence, digest)
+
+
+def simulate_log(seed: int, steps: int = 40) -> Counts:
+    """Run one seed; raises `PromiseBroken` with the seed in a note."""
+
+    async def main(simulation: Simulation) -> Counts:
+        return await World(simulation, steps).run()
+
+    return run_simulation(seed, main)

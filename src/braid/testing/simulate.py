@@ -1,0 +1,78 @@
+"""`python -m braid.testing.simulate log --seeds 2000`: run many seeds and say what happened."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+from braid.testing.log_simulation import Counts, simulate_log
+
+SIMULATIONS: dict[str, Callable[[int], Counts]] = {"log": simulate_log}
+SHOWN_FAILURES = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    simulate = SIMULATIONS[options.simulation]
+    seeds = range(options.first, options.first + options.seeds)
+    started = time.monotonic()
+    total = Counts()
+    failures: list[tuple[int, str]] = []
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.processes) as pool:
+        jobs = pool.imap_unordered(_Job(simulate), seeds, chunksize=4)
+        for done, (seed, counts, failure) in enumerate(jobs, 1):
+            total.add(counts)
+            if failure is not None:
+                failures.append((seed, failure))
+            _show_progress(done, len(seeds), len(failures))
+    _report(options.simulation, total, failures, time.monotonic() - started)
+    return 1 if failures else 0
+
+
+class _Job:
+    """A seed's run, in a process of its own pool; what went wrong comes back as text."""
+
+    def __init__(self, simulate: Callable[[int], Counts]) -> None:
+        self._simulate = simulate
+
+    def __call__(self, seed: int) -> tuple[int, Counts, str | None]:
+        try:
+            return seed, self._simulate(seed), None
+        except Exception:
+            return seed, Counts(seeds=1), traceback.format_exc()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m braid.testing.simulate", description=__doc__)
+    parser.add_argument("simulation", choices=sorted(SIMULATIONS))
+    parser.add_argument("--seeds", type=int, default=200, metavar="N", help="how many seeds to run (default 200)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
+    return parser
+
+
+def _show_progress(done: int, total: int, failed: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{total} seeds, {failed} failed", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+def _report(name: str, total: Counts, failures: list[tuple[int, str]], seconds: float) -> None:
+    for seed, text in sorted(failures)[:SHOWN_FAILURES]:
+        print(f"seed {seed} failed:\n{text}")
+    print(f"simulation {name}, {seconds:.0f} s")
+    for field in total.__struct_fields__:
+        print(f"  {field.replace('_', ' '):<20} {getattr(total, field):>12,}")
+    if failures:
+        print(f"  promises broken in {len(failures)} seeds: {' '.join(str(seed) for seed, _ in sorted(failures))}")
+    else:
+        print("  no promise broke")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

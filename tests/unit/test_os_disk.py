@@ -1,0 +1,467 @@
+"""The real disk on a real folder: results, durability calls, error mapping, and the guard of descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
+from braid.ports import os_disk
+from braid.ports.disk import Disk
+from braid.ports.os_disk import OsDisk, OsFile
+
+T = TypeVar("T")
+
+
+def with_disk(main: Callable[[OsDisk], Awaitable[T]]) -> T:
+    async def run() -> T:
+        disk = OsDisk()
+        try:
+            return await main(disk)
+        finally:
+            await disk.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that were synced, in order."""
+    paths: list[str] = []
+
+    def record(real: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(descriptor: int) -> None:
+            paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            real(descriptor)
+
+        return sync
+
+    monkeypatch.setattr(os, "fsync", record(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", record(os.fdatasync))
+    return paths
+
+
+def open_descriptors_of(path: str) -> list[str]:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            link = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if link.startswith(path):
+            links.append(link)
+    return links
+
+
+def fail(number: int) -> Callable[..., None]:
+    def raise_error(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return raise_error
+
+
+def test_os_disk_is_a_disk() -> None:
+    async def main(disk: OsDisk) -> None:
+        port: Disk = disk
+        assert port is disk
+
+    with_disk(main)
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [],
+        [b""],
+        [b"one"],
+        [b"a", bytearray(b"bc"), memoryview(b"def"), b""],
+        [bytes([n % 251]) * 3 for n in range(3_000)],
+        [bytes([n % 251]) * 2_000 for n in range(2_500)],
+        [memoryview(b"x" * 100_000), memoryview(bytearray(b"yyyyzzzz")).cast("I")],
+    ],
+    ids=["none", "empty", "one", "mixed", "many small", "more than IOV_MAX", "other item size"],
+)
+@pytest.mark.parametrize("sync", [False, True])
+def test_buffers_are_written_one_after_the_other(folder: str, buffers: list[bytes], sync: bool) -> None:
+    async def main(disk: OsDisk) -> bytes:
+        file = await disk.open(f"{folder}/f", create=True)
+        await file.write(5, buffers, sync=sync)
+        return await file.read(0, 10_000_000)
+
+    expected = b"".join(bytes(buffer) for buffer in buffers)
+    assert with_disk(main) == (bytes(5) + expected if expected else b"")
+
+
+@pytest.mark.parametrize("most", [1, 7, 1_000, 4_096])
+def test_short_writes_are_continued_where_they_stopped(folder: str, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    real = os.pwritev
+
+    def short(descriptor: int, buffers: list[bytes], position: int) -> int:
+        data = b"".join(buffers)
+        return real(descriptor, [data[:most]], position)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    buffers = [os.urandom(size) for size in (1_500, 0, 3, 2_000, 1_997)]
+
+    async def main(disk: OsDisk) -> bytes:
+        file = await disk.open(f"{folder}/f", create=True)
+        await file.write(3, buffers, sync=True)
+        return await file.read(3, 100_000)
+
+    assert with_disk(main) == b"".join(buffers)
+
+
+def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, length, position: real(descriptor, min(length, 7), position))
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        await file.write(0, [bytes(range(100))], sync=False)
+        assert await file.read(10, 50) == bytes(range(10, 60))
+        assert await file.read(90, 50) == bytes(range(90, 100))
+        assert await file.read(100, 50) == b""
+        assert await file.read(0, 0) == b""
+
+    with_disk(main)
+
+
+def test_a_write_is_synced_only_if_asked(folder: str, synced: list[str]) -> None:
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        assert synced == [folder], "the new name is durable"
+        await file.write(0, [b"x"], sync=False)
+        assert synced == [folder]
+        await file.write(1, [b"y"], sync=True)
+        await file.sync()
+        assert synced[1:] == [f"{folder}/f"] * 2
+
+    with_disk(main)
+
+
+def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str]) -> None:
+    async def main(disk: OsDisk) -> None:
+        await disk.make_folder(f"{folder}/a/b")
+        assert synced[-2:] == [folder, f"{folder}/a"]
+        await disk.make_folder(f"{folder}/a/b")
+        assert synced[-1] == f"{folder}/a", "its maker may have crashed before this"
+        for change, folders in [
+            (disk.prepare(f"{folder}/p", 10), [f"{folder}/p", folder]),
+            (disk.rename(f"{folder}/p", f"{folder}/a/q"), [f"{folder}/a", folder]),
+            (disk.publish(f"{folder}/a/q", f"{folder}/a/r"), [f"{folder}/a"]),
+            (disk.remove(f"{folder}/a/r"), [f"{folder}/a"]),
+            (disk.remove_folder(f"{folder}/a/b"), [f"{folder}/a"]),
+        ]:
+            synced.clear()
+            await change
+            assert synced == folders
+
+    with_disk(main)
+
+
+def test_prepare_writes_real_blocks_of_zeros_and_refuses_an_existing_name(folder: str) -> None:
+    size = (3 << 20) + 17
+
+    async def main(disk: OsDisk) -> None:
+        await disk.prepare(f"{folder}/f", size)
+        status = os.stat(f"{folder}/f")
+        assert (status.st_size, status.st_blocks * 512 >= size) == (size, True)
+        assert await (await disk.open(f"{folder}/f")).read(0, 2 * size) == bytes(size)
+        with pytest.raises(FileTaken):
+            await disk.prepare(f"{folder}/f", size)
+
+    with_disk(main)
+
+
+def test_prepare_that_runs_out_of_room_leaves_no_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwritev", fail(errno.ENOSPC))
+
+    async def main(disk: OsDisk) -> None:
+        with pytest.raises(DiskFull, match=f"{folder}/f"):
+            await disk.prepare(f"{folder}/f", 100)
+        assert await disk.list(folder) == []
+
+    with_disk(main)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_reserve_allocates_and_keeps_what_is_there(
+    folder: str, monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    if not supported:
+        monkeypatch.setattr(os, "posix_fallocate", fail(errno.EOPNOTSUPP))
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        await file.write(0, [b"kept"], sync=False)
+        await file.reserve(0)
+        await file.reserve(2_000_000)
+        assert os.stat(f"{folder}/f").st_blocks * 512 >= 2_000_000
+        assert await file.size() == 2_000_000
+        await file.reserve(100)
+        assert await file.size() == 2_000_000
+        assert await file.read(0, 6) == b"kept\0\0"
+        await file.truncate(3)
+        assert await file.read(0, 6) == b"kep"
+
+    with_disk(main)
+
+
+@pytest.mark.parametrize("exclusive_rename", [True, False])
+def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPatch, exclusive_rename: bool) -> None:
+    if not exclusive_rename:
+        monkeypatch.setattr(os_disk, "_renameat2", None)
+
+    async def main(disk: OsDisk) -> None:
+        for name in ("one", "two"):
+            file = await disk.open(f"{folder}/{name}", create=True)
+            await file.write(0, [name.encode()], sync=True)
+        await disk.publish(f"{folder}/one", f"{folder}/target")
+        with pytest.raises(FileTaken, match=f"{folder}/target"):
+            await disk.publish(f"{folder}/two", f"{folder}/target")
+        with pytest.raises(FileMissing):
+            await disk.publish(f"{folder}/three", f"{folder}/other")
+        assert [stat.name for stat in await disk.list(folder)] == ["target", "two"]
+        assert await (await disk.open(f"{folder}/target")).read(0, 10) == b"one"
+
+    with_disk(main)
+
+
+def test_of_many_publishers_one_wins(folder: str) -> None:
+    async def main(disk: OsDisk) -> None:
+        for n in range(8):
+            await disk.prepare(f"{folder}/{n}", 1)
+        results = await asyncio.gather(
+            *(disk.publish(f"{folder}/{n}", f"{folder}/target") for n in range(8)), return_exceptions=True
+        )
+        assert sorted(type(result).__name__ for result in results) == ["FileTaken"] * 7 + ["NoneType"]
+        assert len(await disk.list(folder)) == 8
+
+    with_disk(main)
+
+
+def test_a_filesystem_without_links_is_named_as_the_reason(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os_disk, "_renameat2", None)
+    monkeypatch.setattr(os, "link", fail(errno.EPERM))
+
+    async def main(disk: OsDisk) -> None:
+        await disk.prepare(f"{folder}/a", 1)
+        with pytest.raises(DiskError, match="hard links"):
+            await disk.publish(f"{folder}/a", f"{folder}/b")
+
+    with_disk(main)
+
+
+def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> None:
+    async def main(disk: OsDisk) -> None:
+        await disk.make_folder(f"{folder}/z")
+        await disk.make_folder(f"{folder}/y")
+        await disk.prepare(f"{folder}/b", 2)
+        await disk.prepare(f"{folder}/a", 1)
+        assert [(stat.name, stat.size) for stat in await disk.list(folder)] == [("a", 1), ("b", 2)]
+        assert await disk.list_folders(folder) == ["y", "z"]
+        assert await disk.list(f"{folder}/absent") == []
+        assert await disk.list_folders(f"{folder}/absent") == []
+        with pytest.raises(DiskError):
+            await disk.list(f"{folder}/a")
+        await disk.remove_folder(f"{folder}/absent")
+        with pytest.raises(DiskError, match="not empty"):
+            await disk.remove_folder(folder)
+
+    with_disk(main)
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "error"),
+    [
+        ("pwritev", errno.ENOSPC, DiskFull),
+        ("pwritev", errno.EDQUOT, DiskFull),
+        ("pwritev", errno.EIO, DiskError),
+        ("fdatasync", errno.EIO, SyncFailed),
+        ("fdatasync", errno.ENOSPC, SyncFailed),
+    ],
+)
+def test_a_failing_write_or_sync_says_which_file_and_why(
+    folder: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, error: type[DiskError]
+) -> None:
+    monkeypatch.setattr(os, call, fail(number))
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        with pytest.raises(DiskError) as caught:
+            await file.write(0, [b"x"], sync=True)
+        assert type(caught.value) is error
+        assert f"{folder}/f" in str(caught.value)
+        assert os.strerror(number) in str(caught.value)
+
+    with_disk(main)
+
+
+def test_missing_and_taken_names_have_their_own_errors(folder: str) -> None:
+    async def main(disk: OsDisk) -> None:
+        for missing in (
+            disk.open(f"{folder}/f"),
+            disk.remove(f"{folder}/f"),
+            disk.rename(f"{folder}/f", f"{folder}/g"),
+            disk.open(f"{folder}/absent/f", create=True),
+        ):
+            with pytest.raises(FileMissing, match=folder):
+                await missing
+        await disk.prepare(f"{folder}/f", 1)
+        for taken in (disk.open(f"{folder}/f", create=True), disk.make_folder(f"{folder}/f/g")):
+            with pytest.raises(FileTaken, match=f"{folder}/f"):
+                await taken
+
+    with_disk(main)
+
+
+class Gate:
+    """Stands in for `os.fdatasync` and holds each call until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.descriptors: list[str] = []
+
+    def __call__(self, descriptor: int) -> None:
+        self.entered.set()
+        assert self.opened.wait(30)
+        self.descriptors.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+
+async def entered(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.entered.wait, 30)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_close_waits_for_calls_in_flight_and_refuses_new_ones(
+    folder: str, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    """Otherwise the number of the descriptor could belong to another file when the thread uses it."""
+    gate = Gate()
+    monkeypatch.setattr(os, "fdatasync", gate)
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        sync = asyncio.create_task(file.sync())
+        await entered(gate)
+        if cancelled:
+            sync.cancel()
+        closing = [asyncio.create_task(file.close()) for _ in range(2)]
+        other = await disk.open(f"{folder}/g", create=True)
+        assert not any(task.done() for task in closing)
+        with pytest.raises(DiskError, match="closed"):
+            await file.write(0, [b"x"], sync=False)
+        gate.opened.set()
+        await asyncio.gather(*closing)
+        assert gate.descriptors == [f"{folder}/f"]
+        assert open_descriptors_of(f"{folder}/f") == []
+        await asyncio.gather(sync, return_exceptions=True)
+        await file.close()
+        await other.close()
+
+    with_disk(main)
+
+
+def test_close_waits_for_the_last_of_several_calls(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, quick = Gate(), Gate()
+    monkeypatch.setattr(os, "fdatasync", slow)
+    monkeypatch.setattr(os, "ftruncate", lambda descriptor, _: quick(descriptor))
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        syncing, cutting = asyncio.create_task(file.sync()), asyncio.create_task(file.truncate(0))
+        await entered(slow)
+        await entered(quick)
+        closing = asyncio.create_task(file.close())
+        await asyncio.sleep(0)
+        quick.opened.set()
+        await cutting
+        assert open_descriptors_of(f"{folder}/f") == [f"{folder}/f"]
+        slow.opened.set()
+        await asyncio.gather(syncing, closing)
+        assert open_descriptors_of(f"{folder}/f") == []
+
+    with_disk(main)
+
+
+def test_a_call_that_was_cancelled_before_a_thread_took_it_does_not_block_close(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        disk = OsDisk(threads=1)
+        first = await disk.open(f"{folder}/f", create=True)
+        second = await disk.open(f"{folder}/g", create=True)
+        monkeypatch.setattr(os, "fdatasync", gate)
+        holding = asyncio.create_task(first.sync())
+        await entered(gate)
+        waiting = asyncio.create_task(second.sync())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        closing = asyncio.create_task(second.close())
+        gate.opened.set()
+        await asyncio.gather(holding, closing)
+        assert gate.descriptors == [f"{folder}/f"]
+        await disk.close()
+
+    asyncio.run(main())
+    assert open_descriptors_of(folder) == []
+
+
+def test_a_cancelled_open_leaks_no_descriptor(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, proceed = threading.Event(), threading.Event()
+    real = OsDisk._open
+
+    def slow(self: OsDisk, path: str, create: bool) -> OsFile:
+        started.set()
+        assert proceed.wait(30)
+        return real(self, path, create)
+
+    monkeypatch.setattr(OsDisk, "_open", slow)
+
+    async def main() -> None:
+        disk = OsDisk(threads=1)
+        opening = asyncio.create_task(disk.open(f"{folder}/f", create=True))
+        assert await asyncio.to_thread(started.wait, 30)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        proceed.set()
+        await disk.list(folder)  # The one thread has ended the open before it begins this.
+        assert open_descriptors_of(folder) == []
+        assert [stat.name for stat in await disk.list(folder)] == ["f"]
+        await disk.close()
+
+    asyncio.run(main())
+
+
+def test_closing_the_disk_closes_its_files_and_refuses_calls(folder: str) -> None:
+    async def main() -> None:
+        disk = OsDisk()
+        file = await disk.open(f"{folder}/f", create=True)
+        await disk.close()
+        await disk.close()
+        assert open_descriptors_of(folder) == []
+        with pytest.raises(DiskError, match="closed"):
+            await file.size()
+        with pytest.raises(DiskError, match="closed"):
+            await disk.list(folder)
+        await file.close()
+
+    asyncio.run(main())

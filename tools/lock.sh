@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Write constraints.txt: the exact versions that the tests ran with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+{
+    echo "# The versions that Braid is tested with; written by \`make lock\`."
+    .venv/bin/python -m pip freeze --exclude-editable --exclude braid
+} >constraints.txt
