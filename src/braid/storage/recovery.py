@@ -41,14 +41,16 @@ from braid.storage.wal import (
 )
 
 
-class OpenTail(msgspec.Struct, frozen=True):
-    """The end of the newest file, which is still open for writing."""
+class Tail(msgspec.Struct, frozen=True):
+    """The end of the newest file."""
 
     file: WalFile
     synced_position: int
-    """Batches before this byte are known to be durable."""
+    """What stands before this byte is known to be durable."""
+    good_end: int
+    """What stands before this byte is whole."""
     garbage_end: int
-    """Torn bytes stand between the file's last good batch and here."""
+    """Torn bytes stand between the good end and here."""
 
 
 class Unclosed(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ class Recovered(msgspec.Struct):
     producers: ProducerTable = msgspec.field(default_factory=ProducerTable)
     producers_complete: bool = False
     """False when the table covers only what is in these files: who stored something before them is not known."""
-    tail: OpenTail | None = None
+    tail: Tail | None = None
     unclosed: list[Unclosed] = []
     damage: list[Damage] = []
     foreign: list[str] = []
@@ -82,7 +84,7 @@ class Recovered(msgspec.Struct):
 
     @property
     def torn_bytes(self) -> int:
-        return self.tail.garbage_end - self.tail.file.batch_bytes if self.tail is not None else 0
+        return self.tail.garbage_end - self.tail.good_end if self.tail is not None else 0
 
     @property
     def base_offset(self) -> Offset:
@@ -187,12 +189,14 @@ class _Recovery:
                 found.closed = not found.damage
                 result.producers = footer.producers
                 result.producers_complete = True
+                if next_base is None and found.closed:
+                    result.tail = Tail(found, synced_position, found.size, found.size)
             elif next_base is not None:
                 if found.next_offset == next_base and not found.damage:
                     result.unclosed.append(Unclosed(found, result.producers.copy()))
             elif not found.damage and (self._checkpoint is None or self._checkpoint.synced <= found.next_offset):
                 garbage_end = await last_nonzero(file, found.batch_bytes, stat.size)
-                result.tail = OpenTail(found, synced_position, garbage_end)
+                result.tail = Tail(found, synced_position, found.batch_bytes, garbage_end)
             return found
         finally:
             await file.close()
@@ -291,14 +295,13 @@ async def _footer_or_none(file: DiskFile, size: int) -> Footer | None:
         return None
 
 
-async def _repair_tail(file: DiskFile, tail: OpenTail) -> None:
-    found = tail.file
-    if tail.garbage_end > found.batch_bytes:
-        await file.truncate(found.batch_bytes)
-        found.size = found.batch_bytes
+async def _repair_tail(file: DiskFile, tail: Tail) -> None:
+    if tail.garbage_end > tail.good_end:
+        await file.truncate(tail.good_end)
+        tail.file.size = tail.good_end
     position = tail.synced_position
-    while position < found.batch_bytes:
-        data = await file.read(position, min(WINDOW_BYTES, found.batch_bytes - position))
+    while position < tail.good_end:
+        data = await file.read(position, min(WINDOW_BYTES, tail.good_end - position))
         await file.write(position, [data], sync=False)
         position += len(data)
     await file.sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,14 +52,24 @@ def expired(
 def reclaimable(files: Sequence[WalFile], *, covered: Offset, keep_bytes: int) -> list[WalFile]:
     """Local files that chunks cover, oldest first, beyond the newest `keep_bytes` that are kept for fast reading.
 
-    The newest file always stays: it says which epoch wrote here last. A damaged file stays, and all files behind it,
-    so that nothing about the damage is lost.
+    Of a damaged file and what follows it everything stays.
     """
     kept = sum(file.batch_bytes for file in files)
     found: list[WalFile] = []
-    for file in files[:-1]:
-        if not file.closed or file.damage or file.next_offset > covered or kept <= keep_bytes:
+    for file in removable(files):
+        if file.next_offset > covered or kept <= keep_bytes:
             break
         kept -= file.batch_bytes
         found.append(file)
     return found
+
+
+def removable(files: Sequence[WalFile]) -> list[WalFile]:
+    """The oldest closed files, up to the first damaged one, without the newest closed one.
+
+    That one stays because it proves which epoch wrote here last. The open file behind it cannot: its first batch may
+    not have reached the disk.
+    """
+    closed = list(itertools.takewhile(lambda file: file.closed and not file.damage, files))
+    newest = next((file for file in reversed(files) if file.closed), None)
+    return [file for file in closed if file is not newest]

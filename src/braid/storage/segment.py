@@ -40,7 +40,7 @@ from braid.storage.producers import ProducerTable
 from braid.storage.reader import LogReader, ObjectBytes, Sources
 from braid.storage.recovery import Recovered, recover, repair
 from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
-from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable
+from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 from braid.storage.spares import SpareFiles
 from braid.storage.wal import base_of
 
@@ -204,7 +204,7 @@ class SegmentStorage:
                 await self._shelf.objects.delete(f"{self._objects_folder}/{chunk.object}")
         gone = reclaimable(self.log.files, covered=self.catalog.next_offset, keep_bytes=keep_local_bytes)
         if not self._shelf.mode.exports_continuously and not self.catalog.chunks:
-            closed = [file for file in self.log.files[:-1] if file.closed and not file.damage]
+            closed = removable(self.log.files)
             aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in closed]
             total -= sum(chunk.size for chunk in old)
             gone = closed[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]

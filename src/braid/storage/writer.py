@@ -20,6 +20,7 @@ from braid.storage import checkpoint as checkpoints
 from braid.storage.checkpoint import Checkpoint, ClosedFile
 from braid.storage.chunk import Index
 from braid.storage.producers import ProducerTable
+from braid.storage.retention import removable
 from braid.storage.spares import SpareFiles
 from braid.storage.wal import WalFile, close_file, wal_name
 
@@ -132,9 +133,8 @@ class WalWriter:
 
     def forget(self, names: set[str]) -> None:
         """Drop closed files from view; whoever calls removes them from the disk afterwards."""
-        for file in self.files:
-            if file.name in names and (file.damage or file is self.files[-1]):
-                raise BrokenInvariant(f"I2: {file.name} must not be removed")
+        if not names <= {file.name for file in removable(self.files)}:
+            raise BrokenInvariant(f"I2: of {sorted(names)}, some files must not be removed from {self.folder}")
         self.files = [file for file in self.files if file.name not in names]
 
     async def release(self) -> None:
