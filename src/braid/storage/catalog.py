@@ -22,11 +22,13 @@ from typing import Final
 import msgspec
 
 from braid.metadata import paths
-from braid.metadata.store import Compare, Condition, Delete, Operation, Put, Store
+from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete, Operation, Put, Store
 from braid.model.errors import BrokenInvariant, Fenced, MetadataUncertain, OffsetOutOfRange
 from braid.model.ids import Epoch, Offset, Revision
 
 MAX_UNCERTAIN_TRIES: Final = 5
+MAX_REMOVED_CHUNKS: Final = MAX_TXN_OPERATIONS - 1
+"""How many chunks one transaction removes, beside the frontier that it replaces."""
 
 
 class ChunkDescriptor(msgspec.Struct, frozen=True, rename="camel"):
@@ -72,6 +74,8 @@ class SealedState(msgspec.Struct, frozen=True, rename="camel"):
     broker_id: str
     timestamp: int
     sealed: bool = True
+    ended: bool = False
+    """Whether the log itself was sealed, for ever: the next owner may serve readers, but appends nothing."""
 
 
 class Catalog:
@@ -108,6 +112,11 @@ class Catalog:
     @property
     def next_offset(self) -> Offset:
         return self.frontier.next_offset if self.frontier is not None else Offset(0)
+
+    @property
+    def last_writer(self) -> Epoch:
+        """The last epoch in which anything can have been confirmed; 0 if there was none."""
+        return self.frontier.last_writer if self.frontier is not None else Epoch(0)
 
     @property
     def revision(self) -> Revision:
@@ -164,11 +173,19 @@ class Catalog:
         self.sealed = sealed
 
     async def remove(self, chunks: Sequence[ChunkDescriptor]) -> None:
-        """Drop the oldest chunks; their objects are deleted afterwards."""
+        """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards."""
         if list(chunks) != self.chunks[: len(chunks)]:
             raise BrokenInvariant("I1: only the oldest chunks can be removed")
-        await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in chunks])
-        self.chunks = self.chunks[len(chunks) :]
+        for first in range(0, len(chunks), MAX_REMOVED_CHUNKS):
+            some = chunks[first : first + MAX_REMOVED_CHUNKS]
+            await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in some])
+            self.chunks = self.chunks[len(some) :]
+
+    async def skip_to(self, offset: Offset) -> None:
+        """Records below `offset` are about to be deleted that never were in a chunk: history goes on behind them."""
+        if self.chunks or offset < self.next_offset:
+            raise BrokenInvariant(f"I1: history at {self.next_offset} with chunks cannot skip to {offset}")
+        await self._write(msgspec.structs.replace(self._own(), next_offset=offset), [])
 
     def out_of_range(self, offset: int, earliest: int, end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(

@@ -17,7 +17,7 @@ from braid.model.batch import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged, ObjectExists, ObjectStoreUnavailable
 from braid.model.ids import Epoch
 from braid.storage.catalog import Catalog, ChunkDescriptor
-from braid.storage.chunk import FOOTER_READ_BYTES, Footer, decode_footer
+from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
 from braid.storage.log import Log
 from braid.storage.manifest import segment_folder, write_segment_manifest
@@ -156,9 +156,8 @@ class Exporter:
         try:
             await self._objects.create(name, [data])
         except ObjectExists:
-            tail = min(len(data), FOOTER_READ_BYTES)
-            same = (await self._objects.stat(name)).size == len(data)
-            if not same or await self._objects.read(name, len(data) - tail, tail) != data[len(data) - tail :]:
+            same_size = (await self._objects.stat(name)).size == len(data)
+            if not same_size or await self._objects.read(name, 0, len(data)) != data:
                 raise ChunkCorrupt(f"object {name} exists and holds something else; nothing was overwritten") from None
             return
         stored = await self._objects.stat(name)

@@ -22,8 +22,7 @@ class ReadHandles:
         file = self._open.pop(path, None)
         twin: DiskFile | None = None
         if file is None:
-            while len(self._open) >= self._max_open:
-                await self._open.pop(next(iter(self._open))).close()
+            await self._close_down_to(self._max_open - 1)
             file = await self._disk.open(path)
             if path in self._open:  # another reader was faster
                 twin, file = file, self._open.pop(path)
@@ -32,7 +31,12 @@ class ReadHandles:
         data = await file.read(position, length)
         if twin is not None:
             await twin.close()
+        await self._close_down_to(self._max_open)  # several readers may have opened files at once
         return data
+
+    async def _close_down_to(self, count: int) -> None:
+        while len(self._open) > count:
+            await self._open.pop(next(iter(self._open))).close()
 
     async def forget(self, path: str) -> None:
         """Close a file that is about to be removed."""
@@ -60,3 +64,7 @@ class FooterCache:
         if len(self._footers) > self._max_footers:
             del self._footers[next(iter(self._footers))]
         return footer
+
+    def forget(self, name: str) -> None:
+        """A file is about to be removed, and another one may get its name."""
+        self._footers.pop(name, None)

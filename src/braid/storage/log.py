@@ -138,6 +138,7 @@ class Log:
         self._producers = recovered.producers
         self._end = recovered.next_offset
         self._state = _State.SEALED if recovered.sealed else _State.OPEN
+        self._sealed = recovered.sealed
         self._failure: BraidError | None = None
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
@@ -178,7 +179,8 @@ class Log:
 
     @property
     def sealed(self) -> bool:
-        return self._state is _State.SEALED
+        """Whether the log has ended for ever; stays true when it is closed."""
+        return self._sealed
 
     @property
     def failure(self) -> BraidError | None:
@@ -234,6 +236,7 @@ class Log:
         """End the log for ever: nothing is appended behind the seal. Returns the offset at which it ends."""
         if self._state is _State.OPEN:
             self._state = _State.SEALED
+            self._sealed = True
             self._enqueue_control(Flag.SEAL)
         elif self._state is not _State.SEALED:
             raise self._refusal()

@@ -31,12 +31,12 @@ from braid.ports.disk import Disk
 from braid.storage import checkpoint as checkpoints
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog, SealedState
+from braid.storage.chunk import Footer
 from braid.storage.exporter import Exporter
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log import Appended, Log, LogConfig
 from braid.storage.manifest import segment_folder
 from braid.storage.objects import Objects
-from braid.storage.producers import ProducerTable
 from braid.storage.reader import LogReader, ObjectBytes, Sources
 from braid.storage.recovery import Recovered, recover, repair
 from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
@@ -127,9 +127,13 @@ class SegmentStorage:
             await repair(shelf.disk, folder, recovered)
         else:
             await _clear_folder(shelf, folder, recovered, start)
-            recovered = Recovered(next_offset=start.offset)
+            recovered = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
         if not recovered.producers_complete and catalog.chunks:
-            recovered.producers = await _earlier_producers(shelf, catalog, topic_path, descriptor, recovered.producers)
+            footer = await _newest_footer(shelf, catalog, topic_path, descriptor)
+            table = footer.producers.copy()
+            table.extend(recovered.producers)
+            recovered.producers = table
+            recovered.sealed = recovered.sealed or footer.sealed
         file_closed = asyncio.Event()
         log = Log(
             shelf.disk,
@@ -148,7 +152,8 @@ class SegmentStorage:
         )
         try:
             await log.open()
-            await catalog.begin()
+            if not log.sealed:  # Nobody begins behind a seal: the owner that wrote it stays the last writer.
+                await catalog.begin()
         except BaseException:
             await log.abandon()
             raise
@@ -178,9 +183,10 @@ class SegmentStorage:
         await self.exporter.export_closed()
         sealed = SealedState(
             last_committed_offset=self.log.end - 1,
-            epoch=self.log.epoch,
+            epoch=self.catalog.last_writer,
             broker_id=self._shelf.broker_id,
             timestamp=self._shelf.clock.now_us(),
+            ended=self.log.sealed,
         )
         await self.catalog.seal(sealed, conditions, operations)
         await self.exporter.write_manifest()
@@ -208,6 +214,8 @@ class SegmentStorage:
             aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in closed]
             total -= sum(chunk.size for chunk in old)
             gone = closed[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
+            if gone and gone[-1].next_offset > self.catalog.next_offset:
+                await self.catalog.skip_to(gone[-1].next_offset)
         self.log.forget_files({file.name for file in gone})
         await self._remove_files([file.name for file in gone])
         return len(old) + len(gone)
@@ -242,6 +250,7 @@ class SegmentStorage:
         for name in names:
             path = f"{self.log.folder}/{name}"
             await self._shelf.handles.forget(path)
+            self._shelf.footers.forget(path)
             await _remove(self._shelf.disk, path)
 
 
@@ -262,6 +271,7 @@ async def _clear_folder(shelf: Shelf, folder: str, recovered: Recovered, start: 
     await _remove(shelf.disk, f"{folder}/{checkpoints.NAME}")
     for name in names:
         await shelf.handles.forget(f"{folder}/{name}")
+        shelf.footers.forget(f"{folder}/{name}")
         if redundant:
             await _remove(shelf.disk, f"{folder}/{name}")
         else:
@@ -273,13 +283,8 @@ async def _remove(disk: Disk, path: str) -> None:
         await disk.remove(path)
 
 
-async def _earlier_producers(
-    shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str, later: ProducerTable
-) -> ProducerTable:
-    """The table as the newest chunk's footer has it, extended by what the local files add."""
+async def _newest_footer(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> Footer:
+    """What the newest chunk says of producers and of a seal."""
     chunk = catalog.chunks[-1]
     name = f"{segment_folder(topic_path, descriptor)}/{chunk.object}"
-    footer = await shelf.footers.get(name, ObjectBytes(shelf.objects, name), chunk.size)
-    table = footer.producers.copy()
-    table.extend(later)
-    return table
+    return await shelf.footers.get(name, ObjectBytes(shelf.objects, name), chunk.size)

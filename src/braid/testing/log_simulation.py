@@ -376,17 +376,21 @@ class World:
         await asyncio.sleep(self.random.uniform(0, 0.5))
 
     async def crash(self) -> None:
-        """Often in the middle of a burst of batches, so that there is something to tear."""
-        node = self.owner
-        assert node is not None
-        burst = [
-            asyncio.create_task(self.send(Producer(0), 1, self.random.randbytes(700)), name="burst")
-            for _ in range(self.random.choice([0, 5, 50]))
-        ]
-        await asyncio.sleep(self.random.uniform(0, 0.003))
-        self.stop(node)
-        await asyncio.gather(*burst, return_exceptions=True)
-        await self.take_ownership(node)
+        """Often in the middle of a burst of batches, so that there is something to tear, and again soon after."""
+        again = True
+        while again:
+            node = self.owner
+            assert node is not None
+            size = self.random.choice([0, 0, 700])
+            burst = [
+                asyncio.create_task(self.send(Producer(0), 1, self.random.randbytes(size)), name="burst")
+                for _ in range(self.random.choice([0, 10, 100]))
+            ]
+            await asyncio.sleep(self.random.uniform(0, 0.002))
+            self.stop(node)
+            await asyncio.gather(*burst, return_exceptions=True)
+            await self.take_ownership(node)
+            again = self.random.random() < 0.4
 
     async def kill(self) -> None:
         node = self.owner

@@ -1,0 +1,81 @@
+"""Every example runs as a user runs it, and says what its page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 60
+"""Far above what a run takes (2 s), for machines that do much else."""
+
+
+def run(command: list[str], folder: Path) -> str:
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def timeline(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("timeline")
+    said = run([sys.executable, str(ROOT / "examples" / "timeline.py")], folder)
+    assert list(folder.iterdir()) == [], "the example leaves files behind"
+    return said
+
+
+def test_the_timeline_continues_at_22_and_the_consumer_reads_chunks_then_the_wal(timeline: str) -> None:
+    assert re.search(
+        r"stored and synced +22\.\.27\n +read 14\.\.21 +from \S+\.chunk\n +read 22\.\.27 +from \S+\.wal\n", timeline
+    )
+
+
+def test_the_timeline_refuses_the_old_owner_and_nothing_changes(timeline: str) -> None:
+    assert "refused (fenced)" in timeline
+    assert re.search(r"metadata keys changed +0\n", timeline)
+
+
+def test_the_timeline_says_how_much_recovery_cut_and_reads_all_that_was_confirmed(timeline: str) -> None:
+    cut = re.search(r"cut off +(\d+) torn bytes", timeline)
+    confirmed = re.search(r"confirmed +28\.\.(\d+)", timeline)
+    again = re.search(r"read again +0\.\.(\d+)", timeline)
+    assert cut is not None
+    assert int(cut[1]) > 0
+    assert confirmed is not None
+    assert again is not None
+    assert int(again[1]) >= int(confirmed[1])
+
+
+def test_the_timeline_uses_no_colours_where_nobody_sees_them(timeline: str) -> None:
+    assert "\x1b" not in timeline
+
+
+def test_the_transcript_in_the_readme_is_what_the_timeline_prints(timeline: str) -> None:
+    """Numbers differ from run to run (how far the killed broker came), words do not."""
+    readme = (ROOT / "README.md").read_text()
+    transcript = readme.partition("```text\n")[2].partition("```")[0]
+    assert numberless(transcript) == numberless(timeline)
+
+
+def numberless(text: str) -> list[str]:
+    return [re.sub(r"\d+", "N", line) for line in text.strip().splitlines()]
+
+
+def test_the_snippet_in_the_readme_runs_and_prints_what_the_readme_says(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    snippet = readme.partition("```python\n")[2].partition("```")[0]
+    promised = re.findall(r"# prints (.+)", snippet)
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet)
+    said = run([sys.executable, str(script)], tmp_path)
+    assert promised
+    assert said.splitlines() == promised
