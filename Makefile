@@ -4,9 +4,10 @@ BIN := .venv/bin
 SEEDS ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format simulate bench lock clean
+.PHONY: help setup demo test check format simulate bench lock clean
 
 help:
+	@echo "make demo      a segment moves, an old owner is refused, a killed broker recovers"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
 	@echo "make simulate  many seeds of the storage simulation (SEEDS=$(SEEDS))"
@@ -19,6 +20,9 @@ setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt tools/setup.sh
 	bash tools/setup.sh $(PYTHON)
 	touch $@
+
+demo: setup
+	$(BIN)/python examples/timeline.py
 
 test: setup
 	bash tools/system.sh etcd-server etcd openssl openssl

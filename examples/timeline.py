@@ -3,7 +3,7 @@
     python examples/timeline.py
 
 The timeline: a stores messages 0..21, a consumer has read up to 13, a hands over, b goes on at 22 and stores 22..27,
-the consumer reads 14..27. Then the old owner tries to write once more, and the new one is killed and comes back.
+the consumer reads 14..27. Then the old owner tries to delete history, and the new one is killed and comes back.
 
 Everything is real: files in a temporary folder, fsync, SQLite as the metadata store, a shared folder of chunks, a child
 process and SIGKILL. What is shown is asserted. There is no network yet: "broker" means what a broker does to storage.
@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 
 from braid.metadata.paths import segment_storage_prefix
 from braid.metadata.sqlite import SqliteStore
+from braid.metadata.store import Listing
 from braid.model.batch import HEADER_BYTES
 from braid.model.columns import decode_messages, encode_batch
 from braid.model.errors import Fenced
@@ -30,8 +31,10 @@ from braid.storage.cache import HotCache
 from braid.storage.disk_objects import DiskObjects
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log import LogConfig
+from braid.storage.objects import ObjectStat
 from braid.storage.recovery import recover
 from braid.storage.recovery_start import Source
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 
 TOPIC = "public/default/orders"
@@ -51,7 +54,7 @@ async def main(folder: str) -> None:
         await hand_over(a, shelf_a)
         b = await open_segment(shelf_b, epoch=2)
         await go_on_at_the_other_broker(b, cursor)
-        await refuse_the_old_owner(a, store)
+        await refuse_the_old_owner(a, b, shelf_a)
         await b.close()
         last_confirmed = await kill_a_broker(folder)
         await recover_and_read(shelf_b, last_confirmed)
@@ -97,17 +100,22 @@ async def go_on_at_the_other_broker(b: SegmentStorage, cursor: int) -> None:
     assert all(sources[offset].endswith(".wal") for offset in range(22, 28))
 
 
-async def refuse_the_old_owner(a: SegmentStorage, store: SqliteStore) -> None:
-    title("Broker a wakes up, believes that it still owns the segment, and tries to write history.")
-    before = await store.list(segment_storage_prefix(TOPIC, DESCRIPTOR))
+async def refuse_the_old_owner(a: SegmentStorage, b: SegmentStorage, shelf: Shelf) -> None:
+    title("Broker a wakes up, believes that it still owns the segment, and wants to delete old history.")
+    await b.exporter.export_closed()  # b's manifest is written now: what changes from here on would be a's doing
+    before = await shared_state(shelf)
     try:
-        await a.hand_over()
+        await a.apply_retention(RetentionPolicy(max_bytes=0))
     except Fenced as error:
         detail(f"refused ({error.code})", str(error).partition(" (")[0])
     else:
-        raise AssertionError("an owner that has been replaced wrote history")
-    assert await store.list(segment_storage_prefix(TOPIC, DESCRIPTOR)) == before
-    detail("metadata keys changed", "0")
+        raise AssertionError("an owner that has been replaced changed history")
+    assert await shared_state(shelf) == before
+    detail("changed", "nothing: no metadata key, no chunk, no manifest")
+
+
+async def shared_state(shelf: Shelf) -> tuple[Listing, list[ObjectStat]]:
+    return await shelf.store.list(segment_storage_prefix(TOPIC, DESCRIPTOR)), await shelf.objects.list(TOPIC)
 
 
 async def kill_a_broker(folder: str) -> int:
@@ -163,13 +171,15 @@ async def tear(shelf: Shelf) -> int:
 async def open_shelf(stack: AsyncExitStack, folder: str, store: SqliteStore, broker: str) -> Shelf:
     """A broker's own disk folder; the metadata store and the folder of chunks are shared."""
     disk = OsDisk()
+    objects = DiskObjects(disk, f"{folder}/shared")
     stack.push_async_callback(disk.close)
+    stack.push_async_callback(objects.close)
     return Shelf(
         broker_id=broker,
         disk=disk,
         folder=f"{folder}/broker-{broker}",
         store=store,
-        objects=DiskObjects(disk, f"{folder}/shared"),
+        objects=objects,
         mode=StorageMode.SHARED_FS,
         clock=SystemClock(),
         cache=HotCache(0),  # nothing is cached, so that each read shows which file or chunk holds the record

@@ -130,12 +130,13 @@ class Write(NamedTuple):
 
 
 class NotingDisk:
-    """Any disk, with notes of what was written, synced, opened and removed."""
+    """Any disk, with notes of what was written, synced, read, opened and removed."""
 
     def __init__(self, inner: Disk) -> None:
         self._inner = inner
         self.writes: list[Write] = []
         self.syncs: list[str] = []
+        self.reads: list[str] = []
         self.removed: list[str] = []
         self.open_files = 0
         self.most_open_files = 0
@@ -154,6 +155,9 @@ class NotingDisk:
 
     async def list(self, folder: str) -> list[FileStat]:
         return await self._inner.list(folder)
+
+    async def stat(self, path: str) -> FileStat:
+        return await self._inner.stat(path)
 
     async def make_folder(self, folder: str) -> None:
         await self._inner.make_folder(folder)
@@ -188,6 +192,7 @@ class NotingFile:
         await self._inner.sync()
 
     async def read(self, position: int, length: int) -> bytes:
+        self._disk.reads.append(self._path)
         return await self._inner.read(position, length)
 
     async def reserve(self, size: int) -> None:

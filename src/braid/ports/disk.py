@@ -66,6 +66,9 @@ class Disk(Protocol):
     async def list(self, folder: str) -> list[FileStat]:
         """The plain files directly in `folder`, by name. An absent folder is empty."""
 
+    async def stat(self, path: str) -> FileStat:
+        """`FileMissing` if there is no such file."""
+
     async def make_folder(self, folder: str) -> None:
         """Create the folder and its parents, durably. Existing ones are fine."""
 

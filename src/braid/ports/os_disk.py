@@ -72,6 +72,9 @@ class OsDisk:
     async def list(self, folder: str) -> list[FileStat]:
         return await self._run(_list, folder)
 
+    async def stat(self, path: str) -> FileStat:
+        return await self._run(_stat, path)
+
     async def make_folder(self, folder: str) -> None:
         await self._run(_make_folder, folder)
 
@@ -332,6 +335,16 @@ def _list(folder: str) -> list[FileStat]:
     except OSError as error:
         raise _failure(error, f"list {folder}") from error
     return sorted(found)
+
+
+def _stat(path: str) -> FileStat:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError as error:
+        raise _failure(error, f"look at {path}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DiskError(f"could not look at {path}: it is not a plain file")
+    return FileStat(os.path.basename(path), status.st_size, status.st_mtime_ns // 1_000)
 
 
 def _list_folders(folder: str) -> list[str]:

@@ -10,11 +10,15 @@ fails, whatever it wanted to do (I3). So descriptor, pointer and fence are one t
 
 **Lost answers.** When the store cannot say whether a transaction happened, the frontier is read back: each write of it
 is unique, so it tells. If it is unchanged, the transaction is tried again under the same comparison; at most one of the
-tries can succeed.
+tries can succeed. If it cannot be read back either, the catalog is in doubt: whatever is written next first reads what
+is so, lest it take the outcome of one write for that of another.
+
+Writes take turns, because each builds on the frontier that the one before it left.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
@@ -89,6 +93,9 @@ class Catalog:
         self.frontier: Frontier | None = None
         self.sealed: SealedState | None = None
         self.chunks: list[ChunkDescriptor] = []
+        self._turn = asyncio.Lock()
+        self._in_doubt = False
+        self._own_seal: SealedState | None = None
 
     async def load(self) -> None:
         """Read everything, from one revision of the store. An error is raised, never taken for an empty catalog."""
@@ -149,43 +156,61 @@ class Catalog:
 
     async def commit(self, chunk: ChunkDescriptor) -> None:
         """Add a chunk at the end of history."""
-        frontier = self._own()
-        if chunk.base_offset != frontier.next_offset or chunk.next_offset <= chunk.base_offset:
-            raise BrokenInvariant(
-                f"I1: a chunk of offsets {chunk.base_offset}–{chunk.next_offset} cannot follow history that ends at "
-                f"{frontier.next_offset}"
+        async with self._turn:
+            await self._settle()
+            if chunk in self.chunks[-1:]:
+                return  # An earlier try, whose answer was lost.
+            frontier = self._own()
+            if chunk.base_offset != frontier.next_offset or chunk.next_offset <= chunk.base_offset:
+                raise BrokenInvariant(
+                    f"I1: a chunk of offsets {chunk.base_offset}–{chunk.next_offset} cannot follow history that ends "
+                    f"at {frontier.next_offset}"
+                )
+            await self._write(
+                msgspec.structs.replace(frontier, next_offset=chunk.next_offset),
+                [Put(paths.chunk(*self._keys, chunk.base_offset), msgspec.json.encode(chunk))],
             )
-        await self._write(
-            msgspec.structs.replace(frontier, next_offset=chunk.next_offset),
-            [Put(paths.chunk(*self._keys, chunk.base_offset), msgspec.json.encode(chunk))],
-        )
-        self.chunks.append(chunk)
+            self.chunks.append(chunk)
 
-    async def seal(self, sealed: SealedState, conditions: Sequence[Condition], operations: Sequence[Operation]) -> None:
-        """Leave the sealed state, in one transaction with whatever else marks the end of this ownership."""
-        if sealed.last_committed_offset + 1 != self.next_offset:
-            raise BrokenInvariant(
-                f"I2: sealing at {sealed.last_committed_offset}, but chunks end before {self.next_offset}"
-            )
-        await self._write(
-            self._own(), [Put(paths.sealed_state(*self._keys), msgspec.json.encode(sealed)), *operations], conditions
-        )
-        self.sealed = sealed
+    async def seal(
+        self, sealed: SealedState, conditions: Sequence[Condition], operations: Sequence[Operation]
+    ) -> SealedState:
+        """Leave the sealed state, in one transaction with whatever else marks the end of this ownership.
+
+        Returns the state that was left: that of an earlier call, if that one already worked."""
+        async with self._turn:
+            await self._settle()
+            if self.sealed is not None and self.sealed == self._own_seal:
+                return self.sealed
+            if sealed.last_committed_offset + 1 != self.next_offset:
+                raise BrokenInvariant(
+                    f"I2: sealing at {sealed.last_committed_offset}, but chunks end before {self.next_offset}"
+                )
+            self._own_seal = sealed
+            put = Put(paths.sealed_state(*self._keys), msgspec.json.encode(sealed))
+            await self._write(self._own(), [put, *operations], conditions)
+            self.sealed = sealed
+            return sealed
 
     async def remove(self, chunks: Sequence[ChunkDescriptor]) -> None:
         """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards."""
-        if list(chunks) != self.chunks[: len(chunks)]:
-            raise BrokenInvariant("I1: only the oldest chunks can be removed")
-        for first in range(0, len(chunks), MAX_REMOVED_CHUNKS):
-            some = chunks[first : first + MAX_REMOVED_CHUNKS]
-            await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in some])
-            self.chunks = self.chunks[len(some) :]
+        async with self._turn:
+            await self._settle()
+            chunks = [chunk for chunk in chunks if chunk in self.chunks]  # An earlier try may have removed some.
+            if chunks != self.chunks[: len(chunks)]:
+                raise BrokenInvariant("I1: only the oldest chunks can be removed")
+            for first in range(0, len(chunks), MAX_REMOVED_CHUNKS):
+                some = chunks[first : first + MAX_REMOVED_CHUNKS]
+                await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in some])
+                self.chunks = self.chunks[len(some) :]
 
     async def skip_to(self, offset: Offset) -> None:
         """Records below `offset` are about to be deleted that never were in a chunk: history goes on behind them."""
-        if self.chunks or offset < self.next_offset:
-            raise BrokenInvariant(f"I1: history at {self.next_offset} with chunks cannot skip to {offset}")
-        await self._write(msgspec.structs.replace(self._own(), next_offset=offset), [])
+        async with self._turn:
+            await self._settle()
+            if self.chunks or offset < self.next_offset:
+                raise BrokenInvariant(f"I1: history at {self.next_offset} with chunks cannot skip to {offset}")
+            await self._write(msgspec.structs.replace(self._own(), next_offset=offset), [])
 
     def out_of_range(self, offset: int, earliest: int, end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(
@@ -199,12 +224,26 @@ class Catalog:
             raise BrokenInvariant("I3: a catalog that was never claimed cannot be written")
         return self.frontier
 
+    async def _settle(self) -> None:
+        """After a write of unknown outcome: take over what is so, as long as it is still ours."""
+        if not self._in_doubt:
+            return
+        own = self._own()
+        now = Catalog(self._store, *self._keys)
+        await now.load()
+        if now.frontier is None or (now.frontier.epoch, now.frontier.holder) != (own.epoch, own.holder):
+            raise self._lost(own.epoch, msgspec.json.encode(now.frontier) if now.frontier is not None else None)
+        self.frontier, self.sealed, self.chunks = now.frontier, now.sealed, now.chunks
+        self._frontier_revision = now._frontier_revision
+        self._in_doubt = False
+
     async def _write(
         self, frontier: Frontier, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
     ) -> None:
         frontier = msgspec.structs.replace(frontier, writes=frontier.writes + 1)
         value = msgspec.json.encode(frontier)
         expected = self._frontier_revision
+        self._in_doubt = True
         for _ in range(MAX_UNCERTAIN_TRIES):
             try:
                 result = await self._store.txn(
@@ -214,15 +253,19 @@ class Catalog:
             except MetadataUncertain:
                 result = None
             if result is not None and result.succeeded:
-                self.frontier, self._frontier_revision = frontier, result.revision
+                self.frontier, self._frontier_revision, self._in_doubt = frontier, result.revision, False
                 return
             entry = await self._store.get(self._frontier_key)
             if entry is not None and entry.value == value:
-                self.frontier, self._frontier_revision = frontier, entry.revision
+                self.frontier, self._frontier_revision, self._in_doubt = frontier, entry.revision, False
                 return
             if (entry.revision if entry is not None else 0) != expected or result is not None:
-                raise Fenced(
-                    f"{'/'.join(self._keys)} was written by someone else: epoch {frontier.epoch} has lost it "
-                    f"({entry.value.decode() if entry is not None else 'the frontier is gone'})"
-                )
+                self._in_doubt = False
+                raise self._lost(frontier.epoch, entry.value if entry is not None else None)
         raise MetadataUncertain(f"the frontier of {'/'.join(self._keys)} could not be written and read back")
+
+    def _lost(self, epoch: Epoch, found: bytes | None) -> Fenced:
+        return Fenced(
+            f"{'/'.join(self._keys)} was written by someone else: epoch {epoch} has lost it "
+            f"({found.decode() if found is not None else 'the frontier is gone'})"
+        )

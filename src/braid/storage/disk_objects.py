@@ -25,6 +25,7 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
 )
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat
+from braid.storage.handles import ReadHandles
 from braid.storage.object_names import checked_folder, checked_name, checked_range, is_name
 from braid.storage.objects import ObjectStat
 
@@ -32,6 +33,10 @@ DRAFT_MARK = "~"
 WRITE_BYTES = 2 << 20
 """Written and synced at once. All at once would be faster (1.4 GB/s against 0.9), but the log's small syncs on the same
 device then wait for it (docs/decisions/0004)."""
+
+OPEN_FILES = 64
+"""Objects never change, so a file that was read is kept open for the next range. One that another process has deleted
+may be read until it is closed."""
 
 READ_BYTES = 8 << 20
 """A read takes memory for all that it was asked for, so a larger one first looks how much there is."""
@@ -42,6 +47,7 @@ class DiskObjects:
         self._disk = disk
         self._root = root.rstrip("/")
         self._random = random or _system_random
+        self._handles = ReadHandles(disk, OPEN_FILES)
 
     def __repr__(self) -> str:
         return f"DiskObjects({self._root!r})"
@@ -67,21 +73,16 @@ class DiskObjects:
         folder, leaf = self._place(name)
         checked_range(name, start, length)
         with self._answers("read", name):
-            file = await self._disk.open(f"{folder}/{leaf}")
-            try:
-                if length > READ_BYTES:
-                    length = min(length, max(0, await file.size() - start))
-                return await file.read(start, length)
-            finally:
-                await file.close()
+            path = f"{folder}/{leaf}"
+            if length > READ_BYTES:
+                length = min(length, max(0, (await self._disk.stat(path)).size - start))
+            return await self._handles.read(path, start, length)
 
     async def stat(self, name: str) -> ObjectStat:
         folder, leaf = self._place(name)
         with self._answers("look at", name):
-            for file in await self._disk.list(folder):
-                if file.name == leaf:
-                    return ObjectStat(name, file.size, file.modified_us)
-            raise FileMissing(f"{folder} holds no file {leaf}")
+            file = await self._disk.stat(f"{folder}/{leaf}")
+            return ObjectStat(name, file.size, file.modified_us)
 
     async def list(self, prefix: str) -> list[ObjectStat]:
         checked_folder(prefix)
@@ -96,6 +97,7 @@ class DiskObjects:
     async def delete(self, name: str) -> None:
         folder, leaf = self._place(name)
         with self._answers("delete", name), contextlib.suppress(FileMissing):
+            await self._handles.forget(f"{folder}/{leaf}")
             await self._disk.remove(f"{folder}/{leaf}")
 
     async def sweep(self, older_than_us: int) -> int:
@@ -114,7 +116,8 @@ class DiskObjects:
         return removed
 
     async def close(self) -> None:
-        """Nothing to release; the disk belongs to whoever opened it."""
+        """The disk belongs to whoever opened it."""
+        await self._handles.close()
 
     async def _files(self, prefix: str) -> Sequence[tuple[str, FileStat]]:
         """Every file below `prefix` with its folder, in no particular order."""

@@ -99,6 +99,10 @@ class Exporter:
                         f"{file.name} is damaged at offset {damage.first_offset} and is not exported: {damage.reason}"
                     )
                     raise LogDamaged(text, damage.first_offset, damage.next_offset)
+                if file.base_offset > self._catalog.next_offset:
+                    first, end = self._catalog.next_offset, file.base_offset
+                    text = f"{file.name} is not exported: offsets {first}–{end - 1} before it are nowhere"
+                    raise LogDamaged(text, first, end)
                 if not file.closed:
                     break
                 await self._export(file)

@@ -1,7 +1,7 @@
 """Manifests: what a reader needs when no broker and no metadata store answers.
 
-    {topic}/topic-{revision:020d}.json                 the layout, one per layout change
-    {topic}/{descriptor}/manifest-{revision:020d}.json the segment's chunks, one per change of its catalog
+    {topic}/manifests/{revision:020d}.json                 the layout, one per layout change
+    {topic}/{descriptor}/manifests/{revision:020d}.json    the segment's chunks, one per change of its catalog
 
 Nothing is ever overwritten: each manifest is a new object named after the metadata revision that it shows, and the
 highest name counts. An owner that has been fenced out has no new revision to name a manifest after, so it cannot hide
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing
+from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
 from braid.storage.catalog import Catalog, ChunkDescriptor
@@ -25,6 +25,7 @@ from braid.storage.objects import Objects
 T = TypeVar("T")
 
 _MAX_BYTES: Final = 256 << 20
+_NAME: Final = re.compile(r"\d{20}\.json")
 _KEPT: Final = 2
 """The newest manifest and the one before it, which a reader may just have found in a listing."""
 _TRIES: Final = 5
@@ -68,21 +69,21 @@ async def write_segment_manifest(
         sealed=sealed,
         chunks=tuple(catalog.chunks),
     )
-    await _write(objects, segment_folder(topic_path, descriptor), "manifest", catalog.revision, manifest)
+    await _write(objects, segment_folder(topic_path, descriptor), catalog.revision, manifest)
 
 
 async def read_segment_manifest(objects: Objects, topic_path: str, descriptor: str) -> SegmentManifest | None:
     """The newest manifest; None for a segment that has none."""
-    data = await _read(objects, segment_folder(topic_path, descriptor), "manifest")
+    data = await _read(objects, segment_folder(topic_path, descriptor))
     return _decode(data, SegmentManifest) if data is not None else None
 
 
 async def write_topic_manifest(objects: Objects, topic_path: str, revision: Revision, layout: Layout) -> None:
-    await _write(objects, topic_path, "topic", revision, TopicManifest(topic_path, revision, layout))
+    await _write(objects, topic_path, revision, TopicManifest(topic_path, revision, layout))
 
 
 async def read_topic_manifest(objects: Objects, topic_path: str) -> TopicManifest | None:
-    data = await _read(objects, topic_path, "topic")
+    data = await _read(objects, topic_path)
     return _decode(data, TopicManifest) if data is not None else None
 
 
@@ -93,28 +94,31 @@ def _decode(data: bytes, kind: type[T]) -> T:
         raise ChunkCorrupt(f"a {kind.__name__} cannot be read: {error}") from error
 
 
-async def _names(objects: Objects, folder: str, kind: str) -> list[str]:
-    """The manifests of one kind directly in `folder`, oldest first."""
-    pattern = re.compile(re.escape(f"{folder}/{kind}-") + r"\d{20}\.json")
-    return [stat.name for stat in await objects.list(folder) if pattern.fullmatch(stat.name)]
+async def _names(objects: Objects, folder: str) -> list[str]:
+    """The manifests of `folder`, oldest first."""
+    return [stat.name for stat in await objects.list(f"{folder}/manifests") if _NAME.fullmatch(stat.name[-25:])]
 
 
-async def _write(objects: Objects, folder: str, kind: str, revision: Revision, manifest: msgspec.Struct) -> None:
+async def _write(objects: Objects, folder: str, revision: Revision, manifest: msgspec.Struct) -> None:
+    name = f"{folder}/manifests/{revision:020d}.json"
     try:
-        await objects.create(f"{folder}/{kind}-{revision:020d}.json", [msgspec.json.encode(manifest)])
+        await objects.create(name, [msgspec.json.encode(manifest)])
     except ObjectExists:
         return  # An earlier try of the same write: a revision is written by one owner, once.
-    for name in (await _names(objects, folder, kind))[:-_KEPT]:
-        await objects.delete(name)
+    names = await _names(objects, folder)
+    if not names or names[-1] < name:
+        raise ObjectStoreUnavailable(f"object {name} was stored, but is not there: the upload was lost")
+    for old in names[:-_KEPT]:
+        await objects.delete(old)
 
 
-async def _read(objects: Objects, folder: str, kind: str) -> bytes | None:
+async def _read(objects: Objects, folder: str) -> bytes | None:
     for _ in range(_TRIES):
-        names = await _names(objects, folder, kind)
+        names = await _names(objects, folder)
         if not names:
             return None
         try:
-            return bytes(await objects.read(names[-1], 0, _MAX_BYTES))
+            return await objects.read(names[-1], 0, _MAX_BYTES)
         except ObjectMissing:
             continue
-    raise ObjectMissing(f"the {kind} manifests in {folder} vanish as fast as they are listed")
+    raise ObjectMissing(f"the manifests of {folder} vanish as fast as they are listed")

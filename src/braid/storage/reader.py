@@ -11,7 +11,8 @@ Batches come whole. A reader that starts in the middle of one skips the records 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Final, NamedTuple
 
 from braid.model.batch import HEADER_BYTES, BatchHeader, parse_header, verify
@@ -128,7 +129,11 @@ class Sources:
         return Piece(name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
 
     async def index_of(self, piece: Piece) -> Index:
-        return piece.known_index or (await self._footers.get(piece.name, piece.source, piece.size)).index
+        """An unreadable footer costs time, not records: without an index the batches are read from the first one on."""
+        try:
+            return piece.known_index or (await self._footers.get(piece.name, piece.source, piece.size)).index
+        except ChunkCorrupt:
+            return Index()
 
     async def offset_at_time(self, timestamp: int) -> Offset:
         """An offset with no record at or after `timestamp` before it, close to the first such record; else the end."""
@@ -168,8 +173,25 @@ class LogReader:
             return []
         return await self.read(max_bytes)
 
+    async def ahead(self, max_bytes: int = DEFAULT_READ_BYTES) -> AsyncIterator[list[Batch]]:
+        """Everything up to the live tail; the next read is under way while the caller works on the last one."""
+        handed_out = self.offset
+        next_read = asyncio.ensure_future(self.read_available(max_bytes))
+        try:
+            while batches := await next_read:
+                handed_out = batches[-1].header.next_offset
+                next_read = asyncio.ensure_future(self.read_available(max_bytes))
+                await asyncio.sleep(0)  # lets it begin, also if the caller never waits for anything
+                yield batches
+        finally:
+            next_read.cancel()
+            await asyncio.wait([next_read])
+            self.offset = handed_out  # Whoever stops early goes on here: what was read ahead of him is unread again.
+
     async def _fetch(self, limit: int, max_bytes: int) -> list[Batch]:
         sources, offset = self._sources, self.offset
+        if offset < sources.earliest:  # The cache may still have it, but what follows it is gone.
+            raise sources.catalog.out_of_range(offset, sources.earliest, limit)
         cached = sources.cache.get(sources.log.number, offset, max_bytes, limit)
         if cached:
             return [Batch(header, data) for header, data in cached]
@@ -215,27 +237,32 @@ async def _read_batches(
     position = index.position_of(offset)
     length = max_bytes
     while True:
-        data = await source.read(position, min(max(length, HEADER_BYTES), batch_end - position))
+        wanted = min(max(length, HEADER_BYTES), batch_end - position)
+        data = await source.read(position, wanted)
         view = memoryview(data)
         batches: list[Batch] = []
         at, expected = 0, offset
         needed = HEADER_BYTES
-        while at + HEADER_BYTES <= len(data):
-            header = parse_header(data, at)
-            needed = header.size
-            if header.next_offset > expected:
-                if at + needed > len(data) or header.next_offset > limit:
-                    break
-                if header.base_offset > expected:
-                    raise BatchTruncated(f"offset {expected} is missing: the next batch begins at {header.base_offset}")
-                verify(data, at)
-                batches.append(Batch(header, view[at : at + needed]))
-                expected = header.next_offset
-            at += needed
-            needed = HEADER_BYTES
+        try:
+            while at + HEADER_BYTES <= len(data):
+                header = parse_header(data, at)
+                needed = header.size
+                if header.next_offset > expected:
+                    if at + needed > len(data) or header.next_offset > limit:
+                        break
+                    if header.base_offset > expected:
+                        raise BatchTruncated(f"offset {expected} is missing: next comes offset {header.base_offset}")
+                    verify(data, at)
+                    batches.append(Batch(header, view[at : at + needed]))
+                    expected = header.next_offset
+                at += needed
+                needed = HEADER_BYTES
+        except BatchError:
+            if not batches:  # What stands before it is good; the next read begins at it and says so.
+                raise
         if batches:
             return batches
-        if position + len(data) >= batch_end:
+        if position + len(data) >= batch_end or len(data) < wanted:
             raise BatchTruncated(f"offset {offset} is not where the index says, at or behind byte {position}")
         # Only batches before the wanted one, or a part of it: read on from there.
         position += at

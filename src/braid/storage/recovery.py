@@ -184,7 +184,7 @@ class _Recovery:
         file = await self._disk.open(f"{self._folder}/{stat.name}")
         try:
             footer = await _footer_or_none(file, stat.size)
-            found, synced_position = await self._walk_batches(file, stat, footer, newest=next_base is None)
+            found, synced_position = await self._walk_batches(file, stat, footer, next_base)
             if footer is not None:
                 found.closed = not found.damage
                 result.producers = footer.producers
@@ -202,9 +202,12 @@ class _Recovery:
             await file.close()
 
     async def _walk_batches(
-        self, file: DiskFile, stat: FileStat, footer: Footer | None, *, newest: bool
+        self, file: DiskFile, stat: FileStat, footer: Footer | None, next_base: Offset | None
     ) -> tuple[WalFile, int]:
-        """Walk over all batches, and over damage between them. Also says up to where they are surely synced."""
+        """Walk over all batches, and over damage between them. Also says up to where they are surely synced.
+
+        What reaches beyond `next_base` is a tail that was torn when the next file was begun behind damage, and does not
+        count."""
         base = base_of(stat.name)
         assert base is not None
         index = Index()
@@ -236,9 +239,9 @@ class _Recovery:
                     f"{stranger.base_offset} and epoch {stranger.epoch}, but offset {walk.expected} and an epoch of "
                     f"at least {walk.epoch} should follow there; the file or its name has been changed"
                 )
-            all_synced = footer is not None or not newest
+            all_synced = footer is not None or next_base is not None
             behind = await next_batch_behind_damage(file, walk.position, end, walk.expected, walk.epoch, all_synced)
-            if behind is None:
+            if behind is None or (next_base is not None and behind[1].base_offset >= next_base):
                 break
             position, header = behind
             lost = Damage(stat.name, walk.position, found.next_offset, header.base_offset, walk.reason or "unreadable")

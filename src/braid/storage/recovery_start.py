@@ -104,7 +104,7 @@ def _from_local(frontier: Frontier, local: LocalEvidence) -> Start:
             f"chunks reach offset {frontier.next_offset}, but the local batches that they were made from end at "
             f"{local.next_offset}"
         )
-    if frontier.next_offset and local.base_offset > frontier.next_offset:
+    if local.base_offset > frontier.next_offset:
         raise RecoveryConflict(
             f"chunks end at offset {frontier.next_offset} and local batches begin at {local.base_offset}: "
             f"what was between them is missing"

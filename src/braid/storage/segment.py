@@ -188,7 +188,7 @@ class SegmentStorage:
             timestamp=self._shelf.clock.now_us(),
             ended=self.log.sealed,
         )
-        await self.catalog.seal(sealed, conditions, operations)
+        sealed = await self.catalog.seal(sealed, conditions, operations)
         await self.exporter.write_manifest()
         await self._remove_files([file.name for file in self.log.files] + [checkpoints.NAME])
         return sealed

@@ -134,6 +134,10 @@ class SimulatedDisk:
     async def list(self, folder: str) -> list[FileStat]:
         return await self._call(self._device.look(lambda: self._device.names.list(folder)))
 
+    async def stat(self, path: str) -> FileStat:
+        file = await self._call(self._device.find(path))
+        return FileStat(path.rpartition("/")[2], len(file.content), file.modified_us)
+
     async def make_folder(self, folder: str) -> None:
         await self._call(self._device.change(lambda: self._device.names.make_folder(folder)))
 

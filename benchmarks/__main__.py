@@ -1,0 +1,9 @@
+"""All benchmarks, one after the other, each in a process of its own: `python -m benchmarks [--quick]`"""
+
+import subprocess
+import sys
+
+NAMES = ("batches", "storage", "metadata", "objects")
+
+for name in NAMES:
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)

@@ -1,0 +1,274 @@
+"""A log under `kill -9`, on a real disk, with SQLite and chunks as files. Run as a script, this file is the owner.
+
+The owner says each confirmed batch on its standard output; the test kills it after some of them, starts the next owner
+in the next epoch, which sends again what was not confirmed, and at the end reads everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from braid.metadata.sqlite import SqliteStore
+from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of
+from braid.model.errors import RecoveryUnsafe
+from braid.model.ids import Epoch, ProducerId, Sequence
+from braid.ports.clock import SystemClock
+from braid.ports.disk import Buffer
+from braid.ports.os_disk import OsDisk
+from braid.storage.cache import HotCache
+from braid.storage.disk_objects import DiskObjects
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.log import Appended, LogConfig
+from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.writer import FileConfig
+
+SOURCES = str(Path(__file__).parents[2] / "src")
+TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"
+PRODUCER = 7
+RECORDS = 2
+"""In each batch."""
+IN_FLIGHT = 6
+"""Below what the producer table remembers of one producer, so that every retry is answered with its offset."""
+ROTATING = 4_000
+CALM = 1 << 20
+
+
+def numbered_batch(number: int) -> bytearray:
+    body = f"{number}".encode().ljust(300)
+    header = BatchHeader(
+        codec=Codec.NONE,
+        flags=0,
+        schema_id=0,
+        body_length=len(body),
+        raw_length=len(body),
+        body_crc=crc32c(body),
+        count=RECORDS,
+        min_key_hash=NO_KEYS[0],
+        max_key_hash=NO_KEYS[1],
+        producer_id=ProducerId(PRODUCER),
+        first_sequence=Sequence(number * RECORDS),
+        min_timestamp=1,
+        max_timestamp=1,
+    )
+    return assemble(header, body)
+
+
+class TellingObjects(DiskObjects):
+    """Says what it does, so that a test can end it there."""
+
+    async def create(self, name: str, parts: list[Buffer] | tuple[Buffer, ...]) -> None:  # type: ignore[override]
+        say(f"creating {name}")
+        await super().create(name, parts)
+        say(f"created {name}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+class Machine:
+    """One broker's disk and the services that all share, in one folder."""
+
+    def __init__(self, root: str, file_bytes: int, broker: str = "a") -> None:
+        self.root = root
+        self.broker = broker
+        self.config = LogConfig(files=FileConfig(file_bytes=file_bytes, first_reserve_bytes=4_096))
+
+    async def __aenter__(self) -> Machine:
+        self.disk = OsDisk(2)
+        self.store = await SqliteStore.open(f"{self.root}/metadata.db")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.store.close()
+        await self.disk.close()
+
+    async def open(self, epoch: int, *, telling: bool = False) -> SegmentStorage:
+        shelf = Shelf(
+            broker_id=self.broker,
+            disk=self.disk,
+            folder=f"{self.root}/{self.broker}",
+            store=self.store,
+            objects=(TellingObjects if telling else DiskObjects)(self.disk, f"{self.root}/objects"),
+            mode=StorageMode.SHARED_FS,
+            clock=SystemClock(),
+            cache=HotCache(10_000),
+            handles=ReadHandles(self.disk),
+            footers=FooterCache(),
+            spares=None,
+            random=random.Random(epoch),
+        )
+        return await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, Epoch(epoch), self.config)
+
+
+# ── the owner ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def own(root: str, epoch: int, first: int, count: int, file_bytes: int) -> None:
+    """Send batches from `first` on, `count` of them or for ever, then hand over."""
+    async with Machine(root, file_bytes) as machine:
+        segment = await machine.open(epoch, telling=count > 0)
+        in_flight: list[tuple[int, Appended]] = []
+        number = first
+        while count == 0 or number < first + count or in_flight:
+            while len(in_flight) < IN_FLIGHT and (count == 0 or number < first + count):
+                in_flight.append((number, segment.append(numbered_batch(number))))
+                number += 1
+            sent, appended = in_flight.pop(0)
+            await segment.log.confirm(appended)
+            say(f"confirmed {sent} {appended.base_offset}")
+        say("handing over")
+        await segment.hand_over()
+        say("handed over")
+
+
+# ── the test ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Owner:
+    def __init__(self, root: Path, epoch: int, first: int, count: int, file_bytes: int) -> None:
+        arguments = [str(root), *map(str, (epoch, first, count, file_bytes))]
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": SOURCES},
+        )
+        self.said: list[str] = []
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the owner ended by itself after {self.said[-3:]}"
+        self.said.append(line.strip())
+        return self.said[-1]
+
+    def kill(self) -> None:
+        """`kill -9`; also takes what it had said and nobody had read."""
+        self.process.kill()
+        self._read_the_rest()
+
+    def wait(self) -> None:
+        self._read_the_rest()
+        assert self.process.returncode == 0
+
+    def _read_the_rest(self) -> None:
+        assert self.process.stdout is not None
+        if not self.process.stdout.closed:
+            # The last line may be cut off in its middle: then nobody was told.
+            self.said += [line.strip() for line in self.process.stdout.read().splitlines(True) if line[-1:] == "\n"]
+            self.process.wait()
+            self.process.stdout.close()
+
+    def confirmed(self) -> dict[int, int]:
+        words = (line.split() for line in self.said)
+        return {int(each[1]): int(each[2]) for each in words if each[0] == "confirmed"}
+
+
+class Owners:
+    """One after the other, and what they confirmed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.epoch = 0
+        self.confirmed: dict[int, int] = {}
+        self.running: list[Owner] = []
+
+    def start(self, *, file_bytes: int, count: int = 0) -> Owner:
+        self.epoch += 1
+        # The one before may have stored more than it could say: from the first unconfirmed batch on, all is sent again.
+        owner = Owner(self.root, self.epoch, len(self.confirmed), count, file_bytes)
+        self.running.append(owner)
+        return owner
+
+    def note(self, owner: Owner) -> None:
+        for number, offset in owner.confirmed().items():
+            assert self.confirmed.setdefault(number, offset) == offset
+        assert list(self.confirmed) == list(range(len(self.confirmed)))
+
+    async def check(self, broker: str = "a") -> None:
+        """Each confirmed batch at its offset, no gap, no repeat, each batch once."""
+        async with Machine(str(self.root), CALM, broker) as machine:
+            self.epoch += 1
+            segment = await machine.open(self.epoch)
+            assert segment.recovered.damage == []
+            reader = segment.reader(0)
+            stored: dict[int, int] = {}
+            while batches := await reader.read_available(50_000):
+                for header, data in batches:
+                    number = int(bytes(body_of(data, header)))
+                    assert number not in stored, "I10"
+                    assert header.base_offset == RECORDS * len(stored), "I1"
+                    stored[number] = header.base_offset
+            assert self.confirmed.items() <= stored.items(), "I2"
+            assert list(stored) == list(range(len(stored)))
+            await segment.close()
+
+
+@pytest.fixture
+def owners(tmp_path: Path) -> Iterator[Owners]:
+    owners = Owners(tmp_path)
+    yield owners
+    for owner in owners.running:
+        owner.kill()
+
+
+@pytest.mark.parametrize(("file_bytes", "rounds"), [(CALM, 6), (ROTATING, 8)], ids=["calm", "rotating all the time"])
+def test_whatever_was_confirmed_is_there_after_any_number_of_kills(
+    owners: Owners, file_bytes: int, rounds: int
+) -> None:
+    chance = random.Random(file_bytes)
+    for _ in range(rounds):
+        owner = owners.start(file_bytes=file_bytes)
+        for _ in range(chance.randrange(1, 120)):
+            owner.line()
+        owner.kill()
+        owners.note(owner)
+    assert len(owners.confirmed) > 20
+    asyncio.run(owners.check())
+
+
+def test_a_kill_at_any_moment_of_a_hand_over_leaves_a_log_that_can_be_continued(owners: Owners) -> None:
+    steps = (1, 2, 3, 5, 7)
+    for step in steps:
+        owner = owners.start(file_bytes=ROTATING, count=30)
+        while owner.line() != "handing over":
+            pass
+        for _ in range(step):
+            if owner.line() == "handed over":
+                break
+        owner.kill()
+        owners.note(owner)
+    assert len(owners.confirmed) == len(steps) * 30
+    asyncio.run(owners.check())
+
+
+def test_another_broker_continues_after_a_hand_over_and_not_after_a_kill(owners: Owners) -> None:
+    owner = owners.start(file_bytes=ROTATING, count=30)
+    owner.wait()
+    owners.note(owner)
+    assert owner.said[-1] == "handed over"
+    owner = owners.start(file_bytes=ROTATING)
+    while len(owner.confirmed()) < 5:
+        owner.line()
+    owner.kill()
+    owners.note(owner)
+    with pytest.raises(RecoveryUnsafe):
+        asyncio.run(owners.check("b"))
+    owner = owners.start(file_bytes=ROTATING, count=10)
+    owner.wait()
+    owners.note(owner)
+    asyncio.run(owners.check("b"))
+
+
+if __name__ == "__main__":
+    asyncio.run(own(sys.argv[1], *map(int, sys.argv[2:])))

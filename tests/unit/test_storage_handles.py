@@ -1,0 +1,173 @@
+"""Open files and footers for readers, and spare files for writers: bounded, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from braid.model.errors import FileMissing
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.spares import SpareFiles
+from braid.testing.disk import DiskFaults, SimulatedDisk
+from braid.testing.loop import Simulation, run_simulation
+from tests.storage_kit import SMALL, Bytes, NotingDisk, fill, make_chunk, open_log
+
+
+async def disk_with_files(simulation: Simulation, count: int) -> NotingDisk:
+    disk = NotingDisk(SimulatedDisk(simulation.random))
+    for number in range(count):
+        file = await disk.open(f"f{number}", create=True)
+        await file.write(0, [b"content of %d" % number], sync=False)
+        await file.close()
+    disk.most_open_files = 0
+    return disk
+
+
+def test_one_after_the_other_never_opens_more_files_than_allowed_and_reuses_them() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = await disk_with_files(simulation, 5)
+        handles = ReadHandles(disk, 2)
+        for number in [0, 1, 0, 2, 0, 3, 4, 4, 0]:
+            assert await handles.read(f"f{number}", 8, 100) == b"of %d" % number
+        assert disk.most_open_files == 2
+        await handles.close()
+        assert disk.open_files == 0
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_readers_at_once_get_the_right_bytes_and_the_bound_holds_afterwards(seed: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = await disk_with_files(simulation, 8)
+        handles = ReadHandles(disk, 2)
+
+        async def reader() -> None:
+            for _ in range(10):
+                number = simulation.random.randrange(8)
+                assert await handles.read(f"f{number}", 11, 1) == b"%d" % number
+
+        await asyncio.gather(*(reader() for _ in range(10)))
+        assert disk.open_files <= 2
+        await handles.close()
+        assert disk.open_files == 0
+
+    run_simulation(seed, main)
+
+
+def test_two_readers_of_a_closed_file_leave_one_handle() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = await disk_with_files(simulation, 1)
+        handles = ReadHandles(disk)
+        assert await asyncio.gather(*(handles.read("f0", 0, 7) for _ in range(5))) == [b"content"] * 5
+        assert disk.open_files == 1
+
+    run_simulation(1, main)
+
+
+def test_a_forgotten_file_is_closed_and_a_missing_one_says_so() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = await disk_with_files(simulation, 1)
+        handles = ReadHandles(disk)
+        await handles.read("f0", 0, 1)
+        await handles.forget("f0")
+        await handles.forget("never opened")
+        assert disk.open_files == 0
+        await disk.remove("f0")
+        with pytest.raises(FileMissing):
+            await handles.read("f0", 0, 1)
+
+    run_simulation(1, main)
+
+
+def test_footers_are_read_once_and_the_least_used_is_dropped() -> None:
+    async def main() -> None:
+        cache = FooterCache(2)
+        sources = {name: Bytes(make_chunk(10 * number, 3)) for number, name in enumerate("abc")}
+
+        async def get(name: str) -> int:
+            source = sources[name]
+            return (await cache.get(name, source, len(source.data))).base_offset
+
+        assert [await get(name) for name in "abaca"] == [0, 10, 0, 20, 0]
+        assert [source.reads for source in sources.values()] == [1, 1, 1]
+        await get("b")
+        assert sources["b"].reads == 2, "it was dropped for c"
+        cache.forget("b")
+        cache.forget("never there")
+        await get("b")
+        assert sources["b"].reads == 3
+
+    asyncio.run(main())
+
+
+def test_spares_are_made_ahead_taken_by_renaming_and_made_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random)
+        await disk.make_folder("spare")
+        await disk.prepare("spare/left-behind", 99)
+        await disk.make_folder("log")
+        spares = SpareFiles(disk, "spare", 4_096)
+        await spares.open()
+        await spares.filled()
+        assert [stat.size for stat in await disk.list("spare")] == [4_096, 4_096], "what was left behind is gone"
+        assert not await spares.take("log/x", 1_000), "no spare has that size"
+        assert await spares.take("log/x", 4_096)
+        assert disk.content("log/x") == bytes(4_096)
+        assert not disk.unsynced("log/x")
+        await spares.filled()
+        assert len(await disk.list("spare")) == 2
+        await spares.close()
+        assert await disk.list("spare") == []
+
+    run_simulation(1, main)
+
+
+def test_an_empty_stock_is_no_reason_to_wait() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random)
+        spares = SpareFiles(disk, "spare", 4_096, keep=1)
+        await spares.open()
+        assert not await spares.take("x", 4_096)
+        await spares.filled()
+        await disk.remove((await disk.list("spare"))[0].name.join(["spare/", ""]))
+        assert not await spares.take("x", 4_096), "somebody removed it"
+        await spares.close()
+
+    run_simulation(1, main)
+
+
+def test_a_disk_without_room_for_spares_costs_no_append() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random, faults=DiskFaults(capacity_bytes=40_000))
+        spares = SpareFiles(disk, "spare", 1 << 20)
+        await spares.open()
+        await spares.filled()
+        assert await disk.list("spare") == []
+        log = await open_log(disk, simulation, spares=spares)
+        await fill(log, 60)
+        await log.close()
+        await spares.close()
+
+    run_simulation(1, main)
+
+
+def test_a_busy_log_rotates_into_spares_and_reads_the_same() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random)
+        spares = SpareFiles(disk, "spare", SMALL.files.file_bytes)
+        await spares.open()
+        await spares.filled()
+        made = {path for path in disk.paths() if path.startswith("spare/")}
+        log = await open_log(disk, simulation, spares=spares)
+        for _ in range(5):
+            await fill(log, 20)
+            await spares.filled()
+        assert made - set(disk.paths()), "a spare was taken"
+        await log.close()
+        await spares.close()
+        log = await open_log(disk, simulation, epoch=2)
+        assert (log.base_offset, log.end) == (0, 100)
+
+    run_simulation(1, main)

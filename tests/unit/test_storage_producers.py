@@ -1,0 +1,147 @@
+"""The producer table: what is a retry, what continues, what is neither (I10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.model.errors import ChunkCorrupt, OutOfSequence
+from braid.model.ids import Offset
+from braid.storage import producers
+from braid.storage.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable
+from tests.storage_kit import make_header
+
+
+def table_of(*batches: tuple[int, int, int, int]) -> ProducerTable:
+    """(producer, first sequence, count, base offset) of each stored batch."""
+    table = ProducerTable()
+    for producer, sequence, count, base in batches:
+        table.apply(make_header(count, producer=producer, sequence=sequence), Offset(base))
+    return table
+
+
+TEN_BATCHES = tuple((7, 5 * n, 5, 100 + 10 * n) for n in range(10))
+"""Sequences 0–49 of producer 7, five in each batch; the last eight batches are remembered."""
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count", "expected"),
+    [
+        (50, 1, None),
+        (50, 1_000, None),
+        (45, 5, Duplicate(Offset(190), Offset(195))),
+        (10, 5, Duplicate(Offset(120), Offset(125))),
+        (5, 5, Duplicate(None, Offset(120))),
+        (0, 5, Duplicate(None, Offset(120))),
+        (0, 10, Duplicate(None, Offset(120))),
+        (3, 4, Duplicate(None, Offset(120))),
+    ],
+    ids=[
+        "continues",
+        "continues with many",
+        "repeats the last batch",
+        "repeats the oldest remembered batch",
+        "repeats a forgotten batch",
+        "repeats the first batch",
+        "repeats two forgotten batches as one",
+        "repeats a forgotten part",
+    ],
+)
+def test_a_batch_continues_or_repeats(sequence: int, count: int, expected: Duplicate | None) -> None:
+    assert table_of(*TEN_BATCHES).check(make_header(count, producer=7, sequence=sequence)) == expected
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count"),
+    [(51, 1), (1_000, 5), (49, 2), (45, 6), (45, 4), (46, 4), (44, 2), (5, 10), (9, 2), (0, 100)],
+    ids=[
+        "one missing",
+        "many missing",
+        "overlaps the end",
+        "repeats the last batch and one more",
+        "a part of the last batch",
+        "the end of the last batch",
+        "across two batches",
+        "a forgotten batch and a remembered one",
+        "across the edge of what is remembered",
+        "everything and more",
+    ],
+)
+def test_what_neither_continues_nor_repeats_is_out_of_sequence(sequence: int, count: int) -> None:
+    with pytest.raises(OutOfSequence, match=rf"0x7 sent sequences {sequence}–{sequence + count - 1}.*is 50"):
+        table_of(*TEN_BATCHES).check(make_header(count, producer=7, sequence=sequence))
+
+
+def test_a_producer_without_an_id_is_never_a_retry_and_takes_no_room() -> None:
+    table = table_of((0, 0, 1, 0), (0, 0, 1, 1))
+    assert table.check(make_header(producer=0, sequence=0)) is None
+    assert table.check(make_header(producer=0, sequence=77)) is None
+    assert len(table) == 0
+
+
+def test_an_unknown_producer_may_begin_anywhere() -> None:
+    assert table_of(*TEN_BATCHES).check(make_header(producer=8, sequence=900)) is None
+
+
+def test_control_batches_leave_no_trace() -> None:
+    table = ProducerTable()
+    table.apply(make_header(0, producer=7, sequence=3), Offset(5))
+    assert len(table) == 0
+
+
+def test_of_too_many_producers_the_one_that_was_silent_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
+    table = table_of((1, 0, 1, 0), (2, 0, 1, 1), (3, 0, 1, 2), (1, 1, 1, 3), (4, 0, 1, 4))
+    assert len(table) == 3
+    assert table.check(make_header(producer=2, sequence=9)) is None, "2 is forgotten, so it may begin anywhere"
+    for known in (1, 3, 4):
+        assert table.check(make_header(producer=known, sequence=0)) is not None
+
+
+def test_the_bound_of_ten_thousand_producers_holds() -> None:
+    table = table_of(*((producer, 0, 1, producer) for producer in range(1, 10_102)))
+    assert len(table) == producers.MAX_PRODUCERS == 10_000
+    assert len(ProducerTable.from_rows(b"".join(table.rows()))) == 10_000
+
+
+def rows_of(table: ProducerTable) -> bytes:
+    return b"".join(table.rows())
+
+
+def test_rows_round_trip_with_what_is_remembered_and_the_order_of_forgetting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
+    table = table_of(*TEN_BATCHES, ((1 << 64) - 1, (1 << 63), 2, (1 << 62)), (7, 50, 1, 300))
+    twin = ProducerTable.from_rows(rows_of(table))
+    assert len(rows_of(table)) == (REMEMBERED_BATCHES + 1) * ROW_BYTES
+    assert rows_of(twin) == rows_of(table)
+    for each in (table, twin):
+        each.apply(make_header(producer=9, sequence=0), Offset(400))
+        assert each.check(make_header(producer=(1 << 64) - 1, sequence=5)) is None, "the silent one went"
+        assert each.check(make_header(producer=7, sequence=50)) == Duplicate(Offset(300), Offset(301))
+
+
+def test_rows_that_are_not_whole_are_refused() -> None:
+    with pytest.raises(ChunkCorrupt, match="31 bytes"):
+        ProducerTable.from_rows(rows_of(table_of((1, 0, 1, 0)))[:-1])
+
+
+def test_extending_by_a_later_table_counts_what_both_know_once() -> None:
+    early = table_of(*TEN_BATCHES, (1, 0, 3, 500))
+    later = table_of(*TEN_BATCHES[8:], (7, 50, 5, 200), (2, 0, 1, 600))
+    early.extend(later)
+    assert rows_of(early).count(rows_of(table_of(TEN_BATCHES[9]))) == 1
+    assert early.check(make_header(5, producer=7, sequence=45)) == Duplicate(Offset(190), Offset(195))
+    assert early.check(make_header(5, producer=7, sequence=55)) is None
+    assert early.check(make_header(3, producer=1, sequence=0)) == Duplicate(Offset(500), Offset(503))
+    assert early.check(make_header(1, producer=2, sequence=0)) == Duplicate(Offset(600), Offset(601))
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    table = table_of((1, 0, 1, 0))
+    twin = table.copy()
+    twin.apply(make_header(producer=1, sequence=1), Offset(1))
+    twin.apply(make_header(producer=2, sequence=0), Offset(2))
+    assert table.check(make_header(producer=1, sequence=1)) is None
+    assert len(table) == 1
+    for sequence in range(2, 2 + 2 * REMEMBERED_BATCHES):
+        twin.apply(make_header(producer=1, sequence=sequence), Offset(10 + sequence))
+    assert len(rows_of(twin)) == (REMEMBERED_BATCHES + 1) * ROW_BYTES, "the copy has the same bound"

@@ -1,0 +1,479 @@
+"""One segment on its owner: opening, reopening, handing over, taking over, and knowing retries all along (I1, I10)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.store import Compare, Put
+from braid.model.errors import (
+    Fenced,
+    LogClosed,
+    LogSealed,
+    MetadataUnavailable,
+    OutOfSequence,
+    RecoveryUnsafe,
+)
+from braid.model.ids import Epoch, Revision
+from braid.ports.clock import SystemClock
+from braid.ports.os_disk import OsDisk
+from braid.storage.cache import HotCache
+from braid.storage.chunk import read_footer
+from braid.storage.disk_objects import DiskObjects
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.log import Appended, Durability, LogConfig
+from braid.storage.manifest import read_segment_manifest
+from braid.storage.recovery_start import Source
+from braid.storage.retention import RetentionPolicy
+from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.spares import SpareFiles
+from braid.testing.objects import Faults, FaultyObjects
+from tests.storage_kit import (
+    DESCRIPTOR,
+    SEGMENT_FOLDER,
+    SMALL,
+    SMALL_FILES,
+    TOPIC,
+    WAL_FOLDER,
+    Broker,
+    Bytes,
+    World,
+    fill,
+    make_batch,
+    make_header,
+    read_all,
+    read_offsets,
+    run,
+    simulated,
+)
+
+
+async def send(segment: SegmentStorage, sequence: int, count: int = 1, producer: int = 7) -> Appended:
+    appended = segment.append(make_batch(count, producer=producer, sequence=sequence))
+    await segment.log.confirm(appended)
+    return appended
+
+
+@simulated
+async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) -> None:
+    """Broker A accepts 0..21, a consumer has acknowledged 13, the topic moves, B accepts 22..27."""
+    a = await world.a.open()
+    await fill(a, 22)
+    sealed = await a.hand_over()
+    assert (sealed.last_committed_offset, sealed.broker_id, sealed.epoch) == (21, "a", 1)
+    assert world.a.wal_names() == [], "local files are cleared"
+    b = await world.b.open()
+    assert (b.start.source, b.start.offset) == (Source.SEALED, 22)
+    await fill(b, 6)
+    assert b.log.base_offset == 22, "history belongs to the chunks, the local files to the new tail"
+    assert await read_offsets(b, 14) == list(range(14, 28))
+    assert [batch.body for batch in await read_all(b)] == [b"x" * 100 + b"%d" % offset for offset in range(28)]
+
+
+@simulated
+async def test_a_reopen_goes_on_where_the_files_end(world: World) -> None:
+    segment = await world.a.open()
+    assert (segment.start.source, segment.start.offset) == (Source.EMPTY, 0)
+    for round_ in range(1, 6):
+        await fill(segment, 13)
+        await (segment.close() if round_ % 2 else segment.abandon())
+        segment = await world.a.start().open()
+        assert (segment.start.source, segment.log.end) == (Source.LOCAL, 13 * round_)
+    assert await read_offsets(segment) == list(range(65))
+
+
+async def reopened(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await segment.close()
+    return await world.a.start().open()
+
+
+async def crashed(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await segment.exporter.stop()
+    world.a.crash()
+    return await world.a.open()
+
+
+async def rotated(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await fill(segment, 100)
+    await segment.log.rotate()
+    return await crashed(world, segment)
+
+
+async def reclaimed(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await fill(segment, 100)
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    await segment.apply_retention(RetentionPolicy())
+    return await crashed(world, segment)
+
+
+async def moved(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await segment.hand_over()
+    return await world.b.open()
+
+
+async def moved_without_checkpoint_reuse(world: World, segment: SegmentStorage) -> SegmentStorage:
+    segment = await moved(world, segment)
+    await fill(segment, 3)
+    await segment.exporter.stop()
+    world.b.crash()
+    return await world.b.open()
+
+
+async def taken_over(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    return await world.b.open(accept_loss=True)
+
+
+WAYS = [reopened, crashed, rotated, reclaimed, moved, moved_without_checkpoint_reuse, taken_over]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_retry_is_known_however_the_log_got_its_owner(way: object) -> None:
+    async def main(world: World) -> None:
+        segment = await world.a.open()
+        for sequence in range(0, 40, 4):
+            await send(segment, sequence, 4)
+        segment = await way(world, segment)  # type: ignore[operator]
+        end = segment.log.end
+        again = await send(segment, 36, 4)
+        assert (again.base_offset, again.next_offset, again.duplicate) == (36, 40, True)
+        old = await send(segment, 0, 4)
+        assert (old.base_offset, old.duplicate) == (None, True), "known, though its place is forgotten"
+        for sequence, count in ((41, 1), (38, 4), (39, 1)):
+            with pytest.raises(OutOfSequence):
+                segment.append(make_batch(count, producer=7, sequence=sequence))
+        assert segment.log.end == end
+        assert not (await send(segment, 40)).duplicate
+        assert (await send(segment, 0, producer=8)).base_offset == end + 1
+
+    run(main)
+
+
+@simulated
+async def test_retries_of_batches_before_and_after_a_move_are_known_after_the_new_owners_crash(world: World) -> None:
+    segment = await world.a.open()
+    await send(segment, 0, 3)
+    segment = await moved(world, segment)
+    await send(segment, 3, 2)
+    await send(segment, 0, 1, producer=9)
+    await segment.exporter.stop()
+    world.b.crash()
+    segment = await world.b.open()
+    assert segment.log.base_offset == 3, "the first batch is in a chunk only"
+    for sequence, count, producer, base in ((0, 3, 7, 0), (3, 2, 7, 3), (0, 1, 9, 5)):
+        assert (await send(segment, sequence, count, producer)).base_offset == base
+    assert segment.log.end == 6
+
+
+def test_a_footer_never_knows_a_batch_that_is_only_queued() -> None:
+    async def main(world: World) -> None:
+        segment = await world.a.open()
+        for sequence in range(300):
+            segment.append(make_batch(producer=7, sequence=sequence))
+        await segment.log.flush()
+        await segment.log.rotate()
+        closed = [file for file in segment.log.files if file.closed]
+        assert len(closed) > 10
+        for file in closed:
+            data = world.a.disk.content(f"{WAL_FOLDER}/{file.name}")
+            footer = await read_footer(Bytes(data), len(data))
+            known = footer.producers.check(make_header(producer=7, sequence=file.next_offset - 1))
+            assert known is not None
+            assert known.base_offset == file.next_offset - 1
+            queued = make_header(producer=7, sequence=file.next_offset)
+            assert footer.producers.check(queued) is None, "the next one is not stored yet"
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_crash_a_batch_is_a_retry_exactly_if_it_is_stored(seed: int) -> None:
+    async def main(world: World) -> None:
+        segment = await world.a.open()
+        for sequence in range(100):
+            segment.append(make_batch(producer=7, sequence=sequence))
+        await asyncio.sleep(world.simulation.random.uniform(0, 0.02))
+        confirmed = segment.log.confirmed.value
+        segment = await crashed(world, segment)
+        stored = segment.log.end
+        assert stored >= confirmed
+        for sequence in range(max(0, stored - 8), 100):
+            appended = await send(segment, sequence)
+            assert appended.duplicate == (sequence < stored)
+            assert appended.base_offset == sequence
+
+    run(main, seed)
+
+
+@pytest.mark.parametrize("last_rotation", [False, True], ids=["in a file with records", "in a file of its own"])
+def test_a_sealed_log_stays_sealed_through_reopens_and_moves(last_rotation: bool) -> None:
+    async def main(world: World) -> None:
+        segment = await world.a.open()
+        await fill(segment, 30)
+        if last_rotation:
+            await segment.log.rotate()
+        assert await segment.log.seal() == 30
+        broker: Broker = world.a
+        for way in ("close", "close", "crash", "move", "close", "move", "move", "crash", "move"):
+            if way == "close":
+                await segment.close()
+            elif way == "crash":
+                await segment.exporter.stop()
+                broker.crash()
+            else:
+                await segment.hand_over()
+                manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
+                assert manifest is not None
+                assert (manifest.sealed, manifest.next_offset) == (True, 30)
+                broker = world.b if broker is world.a else world.a
+            segment = await broker.start().open()
+            assert segment.log.sealed
+            with pytest.raises(LogSealed, match="sealed at offset 30"):
+                segment.append(make_batch())
+            assert await segment.log.seal() == 30
+            assert await read_offsets(segment) == list(range(30))
+
+    run(main)
+
+
+@simulated
+async def test_a_log_that_was_sealed_and_exported_stays_sealed_when_its_owner_is_lost(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 10)
+    await segment.log.seal()
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    successor = await world.b.open(accept_loss=True)
+    assert successor.log.sealed
+    assert successor.log.end == 10
+
+
+@simulated
+async def test_handing_over_marks_the_end_in_one_transaction_with_what_the_caller_adds(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 30)
+    with pytest.raises(Fenced):
+        await segment.hand_over([Compare("/ownership", Revision(99))], [Put("/ownership", b"sealed")])
+    assert world.a.wal_names() != [], "nothing is dropped before the sealed state stands"
+    assert await world.store.get("/ownership") is None
+    await segment.hand_over([Compare("/ownership", Revision(0))], [Put("/ownership", b"sealed")])
+    entry = await world.store.get("/ownership")
+    assert entry is not None
+    sealed = next(e for e in (await world.store.list("/storage/")).entries if e.key.endswith("/state"))
+    assert sealed.revision == entry.revision
+    assert world.a.wal_names() == []
+
+
+@simulated
+async def test_a_hand_over_that_failed_half_way_is_simply_called_again(world: World) -> None:
+    objects = FaultyObjects(world.objects, world.simulation.random, Faults(fails_before=0.2, fails_after=0.2))
+    segment = await world.a.start(objects=objects).open()
+    await fill(segment, 100)
+    failures = 0
+    for _ in range(200):
+        try:
+            await segment.hand_over()
+            break
+        except Exception:
+            failures += 1
+    assert failures > 0
+    b = await world.b.open()
+    assert (b.log.end, b.start.source) == (100, Source.SEALED)
+    assert await read_offsets(b) == list(range(100))
+
+
+@simulated
+async def test_nothing_can_be_appended_while_and_after_handing_over(world: World) -> None:
+    segment = await world.a.open()
+    waiting = [asyncio.create_task(segment.log.confirm(segment.append(make_batch()))) for _ in range(30)]
+    moving = asyncio.create_task(segment.hand_over())
+    await asyncio.sleep(0.0001)
+    assert not moving.done()
+    with pytest.raises(LogClosed):
+        segment.append(make_batch())
+    sealed = await moving
+    with pytest.raises(LogClosed):
+        segment.append(make_batch())
+    await asyncio.gather(*waiting)
+    assert sealed.last_committed_offset == 29, "what was taken before was confirmed and is part of it"
+
+
+@simulated
+async def test_an_empty_segment_can_move_too(world: World) -> None:
+    for number, broker in enumerate((world.a, world.b, world.a)):
+        segment = await broker.open()
+        assert (segment.log.end, segment.earliest) == (0, 0)
+        assert segment.start.source is (Source.SEALED if number else Source.EMPTY)
+        assert (await segment.hand_over()).last_committed_offset == -1
+    segment = await world.b.open()
+    await fill(segment, 1)
+    assert await read_offsets(segment) == [0]
+
+
+@simulated
+async def test_without_the_old_owners_files_nobody_opens_until_the_loss_is_accepted(world: World) -> None:
+    a = await world.a.open()
+    await fill(a, 30)
+    await a.log.rotate()
+    await a.exporter.export_closed()
+    await a.exporter.stop()
+    await fill(a, 12)
+    before = await world.store.list("/")
+    with pytest.raises(RecoveryUnsafe, match=r"Chunks reach offset 30.*accept the loss"):
+        await world.b.open()
+    assert await world.store.list("/") == before, "a refusal fences nobody"
+    await fill(a, 1)
+    b = await world.b.open(accept_loss=True)
+    assert (b.start.source, b.start.loss_accepted, b.log.end) == (Source.CHUNKS, True, 30)
+    await fill(b, 5)
+    await a.abandon()
+    await b.hand_over()
+    a = await world.a.start().open()
+    assert a.log.end == 35
+    assert await read_offsets(a) == list(range(35))
+    kept = [path for path in world.a.disk.paths() if "/aside-1/" in path]
+    assert len(kept) >= 1, "the records that were given up are kept aside, not deleted"
+
+
+@simulated
+async def test_claims_that_never_began_do_not_hide_the_log(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 25)
+    await segment.exporter.stop()
+    for fault_at in range(3):
+        world.a.crash()
+        calls = [0]
+
+        def fault(request: str, calls: list[int] = calls, last: int = fault_at) -> Fault:
+            calls[0] += request == "txn"
+            return Fault.UNAVAILABLE if request == "txn" and calls[0] == (1 if last == 0 else 2) else Fault.NONE
+
+        world.a.store.fault = fault
+        with pytest.raises(MetadataUnavailable):
+            await world.a.open()
+    segment = await world.a.start().open()
+    assert (segment.start.source, segment.log.end) == (Source.LOCAL, 25)
+    assert await read_offsets(segment) == list(range(25))
+
+
+@simulated
+async def test_metadata_that_cannot_be_read_is_not_an_empty_segment(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 25)
+    await segment.hand_over()
+    world.b.store.fault = lambda _request: Fault.UNAVAILABLE
+    with pytest.raises(MetadataUnavailable):
+        await world.b.open()
+    assert world.b.wal_names() == []
+    world.b.store.fault = lambda _request: Fault.NONE
+    assert (await world.b.open()).log.end == 25
+
+
+@simulated
+async def test_an_open_segment_has_begun_before_anything_can_be_appended(world: World) -> None:
+    segment = await world.a.open()
+    assert segment.catalog.frontier is not None
+    assert segment.catalog.frontier.begun
+    assert not world.a.disk.unsynced(f"{WAL_FOLDER}/{segment.log.files[-1].name}")
+
+
+@simulated
+async def test_local_mode_exports_nothing_before_the_hand_over(world: World) -> None:
+    segment = await world.a.start(mode=StorageMode.LOCAL).open()
+    await fill(segment, 100)
+    await segment.log.rotate()
+    await asyncio.sleep(100)
+    assert await world.objects.list("") == []
+    await segment.hand_over()
+    assert len([s for s in await world.objects.list(SEGMENT_FOLDER) if s.name.endswith(".chunk")]) == 5
+
+
+@simulated
+async def test_a_sweep_removes_what_no_catalog_refers_to_and_nothing_else(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 40)
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    orphan = f"{SEGMENT_FOLDER}/{0:020d}-{20:020d}-{99:010d}.chunk"
+    coming = f"{SEGMENT_FOLDER}/{40:020d}-{60:020d}-{99:010d}.chunk"
+    for name in (orphan, coming, f"{SEGMENT_FOLDER}/notes.txt"):
+        await world.objects.create(name, [b"x"])
+    before = {stat.name for stat in await world.objects.list("")}
+    assert await segment.sweep() == 1
+    assert {stat.name for stat in await world.objects.list("")} == before - {orphan}
+    assert await segment.sweep() == 0
+    assert await read_offsets(segment) == list(range(40))
+
+
+@simulated
+async def test_a_record_that_was_only_in_memory_may_go_with_the_power_but_no_offset_is_given_twice(
+    world: World,
+) -> None:
+    config = LogConfig(durability=Durability.MEMORY, files=SMALL_FILES, memory_sync_s=1_000)
+    segment = await world.a.open(config)
+    await fill(segment, 10)
+    await segment.log.flush()
+    await fill(segment, 5)
+    await segment.exporter.stop()
+    world.a.crash()
+    segment = await world.a.open(config)
+    assert 10 <= segment.log.end <= 15
+    assert await read_offsets(segment) == list(range(segment.log.end))
+
+
+def os_shelf(folder: Path, disk: OsDisk, objects_disk: OsDisk, store: MemoryStore, name: str) -> Shelf:
+    return Shelf(
+        broker_id=name,
+        disk=disk,
+        folder=str(folder / name / "wal"),
+        store=store,
+        objects=DiskObjects(objects_disk, str(folder / "objects")),
+        mode=StorageMode.SHARED_FS,
+        clock=SystemClock(),
+        cache=HotCache(2_000),
+        handles=ReadHandles(disk, 4),
+        footers=FooterCache(),
+        spares=SpareFiles(disk, str(folder / name / "spare"), SMALL.files.file_bytes),
+        random=random.Random(1),
+    )
+
+
+def test_on_a_real_disk_a_log_is_written_exported_reclaimed_moved_and_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = OsDisk()
+        store = MemoryStore(SystemClock())
+        try:
+            a = os_shelf(tmp_path, disk, disk, store, "a")
+            assert a.spares is not None
+            await a.spares.open()
+            segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(1), SMALL)
+            await fill(segment, 100)
+            await segment.close()
+            segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(2), SMALL)
+            await fill(segment, 100)
+            await send(segment, 0, 5)
+            await segment.log.rotate()
+            await segment.exporter.export_closed()
+            await segment.apply_retention(RetentionPolicy())
+            assert segment.log.base_offset > 100
+            assert await read_offsets(segment, 0, 1_000) == list(range(205))
+            await segment.hand_over()
+            await a.spares.close()
+            b = os_shelf(tmp_path, disk, disk, store, "b")
+            segment = await SegmentStorage.open(b, TOPIC, DESCRIPTOR, Epoch(3), SMALL)
+            assert (await send(segment, 0, 5)).base_offset == 200
+            await fill(segment, 5)
+            assert await read_offsets(segment) == list(range(210))
+            await segment.close()
+            await a.handles.close()
+            await b.handles.close()
+        finally:
+            await disk.close()
+
+    asyncio.run(main())
