@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
+
 from benchmarks.allocator import keep_freed_memory
 from benchmarks.report import Report
-
 from braid.model.batch import Codec, verify
 from braid.model.columns import decode_arrow, decode_messages, encode_batch, encode_table
 

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Report
-
 from braid.metadata.history import watching
 from braid.metadata.memory import MemoryStore
 from braid.metadata.sqlite import SqliteStore

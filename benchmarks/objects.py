@@ -21,12 +21,11 @@ from uuid import uuid4
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from tests.s3_server import CREDENTIALS, running_s3_server
-
 from braid.ports.os_disk import OsDisk
 from braid.storage.disk_objects import DiskObjects
 from braid.storage.object_urls import open_objects
 from braid.storage.objects import Objects
+from tests.s3_server import CREDENTIALS, running_s3_server
 
 MIB = 1 << 20
 PART_BYTES = 256 << 10

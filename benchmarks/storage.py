@@ -21,7 +21,6 @@ from statistics import median
 
 from benchmarks.allocator import keep_freed_memory
 from benchmarks.report import Report
-
 from braid.metadata.memory import MemoryStore
 from braid.model.batch import verify
 from braid.model.columns import decode_arrow, encode_batch

@@ -27,7 +27,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import pytest
-from tests.etcd_server import EtcdServer, grpc_settled, shared_etcd_server
 
 from braid.metadata.etcd import EtcdStore
 from braid.metadata.memory import MemoryStore
@@ -35,6 +34,7 @@ from braid.metadata.sqlite import SqliteStore
 from braid.metadata.store import Changes, Condition, Lease, Operation, Store
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
+from tests.etcd_server import EtcdServer, grpc_settled, shared_etcd_server
 
 PATIENCE_S = 60.0
 """How long a test may take before it counts as hanging. Nothing waits this long when the store works."""

@@ -11,7 +11,6 @@ from typing import Protocol
 from uuid import uuid4
 
 import pytest
-from tests.s3_server import CREDENTIALS, S3Server, running_s3_server
 
 from braid.ports.os_disk import OsDisk
 from braid.storage.disk_objects import DiskObjects
@@ -20,6 +19,7 @@ from braid.storage.objects import Objects
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+from tests.s3_server import CREDENTIALS, S3Server, running_s3_server
 
 Story = Callable[[Objects], Awaitable[None]]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

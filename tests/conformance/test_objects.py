@@ -10,18 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from uuid import uuid4
 
 import pytest
-from tests.conformance.objects_factories import (
-    BRISK,
-    PLACES,
-    Handler,
-    Place,
-    open_s3,
-    place_of,
-    s3_for_tests,
-    serving,
-    told,
-)
-from tests.s3_server import SECRET, S3Server, unused_port
 
 from braid.model.errors import (
     DiskFull,
@@ -40,6 +28,18 @@ from braid.storage.remote_objects import Probe, RemoteObjects, probe
 from braid.testing.disk import DiskFaults, SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.objects import MemoryObjects
+from tests.conformance.objects_factories import (
+    BRISK,
+    PLACES,
+    Handler,
+    Place,
+    open_s3,
+    place_of,
+    s3_for_tests,
+    serving,
+    told,
+)
+from tests.s3_server import SECRET, S3Server, unused_port
 
 BOUND_S = 15.0
 """Far above what the limits of these tests allow, and below the 30 s that the library would take by itself."""

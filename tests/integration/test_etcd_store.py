@@ -7,7 +7,6 @@ import itertools
 import uuid
 
 import pytest
-from tests.etcd_server import FAST_ELECTION, etcd_server, free_ports, run_test, shared_etcd_server
 
 from braid.metadata.etcd import PAGE_KEYS, EtcdStore, EtcdTls
 from braid.metadata.history import watching
@@ -18,6 +17,7 @@ from braid.model.errors import (
     MetadataUnavailable,
 )
 from braid.model.ids import Revision
+from tests.etcd_server import FAST_ELECTION, etcd_server, free_ports, run_test, shared_etcd_server
 
 
 async def open_shared(key_prefix: str | None = None) -> EtcdStore:

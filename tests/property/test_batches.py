@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property import fuzz_batches
 
 from braid.model.batch import MAX_OFFSET, Codec, stamp, verify
 from braid.model.columns import decode_arrow, decode_messages, encode_batch, encode_table, largest_body
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset
 from braid.model.message import Message
+from tests.property import fuzz_batches
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SHORT_BYTES = st.binary(max_size=40)

@@ -108,7 +108,7 @@ def forget_producers(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
-    leave_torn_tails: [12, 67, 96, 118, 126, 134],
+    leave_torn_tails: [120, 389, 480, 592, 678],
     count_the_page_cache_as_durable: [82, 118, 126, 134, 136, 147],
     write_without_comparing: [0, 2, 4],
     confirm_without_lease: [0, 2, 4],

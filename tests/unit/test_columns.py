@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from tests.vectors import make_record_batches as vectors
 
 from braid.model import body, draft
 from braid.model.batch import HEADER_BYTES, NO_KEYS, Codec, Flag, control_batch, parse_header, stamp, verify
@@ -30,6 +29,7 @@ from braid.model.errors import BatchCorrupt, BatchTooLarge, BatchTruncated, Batc
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset
 from braid.model.message import Message
+from tests.vectors import make_record_batches as vectors
 
 NOW_US = 1_700_000_000_000_000
 

@@ -156,7 +156,7 @@ async def attempt(work: str, zombie: SegmentStorage, successor: SegmentStorage) 
         case "hand over":
             await zombie.hand_over()
         case "retention":
-            await zombie.apply_retention(RetentionPolicy(max_bytes=0))
+            await zombie.apply_retention(RetentionPolicy(max_age_s=-1))
         case "remove":
             await zombie.catalog.remove(zombie.catalog.chunks[:1])
         case "begin":

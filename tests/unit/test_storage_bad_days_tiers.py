@@ -196,3 +196,25 @@ def test_a_retried_batch_is_stored_once_after_every_kind_of_end() -> None:
         assert await read_all(segment.reader(0)) == [(n, n) for n in range(4)]
 
     simulate(main)
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_producer_whose_batches_are_no_longer_local_is_still_recognised(checkpoint: bool) -> None:
+    async def main(scene: Scene) -> None:
+        a = scene.broker("a")
+        segment = await a.open()
+        await segment.log.confirm(segment.append(batch(1_000, producer=9, sequence=0)))
+        await scene.publish(segment, 12)
+        await segment.log.rotate()
+        await segment.exporter.export_closed()
+        await segment.apply_retention(RetentionPolicy())
+        assert segment.log.base_offset > 0
+        await asyncio.sleep(1)
+        a.kill()
+        if not checkpoint:
+            await a.disk.remove(CHECKPOINT)
+        segment = await a.open()
+        again = segment.append(batch(1_000, producer=9, sequence=0))
+        assert (again.duplicate, again.base_offset) == (True, 0)
+
+    simulate(main, file_bytes=600)

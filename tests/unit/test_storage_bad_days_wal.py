@@ -339,7 +339,7 @@ def test_a_flipped_bit_anywhere_before_the_last_group_is_never_a_torn_tail() -> 
             found = await recover(a.disk, FOLDER)
             assert found.next_offset == 9, position
             assert found.damage, position
-            assert found.tail is None, position
+            assert found.torn_bytes == 0, position
 
     simulate(main)
 
@@ -384,6 +384,23 @@ def test_a_torn_tail_behind_damage_does_not_keep_the_log_from_opening_again() ->
             a.power_loss()
 
     simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_only_the_page_cache_held_behind_damage_is_durable_before_it_counts_again(seed: int) -> None:
+    async def main(scene: Scene) -> None:
+        a = scene.broker("a")
+        await three_groups(scene, a)
+        a.disk.flip(FIRST, at(4) + HEADER_BYTES, 0)
+        file = await a.disk.open(FIRST)
+        await file.write(at(9), [stamped(50, 9)], sync=False)
+        segment = await a.open()
+        shown = await read_all(segment.reader(5))
+        assert offsets(shown) == [5, 6, 7, 8, 9]
+        a.power_loss()
+        assert await read_all((await a.open()).reader(5)) == shown
+
+    simulate(main, seed=seed)
 
 
 def test_several_damages_are_all_reported() -> None:

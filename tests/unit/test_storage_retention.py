@@ -154,9 +154,9 @@ async def test_earliest_is_right_after_retention_and_after_a_reopen(world: World
 async def test_a_chunk_that_a_subscription_needs_stays_unless_the_policy_says_so(world: World) -> None:
     segment = await exported(world, 100)
     bases = [chunk.base_offset for chunk in segment.catalog.chunks]
-    await segment.apply_retention(RetentionPolicy(max_bytes=0), needed_from=Offset(bases[2] + 1))
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1), needed_from=Offset(bases[2] + 1))
     assert segment.catalog.chunks[0].base_offset == bases[2]
-    await segment.apply_retention(RetentionPolicy(max_bytes=0, delete_unconsumed=True), needed_from=Offset(0))
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1, delete_unconsumed=True), needed_from=Offset(0))
     assert segment.catalog.chunks == []
 
 
@@ -179,11 +179,11 @@ async def test_an_object_is_deleted_only_after_the_catalog_has_dropped_it(world:
     before = await chunk_objects(world)
     world.a.store.fault = lambda _request: Fault.UNAVAILABLE
     with pytest.raises(MetadataUnavailable):
-        await segment.apply_retention(RetentionPolicy(max_bytes=0))
+        await segment.apply_retention(RetentionPolicy(max_age_s=-1))
     assert await chunk_objects(world) == before
     assert segment.earliest == 0
     world.a.store.fault = lambda _request: Fault.NONE
-    await segment.apply_retention(RetentionPolicy(max_bytes=0))
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
     assert await chunk_objects(world) == []
 
 
@@ -193,7 +193,7 @@ async def test_a_fenced_owner_deletes_nothing(world: World) -> None:
     successor = await world.b.open(accept_loss=True)
     before = await chunk_objects(world)
     with pytest.raises(Fenced):
-        await zombie.apply_retention(RetentionPolicy(max_bytes=0))
+        await zombie.apply_retention(RetentionPolicy(max_age_s=-1))
     assert await chunk_objects(world) == before
     assert await read_offsets(successor) == list(range(60))
 
@@ -205,7 +205,7 @@ async def test_more_chunks_than_one_transaction_takes_can_expire_at_once(world: 
     await segment.log.rotate()
     await segment.exporter.export_closed()
     assert len(segment.catalog.chunks) == 300
-    await segment.apply_retention(RetentionPolicy(max_bytes=0))
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
     assert segment.catalog.chunks == []
     assert await chunk_objects(world) == []
     manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
@@ -309,7 +309,7 @@ async def test_a_manifest_that_retention_could_not_write_is_written_by_the_next_
     await segment.exporter.stop()
     objects.faults = Faults(fails_before=1)
     with pytest.raises(ObjectStoreUnavailable):
-        await segment.apply_retention(RetentionPolicy(max_bytes=0))
+        await segment.apply_retention(RetentionPolicy(max_age_s=-1))
     objects.faults = Faults()
     await segment.exporter.export_closed()
     manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
@@ -341,3 +341,19 @@ async def test_a_log_refuses_to_forget_its_newest_closed_file(world: World) -> N
     segment = await exported(world, 40)
     with pytest.raises(BrokenInvariant, match="must not be removed"):
         segment.log.forget_files({segment.log.files[-1].name})
+
+
+@pytest.mark.parametrize(
+    ("policy", "keep_newest", "count"),
+    [
+        (RetentionPolicy(max_bytes=0), True, 1),
+        (RetentionPolicy(max_bytes=0), False, 2),
+        (RetentionPolicy(max_age_s=1), True, 2),
+    ],
+)
+def test_size_alone_never_takes_the_newest_chunk_whose_footer_knows_the_producers(
+    policy: RetentionPolicy, keep_newest: bool, count: int
+) -> None:
+    pieces = [Aged(Offset(10), 100, 0), Aged(Offset(20), 100, 0)]
+    found = expired(pieces, policy, total_bytes=200, now_us=60_000_000, needed_from=None, keep_newest=keep_newest)
+    assert found == count

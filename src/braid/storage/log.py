@@ -48,6 +48,9 @@ from braid.storage.wal import WalFile
 from braid.storage.watermark import Watermark
 from braid.storage.writer import FileConfig, WalWriter
 
+MAX_COMMIT_LAG: Final = 1 << 31
+"""Sync at the latest when so many records are not: a batch states its lag in 32 bits."""
+
 
 class Durability(Enum):
     MEMORY = "memory"
@@ -325,6 +328,8 @@ class Log:
         headers: list[BatchHeader] = []
         size, last_number = 0, 0
         while self._pending and size + len(self._pending[0].batch) <= room:
+            if batches and self._pending[0].base_offset - synced >= MAX_COMMIT_LAG:
+                break
             batch, header, base, append_time, last_number = self._pending.popleft()
             headers.append(stamp(batch, header, base, append_time, self.epoch, base - synced))
             batches.append(batch)
@@ -333,6 +338,7 @@ class Log:
             self.config.durability is not Durability.MEMORY
             or self._sync_wanted
             or self._unsynced_bytes + size >= self.config.memory_sync_bytes
+            or headers[-1].next_offset - synced >= MAX_COMMIT_LAG
         )
         await self._writer.write(batches, headers, size, sync=sync)
         if self._failure is not None:

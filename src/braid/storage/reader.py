@@ -21,6 +21,7 @@ from braid.model.errors import (
     BatchTruncated,
     BrokenInvariant,
     ChunkCorrupt,
+    DiskError,
     FileMissing,
     LogDamaged,
     ObjectMissing,
@@ -203,8 +204,8 @@ class LogReader:
                     return await self._read_piece(piece, limit, max_bytes)
                 except (FileMissing, ObjectMissing) as missing:
                     error, gone = missing, True
-                except LogDamaged as damaged:
-                    error = damaged
+                except (LogDamaged, DiskError) as unreadable:
+                    error = unreadable
             if not gone:
                 break
         damage = sources.damage_at(offset)

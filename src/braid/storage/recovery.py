@@ -197,6 +197,9 @@ class _Recovery:
             elif not found.damage and (self._checkpoint is None or self._checkpoint.synced <= found.next_offset):
                 garbage_end = await last_nonzero(file, found.batch_bytes, stat.size)
                 result.tail = Tail(found, synced_position, found.batch_bytes, garbage_end)
+            else:
+                # Nothing is cut from a damaged file. What is whole behind the damage is still made durable.
+                result.tail = Tail(found, synced_position, found.batch_bytes, found.batch_bytes)
             return found
         finally:
             await file.close()

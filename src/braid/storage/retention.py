@@ -30,17 +30,26 @@ class Aged(NamedTuple):
 
 
 def expired(
-    pieces: Sequence[Aged], policy: RetentionPolicy, *, total_bytes: int, now_us: int, needed_from: Offset | None
+    pieces: Sequence[Aged],
+    policy: RetentionPolicy,
+    *,
+    total_bytes: int,
+    now_us: int,
+    needed_from: Offset | None,
+    keep_newest: bool = False,
 ) -> int:
     """How many of the oldest pieces have outlived the policy.
 
     `total_bytes` is the size of the whole log, of which `pieces` may be only the old part; `needed_from` is the lowest
-    cursor of all subscriptions, None when nobody needs anything.
+    cursor of all subscriptions, None when nobody needs anything. With `keep_newest`, size alone never takes the newest
+    piece: a chunk's footer knows the producers, and the next owner must recognise what they still retry (I10).
     """
     count = 0
     for piece in pieces:
         too_old = policy.max_age_s is not None and now_us - piece.max_timestamp > policy.max_age_s * 1e6
         too_much = policy.max_bytes is not None and total_bytes > policy.max_bytes
+        if keep_newest and piece is pieces[-1]:
+            too_much = False
         needed = needed_from is not None and piece.next_offset > needed_from and not policy.delete_unconsumed
         if needed or not (too_old or too_much):
             break

@@ -92,6 +92,9 @@ class SegmentStorage:
         self.recovered = recovered
         """What recovery found and did: worth a line in the broker's log."""
         self._shelf = shelf
+        # Files that the log has forgotten and that are still to be removed. Oldest first, and a removal that fails is
+        # tried again before any later file goes: otherwise the next recovery would find a gap and call it damage.
+        self._leaving: list[str] = []
         self._objects_folder = segment_folder(topic_path, descriptor)
         self.sources = Sources(
             log,
@@ -126,7 +129,7 @@ class SegmentStorage:
         if start.source is Source.LOCAL:
             await repair(shelf.disk, folder, recovered)
         else:
-            await _clear_folder(shelf, folder, recovered, start)
+            await _clear_folder(shelf, folder, recovered, start, epoch)
             recovered = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
         if not recovered.producers_complete and catalog.chunks:
             footer = await _newest_footer(shelf, catalog, topic_path, descriptor)
@@ -190,7 +193,7 @@ class SegmentStorage:
         )
         sealed = await self.catalog.seal(sealed, conditions, operations)
         await self.exporter.write_manifest()
-        await self._remove_files([file.name for file in self.log.files] + [checkpoints.NAME])
+        await self._remove_files([*self._leaving, *(file.name for file in self.log.files), checkpoints.NAME])
         return sealed
 
     async def apply_retention(
@@ -202,14 +205,16 @@ class SegmentStorage:
         tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
         total = sum(chunk.size for chunk in chunks) + sum(file.batch_bytes for file in tail)
         aged = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
-        old = chunks[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
+        continuous = self._shelf.mode.exports_continuously
+        count = expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from, keep_newest=continuous)
+        old = chunks[:count]
         if old:
             await self.catalog.remove(old)
             await self.exporter.write_manifest()
             for chunk in old:
                 await self._shelf.objects.delete(f"{self._objects_folder}/{chunk.object}")
         gone = reclaimable(self.log.files, covered=self.catalog.next_offset, keep_bytes=keep_local_bytes)
-        if not self._shelf.mode.exports_continuously and not self.catalog.chunks:
+        if not continuous and not self.catalog.chunks:
             closed = removable(self.log.files)
             aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in closed]
             total -= sum(chunk.size for chunk in old)
@@ -217,7 +222,10 @@ class SegmentStorage:
             if gone and gone[-1].next_offset > self.catalog.next_offset:
                 await self.catalog.skip_to(gone[-1].next_offset)
         self.log.forget_files({file.name for file in gone})
-        await self._remove_files([file.name for file in gone])
+        self._leaving += [file.name for file in gone]
+        for name in list(self._leaving):
+            await self._remove_files([name])
+            self._leaving = [each for each in self._leaving if each != name]
         return len(old) + len(gone)
 
     async def sweep(self) -> int:
@@ -261,11 +269,12 @@ def _evidence(recovered: Recovered) -> LocalEvidence | None:
     return LocalEvidence(recovered.base_offset, recovered.next_offset, frozenset(recovered.epochs))
 
 
-async def _clear_folder(shelf: Shelf, folder: str, recovered: Recovered, start: Start) -> None:
-    """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside."""
+async def _clear_folder(shelf: Shelf, folder: str, recovered: Recovered, start: Start, epoch: Epoch) -> None:
+    """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside, in a folder
+    that is named after the epoch that found them."""
     names = [stat.name for stat in await shelf.disk.list(folder) if base_of(stat.name) is not None]
     redundant = start.source is Source.SEALED and recovered.next_offset <= start.offset and not recovered.damage
-    aside = f"{folder}/aside-{recovered.last_epoch}"
+    aside = f"{folder}/aside-{epoch}"
     if names and not redundant:
         await shelf.disk.make_folder(aside)
     await _remove(shelf.disk, f"{folder}/{checkpoints.NAME}")
