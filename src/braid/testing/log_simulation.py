@@ -19,29 +19,23 @@ from random import Random
 import msgspec
 from crc32c import crc32c
 
-from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.memory import MemoryStore
 from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of, verify
 from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, ProducerId, Sequence
-from braid.storage.cache import HotCache
-from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log import Durability, LogConfig
 from braid.storage.manifest import read_segment_manifest
 from braid.storage.reader import Batch, ObjectBytes
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.storage.spares import SpareFiles
+from braid.storage.segment import SegmentStorage, StorageMode
 from braid.storage.wal import FrameWalk
 from braid.storage.writer import FileConfig
-from braid.testing.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.history import Confirmed, LogModel, PromiseBroken, Stored
 from braid.testing.loop import Process, Simulation, run_simulation
-from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+from braid.testing.objects import MemoryObjects
+from braid.testing.simulated_broker import DESCRIPTOR, OPEN_TIMEOUT_S, TOPIC, Machine, Setting
 
-TOPIC, DESCRIPTOR = "public/default/simulated", "0000-ffff-0"
-LEASE_S = 3.0
 CONFIRM_TIMEOUT_S = 2.0
-OPEN_TIMEOUT_S = 20.0
 
 
 class Counts(msgspec.Struct):
@@ -65,115 +59,6 @@ class Counts(msgspec.Struct):
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
-class Lease:
-    """Renewed by the process that holds it, until it dies or is cut off."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self.deadline = simulation.clock.monotonic() + LEASE_S
-        self.cut = False
-
-    def is_valid(self) -> bool:
-        return self._simulation.clock.monotonic() < self.deadline
-
-    async def renew(self) -> None:
-        while not self.cut and self.is_valid():
-            self.deadline = self._simulation.clock.monotonic() + LEASE_S
-            await asyncio.sleep(LEASE_S / 3)
-
-
-class Node:
-    """A broker's machine: its disk survives, its processes do not."""
-
-    def __init__(self, world: World, name: str) -> None:
-        random = world.random
-        self.name = name
-        self.world = world
-        self.disk = SimulatedDisk(random)
-        self.store = world.store.client(name)
-        self.store.fault = self._metadata_fault
-        self.objects = FaultyObjects(world.objects, random, Faults())
-        self.metadata_faults = 0.0
-        self.process: Process | None = None
-        self.segment: SegmentStorage | None = None
-        self.lease: Lease | None = None
-
-    def _metadata_fault(self, _request: str) -> Fault:
-        luck = self.world.random.random()
-        if luck < self.metadata_faults / 2:
-            return Fault.UNAVAILABLE
-        return Fault.UNCERTAIN if luck < self.metadata_faults else Fault.NONE
-
-    def misbehave(self) -> None:
-        random = self.world.random
-        self.disk.faults = random.choice(
-            [
-                NO_FAULTS,
-                DiskFaults(stall=0.02, stall_s=(0.05, 1.0)),
-                DiskFaults(sync_failure=0.02),
-                DiskFaults(capacity_bytes=random.randrange(200_000, 1_000_000)),
-            ]
-        )
-        self.objects.faults = random.choice(
-            [
-                Faults(),
-                Faults(fails_before=0.1, fails_after=0.1, breaks_read=0.05, loses_upload=0.1),
-                Faults(slow=0.3, slowest_s=1.0),
-            ]
-        )
-        self.metadata_faults = random.choice([0.0, 0.0, 0.2])
-
-    def behave(self) -> None:
-        self.disk.faults = NO_FAULTS
-        self.objects.faults = Faults()
-        self.metadata_faults = 0.0
-
-    async def open(self, epoch: Epoch, *, accept_loss: bool) -> SegmentStorage:
-        """Start a process that opens the segment; it may be killed at any time."""
-        world = self.world
-        self.process = world.simulation.process(f"{self.name}-{epoch}")
-        self.lease = lease = Lease(world.simulation)
-        disk = self.disk.mount()
-        spares = SpareFiles(disk, "spare", world.config.files.file_bytes, keep=1) if world.spares else None
-        shelf = Shelf(
-            broker_id=self.name,
-            disk=disk,
-            folder="wal",
-            store=self.store,
-            objects=self.objects,
-            mode=world.mode,
-            clock=world.simulation.clock.skewed(world.random.randrange(-5_000_000, 5_000_000)),
-            cache=HotCache(world.random.choice([0, 2_000, 1 << 20])),
-            handles=ReadHandles(disk, 2),
-            footers=FooterCache(2),
-            spares=spares,
-            random=world.random,
-        )
-
-        async def start() -> SegmentStorage:
-            self._renewal = asyncio.get_running_loop().create_task(lease.renew())
-            if spares is not None:
-                await spares.open()
-            return await SegmentStorage.open(
-                shelf, TOPIC, DESCRIPTOR, epoch, world.config, may_confirm=lease.is_valid, accept_loss=accept_loss
-            )
-
-        self.segment = await asyncio.wait_for(self.process.start(start()), OPEN_TIMEOUT_S)
-        return self.segment
-
-    def stop(self, *, power_loss: bool) -> None:
-        if self.process is None:
-            return
-        if power_loss:
-            self.disk.crash()
-        else:
-            self.disk.kill()
-        self.process.kill()
-        if self.lease is not None:
-            self.lease.cut = True
-        self.process, self.segment, self.lease = None, None, None
-
-
 class Producer:
     def __init__(self, number: int) -> None:
         self.number = ProducerId(number)
@@ -190,7 +75,7 @@ class World:
         self.store = MemoryStore(simulation.clock)
         self.survives_power_loss = self.random.random() < 0.8
         self.mode = self.random.choice([StorageMode.SHARED_FS, StorageMode.SHARED_FS, StorageMode.LOCAL])
-        self.spares = self.random.random() < 0.3
+        with_spares = self.random.random() < 0.3
         self.config = LogConfig(
             durability=Durability.FSYNC if self.survives_power_loss else Durability.MEMORY,
             files=FileConfig(
@@ -201,8 +86,9 @@ class World:
             max_group_bytes=self.random.choice([4_096, 1 << 20]),
             memory_sync_s=0.2,
         )
-        self.nodes = [Node(self, "a"), Node(self, "b")]
-        self.owner: Node | None = None
+        setting = Setting(simulation, self.store, self.objects, self.mode, self.config, with_spares)
+        self.machines = [Machine(setting, "a"), Machine(setting, "b")]
+        self.owner: Machine | None = None
         self.zombies: list[tuple[Process, SegmentStorage]] = []
         self.epoch = 0
         self.opened_epoch = 0
@@ -214,7 +100,7 @@ class World:
         self.running = True
 
     async def run(self) -> Counts:
-        await self.take_ownership(self.nodes[0])
+        await self.take_ownership(self.machines[0])
         producers = [asyncio.create_task(self.produce(), name=f"producer-{n}") for n in range(3)]
         actions: list[tuple[Callable[[], object], int]] = [
             (self.rest, 8),
@@ -235,8 +121,8 @@ class World:
             await result
             await asyncio.sleep(self.random.uniform(0, 0.3))
         self.running = False
-        for node in self.nodes:
-            node.behave()
+        for machine in self.machines:
+            machine.behave()
         finishing = asyncio.gather(*producers)
         while not finishing.done():
             await self.reopen_if_failed()
@@ -324,34 +210,34 @@ class World:
 
     # ── what happens to brokers ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def take_ownership(self, node: Node, *, accept_loss: bool = False) -> None:
-        """Open the segment on `node`, with as many tries, and as many crashes in the middle, as it takes."""
+    async def take_ownership(self, machine: Machine, *, accept_loss: bool = False) -> None:
+        """Open the segment on `machine`, with as many tries, and as many crashes in the middle, as it takes."""
         for attempt in range(100):
             self.epoch += 1
             if attempt > 20:
-                node.behave()
-            opening = asyncio.create_task(node.open(Epoch(self.epoch), accept_loss=accept_loss), name="opening")
+                machine.behave()
+            opening = asyncio.create_task(machine.open(Epoch(self.epoch), accept_loss=accept_loss), name="opening")
             if self.random.random() < 0.2:
                 await asyncio.wait([opening], timeout=self.random.uniform(0, 0.02))
                 if not opening.done():
-                    self.stop(node)
+                    self.stop(machine)
             try:
                 segment = await opening
             except (RecoveryUnsafe, RecoveryConflict) as error:
-                raise PromiseBroken("I2", f"{node.name} cannot open its own log again: {error}") from error
+                raise PromiseBroken("I2", f"{machine.name} cannot open its own log again: {error}") from error
             except (BraidError, TimeoutError, asyncio.CancelledError):
-                self.stop(node)
+                self.stop(machine)
                 await asyncio.sleep(self.random.uniform(0, 0.5))
                 continue
             self.opened_epoch = self.epoch
-            self.owner = node
+            self.owner = machine
             self.counts.torn_tails += segment.recovered.torn_bytes > 0
             if segment.recovered.damage:
                 raise PromiseBroken("I2", f"recovery reports damage where only power was lost: {segment.recovered}")
             if accept_loss:
                 self.give_up(segment.catalog.next_offset)
             return
-        raise PromiseBroken("I2", f"{node.name} could not open the log in 100 tries")
+        raise PromiseBroken("I2", f"{machine.name} could not open the log in 100 tries")
 
     def give_up(self, offset: Offset) -> None:
         """The one allowed loss: what a replaced owner had confirmed and not exported."""
@@ -360,17 +246,17 @@ class World:
         self.duplicates = [each for each in self.duplicates if each[0] is not None and each[0] < offset]
         self.seen = {base: batch for base, batch in self.seen.items() if batch.next_offset <= offset}
 
-    def stop(self, node: Node) -> None:
+    def stop(self, machine: Machine) -> None:
         """The machine loses power, or only the process dies, as far as the durability level covers it."""
-        if self.owner is node:
+        if self.owner is machine:
             self.owner = None
-        self.zombies = [zombie for zombie in self.zombies if zombie[0] is not node.process]
+        self.zombies = [zombie for zombie in self.zombies if zombie[0] is not machine.process]
         if self.survives_power_loss and self.random.random() < 0.7:
             self.counts.crashes += 1
-            node.stop(power_loss=True)
+            machine.stop(power_loss=True)
         else:
             self.counts.kills += 1
-            node.stop(power_loss=False)
+            machine.stop(power_loss=False)
 
     async def rest(self) -> None:
         await asyncio.sleep(self.random.uniform(0, 0.5))
@@ -379,45 +265,45 @@ class World:
         """Often in the middle of a burst of batches, so that there is something to tear, and again soon after."""
         again = True
         while again:
-            node = self.owner
-            assert node is not None
+            machine = self.owner
+            assert machine is not None
             size = self.random.choice([0, 0, 700])
             burst = [
                 asyncio.create_task(self.send(Producer(0), 1, self.random.randbytes(size)), name="burst")
                 for _ in range(self.random.choice([0, 10, 100]))
             ]
             await asyncio.sleep(self.random.uniform(0, 0.002))
-            self.stop(node)
+            self.stop(machine)
             await asyncio.gather(*burst, return_exceptions=True)
-            await self.take_ownership(node)
+            await self.take_ownership(machine)
             again = self.random.random() < 0.4
 
     async def kill(self) -> None:
-        node = self.owner
-        assert node is not None
+        machine = self.owner
+        assert machine is not None
         self.counts.kills += 1
-        node.stop(power_loss=False)
+        machine.stop(power_loss=False)
         self.owner = None
-        await self.take_ownership(node)
+        await self.take_ownership(machine)
 
     async def restart(self) -> None:
-        node = self.owner
-        assert node is not None
-        assert node.segment is not None
-        assert node.process is not None
+        machine = self.owner
+        assert machine is not None
+        assert machine.segment is not None
+        assert machine.process is not None
         try:
-            await asyncio.wait_for(node.process.start(node.segment.close()), OPEN_TIMEOUT_S)
+            await asyncio.wait_for(machine.process.start(machine.segment.close()), OPEN_TIMEOUT_S)
         except (BraidError, TimeoutError):
             return await self.crash()
-        node.stop(power_loss=self.survives_power_loss)
+        machine.stop(power_loss=self.survives_power_loss)
         self.owner = None
-        return await self.take_ownership(node)
+        return await self.take_ownership(machine)
 
     async def hand_over(self) -> None:
         """A planned move, which may be interrupted at any point."""
-        node = self.owner
-        assert node is not None
-        segment, process = node.segment, node.process
+        machine = self.owner
+        assert machine is not None
+        segment, process = machine.segment, machine.process
         assert segment is not None
         assert process is not None
         for _ in range(5):
@@ -427,11 +313,11 @@ class World:
             if self.random.random() < 0.3:
                 await asyncio.wait([moving], timeout=self.random.uniform(0, 0.05))
                 if not moving.done():
-                    self.stop(node)
+                    self.stop(machine)
                     await asyncio.wait([moving])
                     moving.cancelled() or moving.exception()
                     await asyncio.sleep(0.3)
-                    return await self.take_ownership(node)
+                    return await self.take_ownership(machine)
             try:
                 await moving
             except (BraidError, TimeoutError):
@@ -439,31 +325,31 @@ class World:
                 continue
             self.counts.hand_overs += 1
             self.owner = None
-            node.stop(power_loss=self.survives_power_loss and self.random.random() < 0.5)
-            target = node if self.mode is StorageMode.LOCAL else self.random.choice(self.nodes)
+            machine.stop(power_loss=self.survives_power_loss and self.random.random() < 0.5)
+            target = machine if self.mode is StorageMode.LOCAL else self.random.choice(self.machines)
             self.retire_zombie(target)
             return await self.take_ownership(target)
         return await self.crash()
 
     async def force(self) -> None:
         """The owner is cut off, its lease runs out, and the other broker takes over, with the loss accepted."""
-        node = self.owner
-        assert node is not None
-        if self.mode is StorageMode.LOCAL or node.lease is None:
+        machine = self.owner
+        assert machine is not None
+        if self.mode is StorageMode.LOCAL or machine.lease is None:
             return
-        target = next(other for other in self.nodes if other is not node)
+        target = next(other for other in self.machines if other is not machine)
         self.retire_zombie(target)
-        node.lease.cut = True
-        await asyncio.sleep(max(0.0, node.lease.deadline - self.simulation.clock.monotonic()) + 0.01)
-        if node.process is not None and node.segment is not None:
-            self.zombies.append((node.process, node.segment))
+        machine.lease.cut = True
+        await asyncio.sleep(max(0.0, machine.lease.deadline - self.simulation.clock.monotonic()) + 0.01)
+        if machine.process is not None and machine.segment is not None:
+            self.zombies.append((machine.process, machine.segment))
         self.owner = None
         self.counts.forced_takeovers += 1
         await self.take_ownership(target, accept_loss=True)
 
-    def retire_zombie(self, node: Node) -> None:
-        if node is not self.owner and node.process is not None:
-            self.stop(node)
+    def retire_zombie(self, machine: Machine) -> None:
+        if machine is not self.owner and machine.process is not None:
+            self.stop(machine)
 
     async def bring_zombie_back(self) -> None:
         """A zombie tries to write history and to hand over. It may fail in any way, but it changes nothing."""
@@ -487,9 +373,9 @@ class World:
 
     async def tidy(self) -> None:
         """Exporting, ageing and reclaiming, as a housekeeper would do now and then."""
-        node = self.owner
-        assert node is not None
-        segment, process = node.segment, node.process
+        machine = self.owner
+        assert machine is not None
+        segment, process = machine.segment, machine.process
         assert segment is not None
         assert process is not None
 
@@ -508,23 +394,23 @@ class World:
             await self.reopen_if_failed()
 
     async def change_faults(self) -> None:
-        for node in self.nodes:
-            node.misbehave()
+        for machine in self.machines:
+            machine.misbehave()
         await self.reopen_if_failed()
 
     async def reopen_if_failed(self) -> None:
         """A log that has stopped (failed sync, full disk) is opened again, as a broker would."""
-        node = self.owner
-        if node is not None and node.segment is not None and node.segment.log.failure is not None:
-            node.behave()
+        machine = self.owner
+        if machine is not None and machine.segment is not None and machine.segment.log.failure is not None:
+            machine.behave()
             await self.crash()
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def read_everything(self) -> None:
-        node = self.owner
-        assert node is not None
-        segment, process = node.segment, node.process
+        machine = self.owner
+        assert machine is not None
+        segment, process = machine.segment, machine.process
         assert segment is not None
         assert process is not None
         confirmed = list(self.model.confirmed)
@@ -557,13 +443,13 @@ class World:
                 raise PromiseBroken("I7", f"a reader was shown {batch}; now there is {now.get(base)}")
 
     async def check_the_end(self) -> None:
-        node = self.owner
-        assert node is not None
-        self.stop(node)
-        await self.take_ownership(node)
-        node = self.owner
-        assert node is not None
-        segment = node.segment
+        machine = self.owner
+        assert machine is not None
+        self.stop(machine)
+        await self.take_ownership(machine)
+        machine = self.owner
+        assert machine is not None
+        segment = machine.segment
         assert segment is not None
         stored = await self.read_all(segment)
         self.model.check(stored)
