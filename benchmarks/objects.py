@@ -1,6 +1,6 @@
 """How fast objects are stored and fetched, beside what the same machine does with a plain file in the same run.
 
-    python benchmarks/objects.py [--quick] [--json FILE]
+    python -m benchmarks.objects [--quick]
 
 S3 is a real server (SeaweedFS) on the loopback interface and the same processors, so its numbers are its own as much as
 the client's. Reads are warm: the page cache holds what was just written. Rates are MiB/s, the median of the rounds.
@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
+from benchmarks.report import Report
 from braid.ports.os_disk import OsDisk
 from braid.storage.disk_objects import DiskObjects
 from braid.storage.object_urls import open_objects
@@ -71,10 +68,9 @@ async def through(objects: Objects, rates: Rates, content: bytes) -> None:
     await objects.delete(name)
 
 
-async def measure(folder: str, s3_url: str, sizes_mib: list[int], rounds: int) -> list[dict[str, object]]:
+async def measure(report: Report, folder: str, s3_url: str, sizes_mib: list[int], rounds: int) -> None:
     disk = OsDisk()
     stores = {"disk": DiskObjects(disk, f"{folder}/objects"), "s3": open_objects(s3_url, disk=disk)}
-    rows: list[dict[str, object]] = []
     for size_mib in sizes_mib:
         content = os.urandom(size_mib * MIB)
         rates: dict[str, Rates] = {"raw file": {}, **{name: {} for name in stores}}
@@ -88,32 +84,23 @@ async def measure(folder: str, s3_url: str, sizes_mib: list[int], rounds: int) -
             for action, values in by_action.items():
                 rate = statistics.median(values)
                 limit = statistics.median(rates["raw file"][action])
-                row = {"benchmark": "objects", "store": store, "action": action, "object_mib": size_mib}
-                rows.append({**row, "mib_per_s": round(rate, 1), "of_raw": round(rate / limit, 3), "rounds": rounds})
+                report.add(f"{action} {store}", rate, "MiB/s", object_mib=size_mib, of_raw=rate / limit, rounds=rounds)
     for objects in stores.values():
         await objects.close()
     await disk.close()
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Object stores against plain files.")
     parser.add_argument("--quick", action="store_true", help="small objects, one round: shows that it still runs")
-    parser.add_argument("--json", metavar="FILE", help="append one JSON line per row to this file")
     options = parser.parse_args()
     os.environ.update(CREDENTIALS)
+    report = Report("objects")
     with tempfile.TemporaryDirectory(prefix="braid-bench-") as folder, running_s3_server() as server:
         sizes_mib, rounds = ([1], 1) if options.quick else ([8, 64], 7)
-        rows = asyncio.run(measure(folder, server.url("bench"), sizes_mib, rounds))
-    print(f"{'object':>8} {'store':<9} {'action':<6} {'MiB/s':>8} {'of raw':>7}")
-    for row in rows:
-        print(
-            f"{row['object_mib']:>4} MiB {row['store']:<9} {row['action']:<6} {row['mib_per_s']:>8} "
-            f"{100 * float(str(row['of_raw'])):>6.0f}%"
-        )
-    if options.json:
-        with open(options.json, "a") as lines:
-            lines.writelines(json.dumps(row) + "\n" for row in rows)
+        asyncio.run(measure(report, folder, server.url("bench"), sizes_mib, rounds))
+    report.print()
+    report.write_jsonl()
 
 
 if __name__ == "__main__":

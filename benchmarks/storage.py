@@ -329,6 +329,36 @@ def raw_copy_rate(paths: list[str], target: str) -> float:
     return total / (time.perf_counter() - started)
 
 
+def bars_of(report: Report) -> Report:
+    """What the design asks for, and what this run reached."""
+    bars = Report("storage-bars")
+
+    def bar(case: str, reached: list[float], limit: float, *, at_least: bool) -> None:
+        if reached:
+            worst = min(reached) if at_least else max(reached)
+            met = worst >= limit if at_least else worst <= limit
+            bars.add(case, worst, "×", asked=f"{'≥' if at_least else '≤'} {limit}", met=met)
+
+    def facts(case: str, fact: str, **wanted: int) -> list[float]:
+        found = [row for row in report.rows if row["case"] == case and wanted.items() <= row.items()]
+        return [row[fact] for row in found]
+
+    appends = {"batch_bytes": 256 << 10, "logs": 1}
+    bar(
+        "fsync appends of 256 KiB, of raw write + fdatasync",
+        facts("append fsync", "of_raw", **appends),
+        0.7,
+        at_least=True,
+    )
+    prepared = facts("append fsync", "of_raw_prepared", **appends)
+    bar("the same, of raw into a file written out before", prepared, 0.7, at_least=True)
+    bar("cold read into Arrow, of raw read", facts("read chunks into Arrow, cold", "of_raw"), 0.5, at_least=True)
+    bar(
+        "recovery with checkpoint, of a small log's", facts("recovery with checkpoint", "of_small"), 1.5, at_least=False
+    )
+    return bars
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, once: shows that it runs, not how fast")
@@ -347,6 +377,9 @@ def main() -> None:
             asyncio.run(chunk_rates(report, folder, total, rounds))
     report.print()
     report.write_jsonl()
+    bars = bars_of(report)
+    bars.print()
+    bars.write_jsonl()
 
 
 if __name__ == "__main__":

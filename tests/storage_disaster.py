@@ -31,7 +31,7 @@ from braid.model.batch import (
 from braid.model.errors import BraidError, FileMissing, StorageError
 from braid.model.ids import Epoch, Offset, ProducerId
 from braid.model.ids import Sequence as SequenceNumber
-from braid.ports.disk import Buffer, Disk, DiskFile, FileStat
+from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog
 from braid.storage.handles import FooterCache, ReadHandles
@@ -332,6 +332,12 @@ class TrappedDisk:
     async def make_folder(self, folder: str) -> None:
         await self._trap.around(self._disk.make_folder(folder))
 
+    async def lock(self, folder: str) -> FolderLock:
+        return await self._trap.around(self._disk.lock(folder))
+
+    async def sync_folder(self, folder: str) -> None:
+        await self._trap.around(self._disk.sync_folder(folder))
+
     async def rename(self, source: str, target: str) -> None:
         await self._trap.around(self._disk.rename(source, target))
 
@@ -449,13 +455,18 @@ def files_of(broker: Broker) -> dict[str, bytes]:
     }
 
 
-def stamped(value: int, offset: int, epoch: int = 1, lag: int = 0) -> bytes:
+def incarnation_of(content: bytes) -> int:
+    """That of the owner who wrote the file's first batch."""
+    return parse_header(content).incarnation
+
+
+def stamped(value: int, offset: int, epoch: int = 1, lag: int = 0, incarnation: int = 77) -> bytes:
     data = batch(value)
-    stamp(data, parse_header(data), Offset(offset), 0, Epoch(epoch), lag)
+    stamp(data, parse_header(data), Offset(offset), 0, Epoch(epoch), incarnation, lag)
     return bytes(data)
 
 
 def begin(offset: int, epoch: int) -> bytes:
     data = control_batch(Flag.BEGIN)
-    stamp(data, parse_header(data), Offset(offset), 0, Epoch(epoch), 0)
+    stamp(data, parse_header(data), Offset(offset), 0, Epoch(epoch), 77, 0)
     return bytes(data)

@@ -14,7 +14,7 @@ from braid.metadata.memory import MemoryStore
 from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of, stamp
 from braid.model.ids import Epoch, Offset, ProducerId
 from braid.model.ids import Sequence as SequenceNumber
-from braid.ports.disk import Buffer, Disk, DiskFile, FileStat
+from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
@@ -84,11 +84,13 @@ def make_batch(
     return assemble(header, body)
 
 
-def stamped_batch(base_offset: int, count: int = 1, body: bytes = b"x" * 100, *, epoch: int = 1) -> bytes:
+def stamped_batch(
+    base_offset: int, count: int = 1, body: bytes = b"x" * 100, *, epoch: int = 1, incarnation: int = 77
+) -> bytes:
     """A batch as it stands in a file."""
     header = make_header(count, body)
     batch = assemble(header, body)
-    stamp(batch, header, Offset(base_offset), START_US, Epoch(epoch), 0)
+    stamp(batch, header, Offset(base_offset), START_US, Epoch(epoch), incarnation, 0)
     return bytes(batch)
 
 
@@ -161,6 +163,12 @@ class NotingDisk:
 
     async def make_folder(self, folder: str) -> None:
         await self._inner.make_folder(folder)
+
+    async def lock(self, folder: str) -> FolderLock:
+        return await self._inner.lock(folder)
+
+    async def sync_folder(self, folder: str) -> None:
+        await self._inner.sync_folder(folder)
 
     async def rename(self, source: str, target: str) -> None:
         await self._inner.rename(source, target)
@@ -328,6 +336,7 @@ async def open_log(
         "log",
         recovered,
         Epoch(epoch),
+        incarnation=simulation.random.randrange(1, 1 << 32),
         clock=simulation.clock,
         config=config,
         cache=cache or HotCache(),

@@ -53,7 +53,9 @@ def test_any_records_come_back_as_they_were(
 ) -> None:
     columns = columns_of(records, which)
     batch = encode_batch(**columns, now_us=NOW_US, codec=codec)
-    header = stamp(batch, verify(batch), Offset(base_offset), append_time=0, epoch=Epoch(1), commit_lag=0)
+    header = stamp(
+        batch, verify(batch), Offset(base_offset), append_time=0, epoch=Epoch(1), incarnation=9, commit_lag=0
+    )
     expected = expected_messages(columns, base_offset)
     assert [as_tuple(message) for message in decode_messages(batch)] == list(map(as_tuple, expected))
     table = decode_arrow(batch)

@@ -30,6 +30,7 @@ steps = st.one_of(
     st.tuples(st.just("list"), paths),
     st.tuples(st.just("list_folders"), paths),
     st.tuples(st.just("make_folder"), paths),
+    st.tuples(st.just("sync_folder"), paths),
     st.tuples(st.just("rename"), paths, paths),
     st.tuples(st.just("publish"), paths, paths),
     st.tuples(st.just("remove"), paths),
@@ -71,8 +72,10 @@ async def perform(disk: Disk, root: str, files: list[DiskFile], step: Step) -> o
         case ("rename" | "publish" as verb, source, target):
             change: Callable[[str, str], Any] = disk.rename if verb == "rename" else disk.publish
             return await change(at(source), at(target))
-        case ("prepare" | "list_folders" | "make_folder" | "remove" | "remove_folder" as verb, path, *size):
-            return await getattr(disk, verb)(at(path), *size)
+        case ("prepare" as verb, path, size):
+            return await getattr(disk, verb)(at(path), size)
+        case ("list_folders" | "make_folder" | "sync_folder" | "remove" | "remove_folder" as verb, path):
+            return await getattr(disk, verb)(at(path))
         case (_, index, *_) if index >= len(files):
             return "no such open file"
         case ("write", index, position, data, sync):
@@ -111,6 +114,7 @@ def on_the_simulated_disk(sequence: list[Step]) -> list[object]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=25))
+@example([("create", "a"), ("sync_folder", "a"), ("sync_folder", "a/b"), ("sync_folder", "d"), ("sync_folder", "d/e")])
 @example([("create", "a"), ("create", "b"), ("rename", "a", "b"), ("write", 1, 0, [b"orphan"], True), ("size", 0)])
 @example([("create", "a"), ("open", "a/b"), ("make_folder", "a/b"), ("list", "a"), ("publish", "a", "a")])
 @example([("create", "a"), ("rename", "b", "a/b"), ("rename", "b", "d/b"), ("publish", "a/b", "c")])

@@ -109,22 +109,23 @@ def test_a_chunk_that_was_cut_has_no_footer(length: int) -> None:
     raise AssertionError("a cut chunk was taken for a whole one")
 
 
+INCARNATION = 12345
 bodies = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 
 
-async def walk_all(data: bytes) -> tuple[int, list[tuple[int, int]], str | None]:
-    walk = FrameWalk(Bytes(data), len(data), 0, 0)
+async def walk_all(data: bytes, incarnation: int = 0) -> tuple[FrameWalk, list[tuple[int, int]]]:
+    walk = FrameWalk(Bytes(data), len(data), 0, 0, epoch=1 if incarnation else 0, incarnation=incarnation)
     found: list[tuple[int, int]] = []
     while window := await walk.next_window():
         found.extend((position, header.base_offset) for position, header in window)
-    return walk.position, found, walk.reason
+    return walk, found
 
 
 def frames_of(contents: list[bytes]) -> tuple[bytes, list[int]]:
     """The frames, and where each begins; the last number is the end."""
     data, starts = b"", [0]
     for offset, body in enumerate(contents):
-        data += stamped_batch(offset, body=body)
+        data += stamped_batch(offset, body=body, incarnation=INCARNATION)
         starts.append(len(data))
     return data, starts
 
@@ -134,11 +135,11 @@ def frames_of(contents: list[bytes]) -> tuple[bytes, list[int]]:
 def test_a_walk_over_a_cut_file_ends_at_the_last_whole_frame(contents: list[bytes], draw: st.DataObject) -> None:
     data, starts = frames_of(contents)
     length = draw.draw(st.integers(0, len(data)))
-    position, found, reason = asyncio.run(walk_all(data[:length]))
+    walk, found = asyncio.run(walk_all(data[:length]))
     whole = sum(start <= length for start in starts) - 1
-    assert position == starts[whole]
+    assert walk.position == starts[whole]
     assert found == [(start, offset) for offset, start in enumerate(starts[:whole])]
-    assert reason is not None
+    assert walk.reason is not None
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
@@ -152,13 +153,11 @@ def test_a_walk_over_flipped_bits_ends_before_the_damage_and_raises_nothing(
     flipped[at] ^= draw.draw(st.integers(1, 255))
     frame = sum(start <= at for start in starts) - 1
     in_padding = at >= starts[frame] + 96 + len(contents[frame])
-    position, found, _ = asyncio.run(walk_all(bytes(flipped)))
-    assert position == (len(data) if in_padding else starts[frame])
-    assert found == [(start, offset) for offset, start in enumerate(starts[:-1]) if start < position]
+    walk, found = asyncio.run(walk_all(bytes(flipped), INCARNATION))
+    assert walk.position == (len(data) if in_padding else starts[frame])
+    assert found == [(start, offset) for offset, start in enumerate(starts[:-1]) if start < walk.position]
     if not in_padding:
-        behind = asyncio.run(
-            next_batch_behind_damage(Bytes(bytes(flipped)), position, len(data), frame, 0, all_synced=True)
-        )
+        behind = asyncio.run(next_batch_behind_damage(Bytes(bytes(flipped)), walk, len(data), {}, all_synced=True))
         expected = (starts[frame + 1], frame + 1) if frame + 1 < len(contents) else None
         assert (behind and (behind[0], behind[1].base_offset)) == expected
 
@@ -166,8 +165,8 @@ def test_a_walk_over_flipped_bits_ends_before_the_damage_and_raises_nothing(
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.binary(max_size=600), st.integers(0, 700))
 def test_a_walk_over_anything_raises_nothing(data: bytes, position: int) -> None:
-    position_found, found, reason = asyncio.run(walk_all(data))
-    assert (position_found, found) == (0, [])
-    assert reason is not None
+    walk, found = asyncio.run(walk_all(data))
+    assert (walk.position, found) == (0, [])
+    assert walk.reason is not None
     assert asyncio.run(whole_batch_at(Bytes(data), position, len(data))) is None
-    assert asyncio.run(next_batch_behind_damage(Bytes(data), 0, len(data), 0, 0, all_synced=True)) is None
+    assert asyncio.run(next_batch_behind_damage(Bytes(data), walk, len(data), {}, all_synced=True)) is None

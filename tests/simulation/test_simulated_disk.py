@@ -281,6 +281,103 @@ def test_a_change_of_names_in_flight_at_the_crash_happened_or_not() -> None:
     assert {with_disk(seed, main) for seed in SEEDS} == {("old", "target"), ("old",)}
 
 
+async def killed_create(sim: Simulation, disk: SimulatedDisk, path: str) -> bool:
+    """Whether the name is there after its maker was killed, just before it was durable."""
+    disk.faults = DiskFaults(sync_s=(1, 1))
+    creating = asyncio.create_task(disk.open(path, create=True))
+    await asyncio.sleep(0.5)
+    disk.kill()
+    await asyncio.gather(creating, return_exceptions=True)
+    disk.faults = NO_FAULTS
+    return path in disk.paths()
+
+
+def test_a_name_whose_maker_was_killed_is_seen_and_may_still_be_lost() -> None:
+    async def main(sim: Simulation, disk: SimulatedDisk) -> int:
+        await disk.make_folder("a")
+        await disk.make_folder("b")
+        assert await killed_create(sim, disk, "a/found")
+        file = await disk.open("a/found")
+        await file.write(0, [b"x"], sync=True)
+        # None of this says anything of the names in `a`.
+        await disk.make_folder("c")
+        await disk.prepare("b/prepared", 10)
+        await disk.rename("b/prepared", "c/renamed")
+        await disk.sync_folder("b")
+        disk.crash()
+        assert "c/renamed" in disk.paths()
+        return "a/found" in disk.paths()
+
+    assert {with_disk(seed, main) for seed in SEEDS} == {False, True}
+
+
+@pytest.mark.parametrize("how", ["sync_folder", "create", "rename"])
+def test_syncing_a_folder_makes_all_its_names_durable(how: str) -> None:
+    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
+        await disk.make_folder("a")
+        await disk.open("f", create=True)
+        assert await killed_create(sim, disk, "a/found")
+        match how:
+            case "sync_folder":
+                await disk.sync_folder("a/")
+            case "create":
+                await disk.open("a/other", create=True)
+            case _:
+                await disk.rename("f", "a/f")
+        disk.crash()
+        assert "a/found" in disk.paths()
+
+    for seed in SEEDS:
+        with_disk(seed, main)
+
+
+def test_each_folder_keeps_some_first_part_of_its_changes() -> None:
+    async def main(sim: Simulation, disk: SimulatedDisk) -> tuple[str, ...]:
+        await disk.make_folder("a")
+        await disk.make_folder("b")
+        disk.faults = DiskFaults(sync_failure=1.0)
+        for path in ("a/1", "b/1", "a/2", "b/2"):
+            with pytest.raises(SyncFailed):
+                await disk.open(path, create=True)
+        disk.crash()
+        return tuple(disk.paths())
+
+    parts: list[list[str]] = [[], ["1"], ["1", "2"]]
+    expected = {tuple([f"a/{n}" for n in a] + [f"b/{n}" for n in b]) for a in parts for b in parts}
+    assert {with_disk(seed, main) for seed in SEEDS} == expected
+
+
+def test_a_file_is_lost_with_the_folder_around_it() -> None:
+    async def main(sim: Simulation, disk: SimulatedDisk) -> tuple[str, ...]:
+        disk.faults = DiskFaults(sync_s=(1, 1))
+        making = asyncio.create_task(disk.make_folder("a"))
+        await asyncio.sleep(1.5)
+        disk.kill()
+        await asyncio.gather(making, return_exceptions=True)
+        disk.faults = NO_FAULTS
+        await disk.open("a/f", create=True)
+        disk.crash()
+        assert await disk.list_folders(".") == (["a"] if disk.paths() else [])
+        return tuple(disk.paths())
+
+    assert {with_disk(seed, main) for seed in SEEDS} == {(), ("a/f",)}
+
+
+def test_a_folder_that_is_found_is_durable_when_it_was_made_again() -> None:
+    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
+        making = asyncio.create_task(disk.make_folder("a/b/c"))
+        await asyncio.sleep(sim.random.uniform(0, 5e-3))
+        disk.kill()
+        await asyncio.gather(making, return_exceptions=True)
+        await disk.make_folder("a/b/c")
+        await disk.open("a/b/c/f", create=True)
+        disk.crash()
+        assert disk.paths() == ["a/b/c/f"]
+
+    for seed in SEEDS:
+        with_disk(seed, main)
+
+
 def test_a_folder_whose_sync_failed_may_forget_the_new_name() -> None:
     async def main(sim: Simulation, disk: SimulatedDisk) -> int:
         disk.faults = DiskFaults(sync_failure=1.0)

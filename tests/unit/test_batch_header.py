@@ -44,10 +44,15 @@ def test_the_producers_half_tells_what_is_in_the_body() -> None:
 def test_stamping_changes_the_owners_half_and_nothing_else() -> None:
     batch = a_batch()
     before = bytes(batch)
-    returned = stamp(batch, verify(batch), Offset(1000), append_time=77, epoch=Epoch(3), commit_lag=12)
+    header = verify(batch)
+    assert (header.epoch, header.incarnation) == (0, 0), "not stamped yet"
+    returned = stamp(
+        batch, header, Offset(1000), append_time=77, epoch=Epoch(3), incarnation=0xFFFF_FFFE, commit_lag=12
+    )
     header = verify(batch)
     assert header == returned
     assert (header.base_offset, header.next_offset, header.append_time, header.epoch) == (1000, 1002, 77, 3)
+    assert header.incarnation == 0xFFFF_FFFE
     assert header.synced_before == 988
     assert batch[:64] == before[:64]
     assert batch[HEADER_BYTES:] == before[HEADER_BYTES:]

@@ -55,7 +55,7 @@ def test_records_come_back_as_messages_in_order_with_their_offsets() -> None:
         headers=[None, {"x": b"1", "y": "ü"}, {}],
         now_us=NOW_US,
     )
-    stamp(batch, verify(batch), Offset(100), append_time=1, epoch=Epoch(1), commit_lag=0)
+    stamp(batch, verify(batch), Offset(100), append_time=1, epoch=Epoch(1), incarnation=9, commit_lag=0)
     assert decode_messages(batch) == [
         Message(b"a", b"k", 7, 100),
         Message(b"", None, -3, 101, {"x": b"1", "y": "ü".encode()}),
@@ -479,3 +479,14 @@ def test_the_format_pages_worked_example_is_the_published_vector() -> None:
 def test_whoever_only_moves_batches_does_not_load_arrow() -> None:
     code = "import sys, braid.model.batch; sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("values", [[b"a"], [b"a", b"b"]])
+def test_a_time_that_is_no_whole_number_is_refused_at_once(values: list[bytes]) -> None:
+    with pytest.raises(InvalidArgument, match="whole microseconds"):
+        encode_batch(values, now_us=1.5e15)  # type: ignore[arg-type]
+
+
+def test_a_codec_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="'zstd' is no codec"):
+        encode_batch([b"a" * 1_000] * 10, now_us=0, codec="zstd")  # type: ignore[arg-type]

@@ -279,9 +279,9 @@ def example() -> Example:
         )
         segment = await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, Epoch(3), LogConfig())
         keys = [b"alpha", b"key-0", None]
-        first = encode_batch([b"paid", b"sent", b"ping"], keys=keys, now_us=NOON_US, producer_id=7, first_sequence=41)
+        first = encode_batch([b"paid", b"sent", b"ping"], keys=keys, now_us=NOON_US, producer_id=7, first_sequence=0)
         await segment.log.confirm(segment.append(first))
-        second = encode_batch([b"paid"], keys=[b"key-1"], now_us=NOON_US + 1_000_000, producer_id=7, first_sequence=44)
+        second = encode_batch([b"paid"], keys=[b"key-1"], now_us=NOON_US + 1_000_000, producer_id=7, first_sequence=3)
         await segment.log.confirm(segment.append(second))
         await segment.hand_over()
         await write_topic_manifest(objects, TOPIC, Revision(5), Layout.initial(2))
@@ -290,13 +290,17 @@ def example() -> Example:
         # When it was sealed depends on how long the simulated disk took, which is no part of the format.
         sealed = msgspec.json.decode(names[sealed_state(TOPIC, DESCRIPTOR)], type=SealedState)
         sealed = msgspec.structs.replace(sealed, timestamp=NOON_US + 2_000_000)
+        # The digest is of a transaction that contains that time.
+        frontier = msgspec.json.decode(names[current_chunk(TOPIC, DESCRIPTOR)], type=Frontier)
+        assert len(frontier.digest) == 16
+        frontier = msgspec.structs.replace(frontier, digest="9f86d081884c7d65")
         return Example(
             names,
             names[documented_name("chunk.md", "chunk", folder=f"{TOPIC}/{DESCRIPTOR}/")],
             names[documented_name("manifest.md", "segment manifest", revision=4)],
             names[documented_name("manifest.md", "topic manifest", revision=5)],
             names[chunk(TOPIC, DESCRIPTOR, Offset(0))],
-            names[current_chunk(TOPIC, DESCRIPTOR)],
+            msgspec.json.encode(frontier),
             msgspec.json.encode(sealed),
         )
 
@@ -324,7 +328,9 @@ def test_the_example_checkpoint_is_what_the_code_writes_and_reads() -> None:
     name = wal.wal_name(0)
     size = len(example().chunk_bytes)
     batch_bytes = chunks.decode_footer(example().chunk_bytes).batch_bytes
-    file = ClosedFile(name, Offset(0), Offset(4), batch_bytes, size, Epoch(3), Epoch(3), NOON_US + 1_000_000, False)
+    file = ClosedFile(
+        name, Offset(0), Offset(4), batch_bytes, size, (Epoch(3),), 0x1A2B3C4D, NOON_US + 1_000_000, False
+    )
     assert checkpoint.decode(documented) == Checkpoint(Offset(4), (file,))
     assert checkpoint.encode(Checkpoint(Offset(4), (file,))) == documented
 

@@ -16,6 +16,7 @@ from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, Sync
 from braid.ports import os_disk
 from braid.ports.disk import Disk
 from braid.ports.os_disk import OsDisk, OsFile
+from braid.storage.recovery import recover, repair
 
 T = TypeVar("T")
 
@@ -169,6 +170,36 @@ def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str])
             synced.clear()
             await change
             assert synced == folders
+
+    with_disk(main)
+
+
+def test_names_that_were_found_are_made_durable_on_demand(folder: str, synced: list[str]) -> None:
+    async def main(disk: OsDisk) -> None:
+        Path(f"{folder}/found").touch()  # its maker was killed before it could sync the folder
+        await disk.sync_folder(folder)
+        assert synced == [folder]
+        await disk.sync_folder(f"{folder}/absent")
+        assert synced == [folder], "an absent folder has no names"
+
+    with_disk(main)
+
+
+def test_recovery_syncs_the_folder_of_a_file_that_it_finds(folder: str, synced: list[str]) -> None:
+    async def main(disk: OsDisk) -> None:
+        recovered = await recover(disk, folder)
+        await repair(disk, folder, recovered)
+        assert synced == [folder], "also when nothing else is to be done"
+
+    with_disk(main)
+
+
+def test_a_folder_that_cannot_be_synced_says_so(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", fail(errno.EIO))
+
+    async def main(disk: OsDisk) -> None:
+        with pytest.raises(SyncFailed, match=folder):
+            await disk.sync_folder(folder)
 
     with_disk(main)
 

@@ -122,16 +122,29 @@ async def metadata(scene: Scene) -> object:
     return (await scene.store.list("/")).entries
 
 
-def test_an_owner_whose_lease_is_over_appends_locally_and_confirms_nothing() -> None:
+def test_an_owner_whose_lease_is_over_takes_and_confirms_nothing() -> None:
     async def main(scene: Scene) -> None:
         _, zombie, _, successor = await replaced(scene)
-        appended = zombie.append(batch(1_000))
+        end = zombie.log.end
         with pytest.raises(Fenced):
-            await zombie.log.confirm(appended)
-        with pytest.raises(Fenced):
-            zombie.append(batch(1_001))
-        assert zombie.log.confirmed.value <= appended.next_offset - 1
+            zombie.append(batch(1_000))
+        assert zombie.log.end == end
         await scene.check(successor)
+
+    simulate(main)
+
+
+def test_what_was_taken_while_the_lease_held_is_not_confirmed_when_the_disk_is_slower_than_the_lease() -> None:
+    async def main(scene: Scene) -> None:
+        lease = Lease()
+        segment = await scene.broker("a").open(may_confirm=lease.is_valid)
+        appended = segment.append(batch(0))
+        lease.held = False
+        with pytest.raises(Fenced):
+            await segment.log.confirm(appended)
+        assert segment.log.confirmed.value == 0
+        with pytest.raises(Fenced):
+            segment.append(batch(1))
 
     simulate(main)
 

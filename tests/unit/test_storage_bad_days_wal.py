@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 
 import pytest
 from crc32c import crc32c
@@ -33,6 +34,7 @@ from tests.storage_disaster import (
     at,
     batch,
     files_of,
+    incarnation_of,
     offsets,
     put_file,
     read_all,
@@ -128,15 +130,18 @@ def test_control_batches_from_outside_are_refused() -> None:
 # ── garbage at the end ───────────────────────────────────────────────────────────────────────────────────────────────
 
 garbage_of_every_kind = pytest.mark.parametrize(
-    "garbage",
+    "garbage_of",
     [
-        pytest.param(b"\x01", id="one byte"),
-        pytest.param(b"garbage!" * 9, id="text"),
-        pytest.param(stamped(9, 3)[:50], id="half a header"),
-        pytest.param(stamped(9, 3)[:100], id="a header and some body"),
-        pytest.param(stamped(9, 3)[:-9] + bytes(9), id="a batch without its end"),
-        pytest.param(bytes(with_body_length(batch(9), 0xFFFF_FFFF)), id="an impossible length"),
-        pytest.param(bytes(BATCH_BYTES) + stamped(9, 4, lag=4), id="a hole and a whole batch of the same group"),
+        pytest.param(lambda own: b"\x01", id="one byte"),
+        pytest.param(lambda own: b"garbage!" * 9, id="text"),
+        pytest.param(lambda own: stamped(9, 3, incarnation=own)[:50], id="half a header"),
+        pytest.param(lambda own: stamped(9, 3, incarnation=own)[:100], id="a header and some body"),
+        pytest.param(lambda own: stamped(9, 3, incarnation=own)[:-9] + bytes(9), id="a batch without its end"),
+        pytest.param(lambda own: bytes(with_body_length(batch(9), 0xFFFF_FFFF)), id="an impossible length"),
+        pytest.param(
+            lambda own: bytes(BATCH_BYTES) + stamped(9, 4, lag=4, incarnation=own),
+            id="a hole and a whole batch of the same group",
+        ),
     ],
 )
 
@@ -144,7 +149,7 @@ garbage_of_every_kind = pytest.mark.parametrize(
 @garbage_of_every_kind
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_garbage_at_the_tail_is_cut_and_the_next_batch_stands_right_behind_the_last_whole_one(
-    garbage: bytes, checkpoint: bool
+    garbage_of: Callable[[int], bytes], checkpoint: bool
 ) -> None:
     """PITFALLS: A reopened WAL is appended to after torn bytes; the garbage then sits in the middle of the file."""
 
@@ -155,6 +160,7 @@ def test_garbage_at_the_tail_is_cut_and_the_next_batch_stands_right_behind_the_l
         a.kill()
         if not checkpoint and CHECKPOINT in a.disk.paths():
             await a.disk.remove(CHECKPOINT)
+        garbage = garbage_of(incarnation_of(a.disk.content(FIRST)))
         a.disk.corrupt(FIRST, at(3), garbage)
         segment = await a.open()
         assert segment.recovered.torn_bytes == len(garbage.rstrip(b"\0"))
@@ -201,7 +207,9 @@ def test_what_only_the_page_cache_held_is_durable_before_it_counts_again() -> No
         await scene.publish(segment, 2)
         a.kill()
         file = await a.disk.open(FIRST)
-        await file.write(at(2), [stamped(50, 2)], sync=False)  # written, never synced, and the process was killed
+        own = incarnation_of(a.disk.content(FIRST))
+        # Written, never synced, and the process was killed.
+        await file.write(at(2), [stamped(50, 2, incarnation=own)], sync=False)
         segment = await a.open()
         assert segment.log.end == 3
         shown = await read_all(segment.reader(0))
@@ -372,7 +380,7 @@ def test_a_torn_tail_behind_damage_does_not_keep_the_log_from_opening_again() ->
         await three_groups(scene, a)
         a.disk.flip(FIRST, at(4) + HEADER_BYTES, 0)
         # Of a group of two, never synced, only the second batch reached the disk.
-        torn = bytes(BATCH_BYTES) + stamped(70, 10, lag=1)
+        torn = bytes(BATCH_BYTES) + stamped(70, 10, lag=1, incarnation=incarnation_of(a.disk.content(FIRST)))
         await put_file(a.disk, FIRST, a.disk.content(FIRST)[: at(9)] + torn)
         for expected in (9, 11, 13):
             segment = await a.open()
@@ -393,7 +401,8 @@ def test_what_only_the_page_cache_held_behind_damage_is_durable_before_it_counts
         await three_groups(scene, a)
         a.disk.flip(FIRST, at(4) + HEADER_BYTES, 0)
         file = await a.disk.open(FIRST)
-        await file.write(at(9), [stamped(50, 9)], sync=False)
+        own = incarnation_of(a.disk.content(FIRST))
+        await file.write(at(9), [stamped(50, 9, incarnation=own)], sync=False)
         segment = await a.open()
         shown = await read_all(segment.reader(5))
         assert offsets(shown) == [5, 6, 7, 8, 9]

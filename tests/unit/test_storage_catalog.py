@@ -10,7 +10,7 @@ import pytest
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
-from braid.model.errors import BrokenInvariant, Fenced, MetadataUnavailable, MetadataUncertain
+from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Epoch, Offset, Revision
 from braid.storage.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
 from tests.storage_kit import DESCRIPTOR, TOPIC, World, simulated
@@ -127,7 +127,7 @@ async def test_a_seal_stands_until_the_next_owner_has_begun(world: World) -> Non
 @simulated
 async def test_a_seal_is_all_or_nothing_with_the_conditions_of_the_move(world: World) -> None:
     a = await owned(world.store, 1)
-    with pytest.raises(Fenced):
+    with pytest.raises(ConditionFailed):
         await a.seal(SealedState(-1, Epoch(1), "a", 0), [Compare("/ownership", Revision(77))], [Put("/ownership", b"")])
     assert (await loaded(world.store)).sealed is None
     assert await world.store.get("/ownership") is None

@@ -14,7 +14,7 @@ from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from tests.storage_kit import fill, open_log
 
-ONE = ClosedFile("0.wal", Offset(0), Offset(10), 100, 150, Epoch(1), Epoch(2), 99, True)
+ONE = ClosedFile("0.wal", Offset(0), Offset(10), 100, 150, (Epoch(1), Epoch(2), Epoch(5)), 77, 99, True)
 CHECKPOINT = Checkpoint(Offset(25), (ONE,))
 
 

@@ -29,7 +29,7 @@ def test_one_after_the_other_never_opens_more_files_than_allowed_and_reuses_them
         disk = await disk_with_files(simulation, 5)
         handles = ReadHandles(disk, 2)
         for number in [0, 1, 0, 2, 0, 3, 4, 4, 0]:
-            assert await handles.read(f"f{number}", 8, 100) == b"of %d" % number
+            assert await handles.read(1, f"f{number}", 8, 100) == b"of %d" % number
         assert disk.most_open_files == 2
         await handles.close()
         assert disk.open_files == 0
@@ -46,7 +46,7 @@ def test_many_readers_at_once_get_the_right_bytes_and_the_bound_holds_afterwards
         async def reader() -> None:
             for _ in range(10):
                 number = simulation.random.randrange(8)
-                assert await handles.read(f"f{number}", 11, 1) == b"%d" % number
+                assert await handles.read(1, f"f{number}", 11, 1) == b"%d" % number
 
         await asyncio.gather(*(reader() for _ in range(10)))
         assert disk.open_files <= 2
@@ -60,7 +60,7 @@ def test_two_readers_of_a_closed_file_leave_one_handle() -> None:
     async def main(simulation: Simulation) -> None:
         disk = await disk_with_files(simulation, 1)
         handles = ReadHandles(disk)
-        assert await asyncio.gather(*(handles.read("f0", 0, 7) for _ in range(5))) == [b"content"] * 5
+        assert await asyncio.gather(*(handles.read(1, "f0", 0, 7) for _ in range(5))) == [b"content"] * 5
         assert disk.open_files == 1
 
     run_simulation(1, main)
@@ -70,15 +70,60 @@ def test_a_forgotten_file_is_closed_and_a_missing_one_says_so() -> None:
     async def main(simulation: Simulation) -> None:
         disk = await disk_with_files(simulation, 1)
         handles = ReadHandles(disk)
-        await handles.read("f0", 0, 1)
-        await handles.forget("f0")
-        await handles.forget("never opened")
+        await handles.read(1, "f0", 0, 1)
+        await handles.forget(1, "f0")
+        await handles.forget(1, "never opened")
         assert disk.open_files == 0
         await disk.remove("f0")
         with pytest.raises(FileMissing):
-            await handles.read("f0", 0, 1)
+            await handles.read(1, "f0", 0, 1)
 
     run_simulation(1, main)
+
+
+def test_each_owner_has_handles_of_its_own_and_they_are_forgotten_together() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = await disk_with_files(simulation, 2)
+        handles = ReadHandles(disk)
+        await handles.read(1, "f0", 0, 1)
+        await disk.rename("f1", "f0")
+        assert await handles.read(1, "f0", 8, 4) == b"of 0", "what it had opened"
+        assert await handles.read(2, "f0", 8, 4) == b"of 1"
+        await handles.forget_all(1)
+        assert disk.open_files == 1
+        await handles.close()
+        assert disk.open_files == 0
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_file_that_is_forgotten_while_it_is_opened_does_not_stay_open(seed: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = await disk_with_files(simulation, 1)
+        handles = ReadHandles(disk)
+        reads = [asyncio.create_task(handles.read(1, "f0", 0, 7)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await handles.forget_all(1)
+        assert disk.open_files == 0, "all of them are still opening it"
+        assert await asyncio.gather(*reads) == [b"content"] * 3
+        assert disk.open_files == 0
+
+    run_simulation(seed, main)
+
+
+def test_footers_are_kept_for_each_owner() -> None:
+    async def main() -> None:
+        cache = FooterCache()
+        old, new = Bytes(make_chunk(10, 3)), Bytes(make_chunk(20, 3))
+        assert (await cache.get(1, "f", old, len(old.data))).base_offset == 10
+        assert (await cache.get(2, "f", new, len(new.data))).base_offset == 20
+        cache.forget_all(1)
+        await cache.get(2, "f", new, len(new.data))
+        await cache.get(1, "f", old, len(old.data))
+        assert (old.reads, new.reads) == (2, 1)
+
+    asyncio.run(main())
 
 
 def test_footers_are_read_once_and_the_least_used_is_dropped() -> None:
@@ -88,14 +133,14 @@ def test_footers_are_read_once_and_the_least_used_is_dropped() -> None:
 
         async def get(name: str) -> int:
             source = sources[name]
-            return (await cache.get(name, source, len(source.data))).base_offset
+            return (await cache.get(1, name, source, len(source.data))).base_offset
 
         assert [await get(name) for name in "abaca"] == [0, 10, 0, 20, 0]
         assert [source.reads for source in sources.values()] == [1, 1, 1]
         await get("b")
         assert sources["b"].reads == 2, "it was dropped for c"
-        cache.forget("b")
-        cache.forget("never there")
+        cache.forget(1, "b")
+        cache.forget(1, "never there")
         await get("b")
         assert sources["b"].reads == 3
 

@@ -310,17 +310,24 @@ def test_files_rotate_by_age_also_when_nothing_arrives_any_more() -> None:
         log = await open_log(disk, simulation, config=with_files(file_age_s=60.0))
         await fill(log, 1)
         await asyncio.sleep(59)
-        await log.rotate_if_old()
         assert [file.closed for file in log.files] == [False]
         await asyncio.sleep(2)
-        await log.rotate_if_old()
         assert [file.closed for file in log.files] == [True], "idle, and closed all the same"
         await asyncio.sleep(100)
-        await log.rotate_if_old()
         await fill(log, 1)
         assert [file.records for file in log.files] == [1, 1]
-        await log.rotate_if_old()
         assert [file.closed for file in log.files] == [True, False], "the new file's age counts from its own begin"
+
+    log_test(test)
+
+
+def test_a_busy_file_rotates_by_age_too() -> None:
+    async def test(simulation: Simulation, disk: SimulatedDisk) -> None:
+        log = await open_log(disk, simulation, config=with_files(file_age_s=10.0))
+        for _ in range(10):
+            await fill(log, 1)
+            await asyncio.sleep(5)
+        assert len(log.files) >= 4
 
     log_test(test)
 
@@ -329,7 +336,6 @@ def test_a_file_without_records_is_not_closed() -> None:
     async def test(simulation: Simulation, disk: SimulatedDisk) -> None:
         log = await open_log(disk, simulation, config=with_files(file_age_s=1.0))
         await asyncio.sleep(2)
-        await log.rotate_if_old()
         await log.rotate()
         assert [(file.records, file.closed) for file in log.files] == [(0, False)]
 

@@ -249,12 +249,14 @@ def test_the_walk_never_overstates_the_good_end_wherever_a_window_ends(
     assert asyncio.run(walked(torn + bytes(500)))[:3] == plain[:3]
 
 
-def test_the_walk_stops_where_offsets_or_epochs_do_not_continue() -> None:
-    for wrong in (stamped_batch(7), stamped_batch(5), stamped_batch(6, epoch=0)):
+def test_the_walk_stops_where_offsets_epochs_or_incarnations_do_not_continue() -> None:
+    for wrong in (stamped_batch(7), stamped_batch(5), stamped_batch(6, epoch=0), stamped_batch(6, incarnation=78)):
         position, expected, _, reason = asyncio.run(walked(FRAMES + wrong))
         assert (position, expected) == (len(FRAMES), 6)
         assert reason is not None
         assert f"batch at byte {len(FRAMES)}" in reason
+    later = stamped_batch(6, epoch=2, incarnation=78)
+    assert asyncio.run(walked(FRAMES + later))[1] == 7, "a new epoch has an incarnation of its own"
 
 
 def test_the_last_byte_that_is_not_zero_is_found_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +413,7 @@ async def test_a_file_that_vanished_under_a_reader_is_read_from_its_chunk(world:
     await segment.log.rotate()
     await segment.exporter.export_closed()
     path = f"{WAL_FOLDER}/{wal_name(20)}"
-    await world.a.shelf.handles.forget(path)
+    await world.a.shelf.handles.forget(segment.log.number, path)
     await world.a.disk.remove(path)
     assert await read_offsets(segment, 0, 1) == list(range(40))
 

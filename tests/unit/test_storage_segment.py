@@ -11,7 +11,7 @@ import pytest
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
 from braid.model.errors import (
-    Fenced,
+    ConditionFailed,
     LogClosed,
     LogSealed,
     MetadataUnavailable,
@@ -258,7 +258,7 @@ async def test_a_log_that_was_sealed_and_exported_stays_sealed_when_its_owner_is
 async def test_handing_over_marks_the_end_in_one_transaction_with_what_the_caller_adds(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 30)
-    with pytest.raises(Fenced):
+    with pytest.raises(ConditionFailed):
         await segment.hand_over([Compare("/ownership", Revision(99))], [Put("/ownership", b"sealed")])
     assert world.a.wal_names() != [], "nothing is dropped before the sealed state stands"
     assert await world.store.get("/ownership") is None

@@ -56,7 +56,15 @@ def batches() -> dict[str, tuple[str, bytearray]]:
     }
     for name, base_offset in (("one-keyed", 1_234), ("begin", 1_234), ("seal", 5_000)):
         batch = found[name][1]
-        stamp(batch, verify(batch), Offset(base_offset), append_time=NOW_US + 1_000, epoch=Epoch(3), commit_lag=2)
+        stamp(
+            batch,
+            verify(batch),
+            Offset(base_offset),
+            append_time=NOW_US + 1_000,
+            epoch=Epoch(3),
+            incarnation=0x1A2B3C4D,
+            commit_lag=2,
+        )
     return found
 
 

@@ -80,6 +80,8 @@ def check_ttl(ttl_s: float) -> None:
 
 
 def _checked_size(key: str, value: bytes) -> int:
+    if not isinstance(value, bytes):
+        raise InvalidArgument(f"the value of {key!r} is a {type(value).__name__}; values are bytes")
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidArgument(
             f"the value of {key!r} has {len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed; "

@@ -10,7 +10,7 @@
     /segments/{topic}/{descriptor}/ownership           who owns the segment
     /segments/{topic}/{descriptor}/cursors/{s}         what a subscription has consumed of it
     /storage/{topic}/{descriptor}/chunks/{base:020d}   a chunk's descriptor
-    /storage/{topic}/{descriptor}/chunks/cur           the newest chunk
+    /storage/{topic}/{descriptor}/chunks/cur           the frontier: how far chunks reach, who may write
     /storage/{topic}/{descriptor}/state                sealed state
 
 `{topic}` is `tenant/namespace/name`, made once by `topic_path`. Every part is percent-encoded, so no name can contain a
@@ -39,7 +39,7 @@ OFFSET_DIGITS = 20
 def _part(name: str) -> str:
     if not name:
         raise InvalidName("a part of a metadata key is empty; every name needs at least one character")
-    return quote(name, safe="")
+    return quote(name, safe="=")  # so that a valid name (model/names.py) stands here as it is
 
 
 def topic_path(tenant: str, namespace: str, name: str) -> str:

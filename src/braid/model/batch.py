@@ -16,6 +16,13 @@ named limit before anything is allocated for it.
 `commit_lag` records before it was already synced. So if a batch cannot be read, and a whole batch behind it says that
 it was synced, then it was lost after it had been confirmed: that is damage. Otherwise it is only a tail that was never
 confirmed (storage/recovery.py).
+
+`incarnation` is what lets recovery tell a batch of this log from one that is only somebody's data. A value may hold
+whole batches (a mirror, a backup of another topic), and behind an unreadable header there is no frame that says where
+values begin. So each opening of a log draws a random number and stamps it into every batch that it writes, and behind
+damage only a batch with the number that the log had before the damage is believed. This holds against batches that are
+embedded by accident, and against a producer that cannot read this log. It is no secret: who reads the log sees the
+number, can embed a batch that carries it, and will deceive a recovery that finds the header before it unreadable.
 """
 
 from __future__ import annotations
@@ -41,6 +48,8 @@ MAX_RECORDS: Final = 1 << 22
 """The most records in one batch; keeps offsets and row numbers far from 32-bit edges."""
 MAX_OFFSET: Final = (1 << 63) - 1
 """Offsets are signed 64-bit numbers wherever they are columns (Arrow, Spark, SQL)."""
+MAX_EPOCH: Final = (1 << 32) - 1
+MAX_INCARNATION: Final = (1 << 32) - 1
 
 _HEADER: Final = struct.Struct(
     "<"
@@ -61,12 +70,13 @@ _HEADER: Final = struct.Struct(
     "q"  #  56 highest timestamp
     "Q"  #  64 offset of the first record           ┐
     "q"  #  72 append time, µs since 1970           │ the owner's half
-    "Q"  #  80 ownership epoch                      │
+    "I"  #  80 ownership epoch                      │
+    "I"  #  84 incarnation; 0: not stamped           │
     "I"  #  88 commit lag, records                  │
     "I"  #  92 crc32c of the 92 bytes before        ┘
 )
 HEADER_BYTES: Final = _HEADER.size
-_OWNER: Final = struct.Struct("<QqQI")
+_OWNER: Final = struct.Struct("<QqIII")
 _OWNER_AT: Final = 64
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = 92
@@ -114,6 +124,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     base_offset: Offset = Offset(0)
     append_time: int = 0
     epoch: Epoch = Epoch(0)
+    incarnation: int = 0
     commit_lag: int = 0
 
     @property
@@ -170,6 +181,7 @@ def parse_header(data: bytes | bytearray | memoryview, position: int = 0) -> Bat
         base_offset,
         append_time,
         epoch,
+        incarnation,
         commit_lag,
         header_crc,
     ) = _HEADER.unpack_from(data, position)
@@ -212,6 +224,7 @@ def parse_header(data: bytes | bytearray | memoryview, position: int = 0) -> Bat
         base_offset,
         append_time,
         epoch,
+        incarnation,
         commit_lag,
     )
 
@@ -269,6 +282,7 @@ def write_header(out: bytearray, header: BatchHeader) -> None:
         header.base_offset,
         header.append_time,
         header.epoch,
+        header.incarnation,
         header.commit_lag,
         0,
     )
@@ -281,11 +295,12 @@ def stamp(
     base_offset: Offset,
     append_time: int,
     epoch: Epoch,
+    incarnation: int,
     commit_lag: int,
 ) -> BatchHeader:
     """Fill the owner's half of a verified batch, in place; returns the header as it now is."""
     commit_lag = min(commit_lag, 0xFFFF_FFFF)
-    _OWNER.pack_into(batch, _OWNER_AT, base_offset, append_time, epoch, commit_lag)
+    _OWNER.pack_into(batch, _OWNER_AT, base_offset, append_time, epoch, incarnation, commit_lag)
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[:_CRC_AT]))
     return BatchHeader(
         header.codec,
@@ -304,6 +319,7 @@ def stamp(
         base_offset,
         append_time,
         epoch,
+        incarnation,
         commit_lag,
     )
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from braid.model.batch import MAX_RAW_BYTES, Codec
-from braid.model.errors import BatchCorrupt, BatchTooLarge
+from braid.model.errors import BatchCorrupt, BatchTooLarge, InvalidArgument
 
 CHECKSUM_BYTES: Final = 4
 _ZSTD_LEVEL: Final = 1
@@ -52,5 +52,6 @@ def decompress(codec: Codec, stored: memoryview, raw_length: int) -> memoryview:
 def _codec(codec: Codec) -> Any:
     if codec is Codec.LZ4:
         return pa.Codec("lz4_raw")
-    assert codec is Codec.ZSTD
+    if codec is not Codec.ZSTD:
+        raise InvalidArgument(f"{codec!r} is no codec: choose one of {', '.join(map(str, Codec))}")
     return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)

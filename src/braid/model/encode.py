@@ -7,6 +7,7 @@ hold both ways to the same bytes.
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
@@ -63,7 +64,7 @@ def encode_batch(
             raise InvalidArgument(f"{len(column)} {what} were given for {count} values; there must be one for each")
     if count == 1 and headers is None and codec is Codec.NONE:
         key = keys[0] if keys is not None else None
-        timestamp = int(timestamps[0]) if timestamps is not None else now_us
+        timestamp = _whole(timestamps[0]) if timestamps is not None else now_us
         return _encode_one(values[0], key, timestamp, producer_id, first_sequence)
     draft = Draft(count)
     hashes = _add_keys(draft, keys) if keys is not None else None
@@ -116,6 +117,19 @@ def encode_table(
     return draft.finish(codec, producer_id, first_sequence)
 
 
+def _check_time(time_us: object) -> None:
+    # `in range` would walk through it if somebody passed a float.
+    if not isinstance(time_us, int) or not _INT64[0] <= time_us <= _INT64[-1]:
+        raise InvalidArgument(f"{time_us!r} is no time: times are whole microseconds since 1970, signed 64 bits")
+
+
+def _whole(time_us: object) -> int:
+    try:
+        return operator.index(time_us)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidArgument(f"{time_us!r} is no time: times are whole microseconds since 1970") from error
+
+
 def _encode_one(value: Data, key: Data | None, timestamp: int, producer_id: int, first_sequence: int) -> bytearray:
     """What the general way makes of one record, without its fixed costs."""
     try:
@@ -123,8 +137,7 @@ def _encode_one(value: Data, key: Data | None, timestamp: int, producer_id: int,
         key_length = len(key) if key is not None else 0
     except TypeError as error:
         raise InvalidArgument(f"keys and values must be bytes: {error}") from error
-    if timestamp not in _INT64:
-        raise InvalidArgument(f"the timestamp {timestamp} is not a signed 64-bit number of microseconds")
+    _check_time(timestamp)
     length = DIRECTORY_BYTES + _PAIR.size + padded(value_length)
     value_parts = (_PAIR.pack(0, value_length), value, ZEROS[-value_length % 8])
     if key is None:
@@ -191,8 +204,7 @@ def _hashed(draft: Draft, keys: Iterable[Any], valid: npt.NDArray[np.bool_] | No
 
 def _add_timestamps(draft: Draft, given: Timestamps | None, now_us: int) -> None:
     if given is None:
-        if now_us not in _INT64:
-            raise InvalidArgument(f"the time {now_us} is not a signed 64-bit number of microseconds")
+        _check_time(now_us)
         draft.time_range = (now_us, now_us)
         return
     try:

@@ -17,7 +17,7 @@
     │   │   └── FileTaken
     │   ├── LogClosed
     │   ├── LogSealed
-    │   ├── LogFailed                   stopped confirming after a failed write or sync
+    │   ├── LogFailed                   stopped confirming after a failed write or sync; its owner opens it again
     │   ├── LogBusy                     too many bytes wait for the disk
     │   ├── LogDamaged                  a range of confirmed records cannot be read
     │   ├── OutOfSequence               a producer neither continues nor repeats what it stored
@@ -33,6 +33,8 @@
     │   ├── MetadataUnavailable         the store did not answer: nothing is known
     │   ├── MetadataUncertain           a write was sent and no answer came: it may have happened
     │   ├── MetadataCompacted           a watch asked for a revision that is gone
+    │   ├── MetadataCorrupt             a value that this build cannot read
+    │   ├── ConditionFailed             what the caller required is not so; nothing was written
     │   └── LeaseLost
     └── BrokenInvariant                 our bug; the message names the promise
 
@@ -132,7 +134,7 @@ class LogSealed(StorageError, code="log-sealed"):
     pass
 
 
-class LogFailed(StorageError, code="log-failed"):
+class LogFailed(StorageError, code="log-failed", retriable=True):
     pass
 
 
@@ -199,6 +201,14 @@ class MetadataUncertain(MetadataError, code="metadata-uncertain", retriable=True
 
 
 class MetadataCompacted(MetadataError, code="metadata-compacted"):
+    pass
+
+
+class MetadataCorrupt(MetadataError, code="metadata-corrupt"):
+    pass
+
+
+class ConditionFailed(MetadataError, code="condition-failed"):
     pass
 
 

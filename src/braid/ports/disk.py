@@ -51,6 +51,11 @@ class DiskFile(Protocol):
         """Close without a sync. Closing twice is allowed."""
 
 
+class FolderLock(Protocol):
+    async def release(self) -> None:
+        """Let others in. Releasing twice is fine."""
+
+
 class Disk(Protocol):
     async def open(self, path: str, *, create: bool = False) -> DiskFile:
         """Open an existing file (`FileMissing`) or, with `create`, a new one (`FileTaken`), whose name is then
@@ -71,6 +76,14 @@ class Disk(Protocol):
 
     async def make_folder(self, folder: str) -> None:
         """Create the folder and its parents, durably. Existing ones are fine."""
+
+    async def sync_folder(self, folder: str) -> None:
+        """Make every name in the folder durable: those that were found by listing too, whose makers may have died
+        before they came so far. An absent folder has no names."""
+
+    async def lock(self, folder: str) -> FolderLock:
+        """Keep everybody else out of the folder, in this process and in others, until it is released or this process
+        ends. `FileTaken` if somebody has it. The folder must exist."""
 
     async def rename(self, source: str, target: str) -> None:
         """Rename a file, replacing `target` if it exists. Atomic and durable."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import threading
@@ -78,6 +79,12 @@ class OsDisk:
     async def make_folder(self, folder: str) -> None:
         await self._run(_make_folder, folder)
 
+    async def lock(self, folder: str) -> OsLock:
+        return OsLock(await self._run(_lock, folder))
+
+    async def sync_folder(self, folder: str) -> None:
+        await self._run(_sync_found_names, folder)
+
     async def rename(self, source: str, target: str) -> None:
         await self._run(_rename, source, target)
 
@@ -122,6 +129,18 @@ class OsDisk:
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.wrap_future(self._submit(work, *arguments))
+
+
+class OsLock:
+    """An open file with a `flock`: the kernel gives it up when the process ends, however it ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    async def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class OsFile:
@@ -309,6 +328,24 @@ def _prepare(path: str, size: int) -> None:
         os.close(descriptor)
 
 
+def _lock(folder: str) -> int:
+    path = f"{folder.rstrip('/')}.lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _failure(error, f"lock {folder}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            raise FileTaken(
+                f"{folder} is in use: another process, or another part of this one, has locked it"
+            ) from None
+        raise _failure(error, f"lock {folder}") from error
+    return fd
+
+
 def _sync_folder(folder: str) -> None:
     try:
         descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
@@ -318,6 +355,14 @@ def _sync_folder(folder: str) -> None:
             os.close(descriptor)
     except OSError as error:
         raise SyncFailed(f"could not sync the folder {folder or '.'}: {error.strerror}") from error
+
+
+def _sync_found_names(folder: str) -> None:
+    try:
+        _sync_folder(folder)
+    except SyncFailed as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
 def _list(folder: str) -> list[FileStat]:

@@ -9,9 +9,9 @@ owner's first act is to replace the frontier with its own, higher epoch; from th
 fails, whatever it wanted to do (I3). So descriptor, pointer and fence are one transaction by construction.
 
 **Lost answers.** When the store cannot say whether a transaction happened, the frontier is read back: each write of it
-is unique, so it tells. If it is unchanged, the transaction is tried again under the same comparison; at most one of the
-tries can succeed. If it cannot be read back either, the catalog is in doubt: whatever is written next first reads what
-is so, lest it take the outcome of one write for that of another.
+is unique (it counts, and it carries a digest of what was done), so it tells. If it is unchanged, the transaction is
+tried again under the same comparison; at most one of the tries can succeed. If it cannot be read back either, the
+catalog is in doubt: whatever is written next first reads what is so.
 
 Writes take turns, because each builds on the frontier that the one before it left.
 """
@@ -21,14 +21,24 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from hashlib import blake2b
+from typing import Final, TypeVar
 
 import msgspec
 
 from braid.metadata import paths
-from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete, Operation, Put, Store
-from braid.model.errors import BrokenInvariant, Fenced, MetadataUncertain, OffsetOutOfRange
+from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete, Entry, Operation, Put, Store
+from braid.model.errors import (
+    BrokenInvariant,
+    ConditionFailed,
+    Fenced,
+    MetadataCorrupt,
+    MetadataUncertain,
+    OffsetOutOfRange,
+)
 from braid.model.ids import Epoch, Offset, Revision
+
+T = TypeVar("T")
 
 MAX_UNCERTAIN_TRIES: Final = 5
 MAX_REMOVED_CHUNKS: Final = MAX_TXN_OPERATIONS - 1
@@ -62,7 +72,9 @@ class Frontier(msgspec.Struct, frozen=True, rename="camel"):
     next_offset: Offset
     """Chunks hold every retained offset below this one."""
     writes: int = 0
-    """Makes each write of the frontier unique."""
+    digest: str = ""
+    """Of what else the transaction did. Together with the count it tells one write from every other, so that reading
+    the frontier back shows which of them happened."""
 
     @property
     def last_writer(self) -> Epoch:
@@ -80,6 +92,13 @@ class SealedState(msgspec.Struct, frozen=True, rename="camel"):
     sealed: bool = True
     ended: bool = False
     """Whether the log itself was sealed, for ever: the next owner may serve readers, but appends nothing."""
+
+
+def _decode(entry: Entry, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(entry.value, type=kind)
+    except msgspec.DecodeError as error:
+        raise MetadataCorrupt(f"{entry.key} holds no {kind.__name__} that this build can read: {error}") from error
 
 
 class Catalog:
@@ -104,12 +123,12 @@ class Catalog:
         self._frontier_revision = Revision(0)
         for entry in listing.entries:
             if entry.key == self._frontier_key:
-                self.frontier = msgspec.json.decode(entry.value, type=Frontier)
+                self.frontier = _decode(entry, Frontier)
                 self._frontier_revision = entry.revision
             elif entry.key == paths.sealed_state(*self._keys):
-                self.sealed = msgspec.json.decode(entry.value, type=SealedState)
-            else:
-                self.chunks.append(msgspec.json.decode(entry.value, type=ChunkDescriptor))
+                self.sealed = _decode(entry, SealedState)
+            elif paths.chunk_base(entry.key) is not None:
+                self.chunks.append(_decode(entry, ChunkDescriptor))
         self.chunks.sort(key=lambda chunk: chunk.base_offset)
 
     @property
@@ -137,22 +156,27 @@ class Catalog:
 
     async def claim(self, epoch: Epoch, holder: str) -> None:
         """Fence every earlier owner out. Nothing else has changed yet."""
-        old = self.frontier
-        if old is not None and epoch <= old.epoch:
-            raise Fenced(f"epoch {epoch} cannot claim {'/'.join(self._keys)}: epoch {old.epoch} ({old.holder}) has it")
-        frontier = Frontier(
-            epoch=epoch,
-            holder=holder,
-            begun=False,
-            continues=old.last_writer if old is not None else Epoch(0),
-            next_offset=self.next_offset,
-        )
-        await self._write(frontier, [])
+        async with self._turn:
+            old = self.frontier
+            if old is not None and epoch <= old.epoch:
+                raise Fenced(
+                    f"epoch {epoch} cannot claim {'/'.join(self._keys)}: epoch {old.epoch} ({old.holder}) has it"
+                )
+            frontier = Frontier(
+                epoch=epoch,
+                holder=holder,
+                begun=False,
+                continues=self.last_writer,
+                next_offset=self.next_offset,
+            )
+            await self._write(frontier, [])
 
     async def begin(self) -> None:
         """This owner's first batch is durable: what it stores counts from now on, and the seal before it is history."""
-        await self._write(msgspec.structs.replace(self._own(), begun=True), [Delete(paths.sealed_state(*self._keys))])
-        self.sealed = None
+        async with self._turn:
+            begun = msgspec.structs.replace(self._own(), begun=True)
+            await self._write(begun, [Delete(paths.sealed_state(*self._keys))])
+            self.sealed = None
 
     async def commit(self, chunk: ChunkDescriptor) -> None:
         """Add a chunk at the end of history."""
@@ -240,7 +264,8 @@ class Catalog:
     async def _write(
         self, frontier: Frontier, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
     ) -> None:
-        frontier = msgspec.structs.replace(frontier, writes=frontier.writes + 1)
+        digest = blake2b(msgspec.json.encode((operations, conditions)), digest_size=8).hexdigest()
+        frontier = msgspec.structs.replace(frontier, writes=frontier.writes + 1, digest=digest)
         value = msgspec.json.encode(frontier)
         expected = self._frontier_revision
         self._in_doubt = True
@@ -259,9 +284,12 @@ class Catalog:
             if entry is not None and entry.value == value:
                 self.frontier, self._frontier_revision, self._in_doubt = frontier, entry.revision, False
                 return
-            if (entry.revision if entry is not None else 0) != expected or result is not None:
+            if (entry.revision if entry is not None else 0) != expected:
                 self._in_doubt = False
                 raise self._lost(frontier.epoch, entry.value if entry is not None else None)
+            if result is not None:
+                self._in_doubt = False
+                raise ConditionFailed(f"{'/'.join(self._keys)} was not written: {list(conditions)} do not all hold")
         raise MetadataUncertain(f"the frontier of {'/'.join(self._keys)} could not be written and read back")
 
     def _lost(self, epoch: Epoch, found: bytes | None) -> Fenced:

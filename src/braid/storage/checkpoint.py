@@ -28,8 +28,10 @@ class ClosedFile(msgspec.Struct, frozen=True, array_like=True):
     next_offset: Offset
     batch_bytes: int
     size: int
-    first_epoch: Epoch
-    last_epoch: Epoch
+    epochs: tuple[Epoch, ...]
+    """Every epoch of which it has a batch, in order. Which of their owners began is known elsewhere."""
+    incarnation: int
+    """That of its last batch."""
     max_timestamp: int
     sealed: bool
 

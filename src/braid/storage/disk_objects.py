@@ -25,7 +25,7 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
 )
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat
-from braid.storage.handles import ReadHandles
+from braid.storage.handles import NO_LOG, ReadHandles
 from braid.storage.object_names import checked_folder, checked_name, checked_range, is_name
 from braid.storage.objects import ObjectStat
 
@@ -76,7 +76,7 @@ class DiskObjects:
             path = f"{folder}/{leaf}"
             if length > READ_BYTES:
                 length = min(length, max(0, (await self._disk.stat(path)).size - start))
-            return await self._handles.read(path, start, length)
+            return await self._handles.read(NO_LOG, path, start, length)
 
     async def stat(self, name: str) -> ObjectStat:
         folder, leaf = self._place(name)
@@ -97,7 +97,7 @@ class DiskObjects:
     async def delete(self, name: str) -> None:
         folder, leaf = self._place(name)
         with self._answers("delete", name), contextlib.suppress(FileMissing):
-            await self._handles.forget(f"{folder}/{leaf}")
+            await self._handles.forget(NO_LOG, f"{folder}/{leaf}")
             await self._disk.remove(f"{folder}/{leaf}")
 
     async def sweep(self, older_than_us: int) -> int:

@@ -103,8 +103,8 @@ class Exporter:
                     first, end = self._catalog.next_offset, file.base_offset
                     text = f"{file.name} is not exported: offsets {first}–{end - 1} before it are nowhere"
                     raise LogDamaged(text, first, end)
-                if not file.closed:
-                    break
+                if not file.closed or file.next_offset > self._log.confirmed.value:
+                    break  # What is not confirmed is not history yet (I7).
                 await self._export(file)
                 exported += 1
             if self._manifest_due:
@@ -113,7 +113,7 @@ class Exporter:
             return exported
 
     async def _export(self, file: WalFile) -> None:
-        data = await self._handles.read(f"{self._log.folder}/{file.name}", 0, file.size)
+        data = await self._handles.read(self._log.number, f"{self._log.folder}/{file.name}", 0, file.size)
         footer = await self._check(file, data)
         name = chunk_name(file.base_offset, file.next_offset, self._log.epoch)
         await self._store(f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
@@ -166,6 +166,7 @@ class Exporter:
             return
         stored = await self._objects.stat(name)
         if stored.size != len(data):
+            await self._objects.delete(name)  # ours, and of no use: the next try stores it again
             raise ObjectStoreUnavailable(f"object {name} was stored with {len(data)} bytes, but has {stored.size}")
 
     async def write_manifest(self) -> None:
@@ -173,9 +174,14 @@ class Exporter:
         async with self._turn:
             await self._write_manifest()
 
+    @property
+    def _ends_here(self) -> bool:
+        """Whether chunks hold the whole of a log that has ended."""
+        return self._log.seal_is_durable and self._catalog.next_offset == self._log.end
+
     async def _write_manifest(self) -> None:
         self._manifest_due = True
         await write_segment_manifest(
-            self._objects, self._topic_path, self._descriptor, self._catalog, sealed=self._log.sealed
+            self._objects, self._topic_path, self._descriptor, self._catalog, sealed=self._ends_here
         )
         self._manifest_due = False

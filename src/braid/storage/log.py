@@ -26,7 +26,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from braid.model.batch import BatchHeader, Flag, control_batch, parse_header, stamp
+from braid.model.batch import (
+    MAX_EPOCH,
+    MAX_INCARNATION,
+    MAX_OFFSET,
+    BatchHeader,
+    Flag,
+    control_batch,
+    parse_header,
+    stamp,
+    verify,
+)
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -69,6 +79,15 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_sync_s: float = 1.0
     """Durability `memory` syncs after this much or this long, so that a lost machine costs about a second."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.durability, Durability):
+            raise InvalidArgument(
+                f"{self.durability!r} is no durability: choose one of {', '.join(map(str, Durability))}"
+            )
+        for name in ("max_group_bytes", "max_pending_bytes", "memory_sync_bytes", "memory_sync_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}; it must be above 0")
+
 
 class Appended(NamedTuple):
     base_offset: Offset | None
@@ -93,6 +112,7 @@ class _Pending(NamedTuple):
 
 
 _log_numbers: Final = itertools.count(1)
+_NOTHING: Final = Offset(0)
 
 
 def _always() -> bool:
@@ -109,26 +129,34 @@ class Log:
         recovered: Recovered,
         epoch: Epoch,
         *,
+        incarnation: int,
         clock: Clock,
         config: LogConfig,
         cache: HotCache,
         spares: SpareFiles | None = None,
         may_confirm: Callable[[], bool] = _always,
         on_closed_file: Callable[[], None] | None = None,
+        replicated: Offset = _NOTHING,
     ) -> None:
+        """`replicated` is what is known to be on enough replicas already, if that is what confirms wait for."""
+        if not 0 < epoch <= MAX_EPOCH:
+            raise InvalidArgument(f"epoch {epoch} cannot open {folder}: epochs are numbers from 1 to {MAX_EPOCH}")
+        if not 0 < incarnation <= MAX_INCARNATION:
+            raise InvalidArgument(f"the incarnation is {incarnation}; it must be drawn from 1 to {MAX_INCARNATION}")
         if epoch <= recovered.last_epoch:
             raise Fenced(f"epoch {epoch} cannot open {folder}: epoch {recovered.last_epoch} has written there")
         self.number: Final = next(_log_numbers)
         self.folder: Final = folder
         self.epoch: Final = epoch
+        self._incarnation: Final = incarnation
         self.config: Final = config
         self.written: Final = Watermark(recovered.next_offset)
         self.synced: Final = Watermark(recovered.next_offset)
-        self.replicated: Final = Watermark(recovered.next_offset)
+        self.replicated: Final = Watermark(min(replicated, recovered.next_offset))
         self._writer = WalWriter(
             disk,
             folder,
-            recovered.files,
+            list(recovered.files),
             recovered.producers.copy(),
             clock=clock,
             config=config.files,
@@ -142,7 +170,9 @@ class Log:
         self._end = recovered.next_offset
         self._state = _State.SEALED if recovered.sealed else _State.OPEN
         self._sealed = recovered.sealed
+        self._seal_number = 0
         self._failure: BraidError | None = None
+        self._released = False
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         # Batches are numbered, because control batches take no offset: what is flushed is counted in numbers.
@@ -152,12 +182,15 @@ class Log:
         self._rotate_wanted = False
         self._sync_wanted = False
         self._sync_timer: asyncio.TimerHandle | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Returns when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
         await self._writer.open()
-        if self._state is _State.OPEN:
+        if self._sealed:
+            self._end_watermarks()
+        else:
             self._enqueue_control(Flag.BEGIN)
             await self.flush()
 
@@ -186,8 +219,19 @@ class Log:
         return self._sealed
 
     @property
+    def seal_is_durable(self) -> bool:
+        return self._sealed and self._flushed.value >= self._seal_number
+
+    @property
     def failure(self) -> BraidError | None:
         return self._failure
+
+    @property
+    def ended(self) -> BraidError | None:
+        """Why this log serves no readers any more, if it was closed or abandoned or has failed: the next owner may
+        give the names of its files to others. A full disk stops only writers, until the log is closed."""
+        failed = self._state is _State.FAILED and not isinstance(self._failure, DiskFull)
+        return self._refusal() if failed or self._released or self._state is _State.CLOSED else None
 
     @property
     def confirmed(self) -> Watermark:
@@ -201,16 +245,20 @@ class Log:
                 return self.replicated
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
-        """Give a verified batch its place. It is stored when `confirmed` has reached `next_offset`.
+        """Give a batch its place. It is stored when `confirmed` has reached `next_offset`.
 
-        The log keeps the buffer and writes the owner's half of the header into it.
+        The log keeps the buffer and writes the owner's half of the header into it. `header` is what `verify` returned
+        for this very buffer; without it, the batch is verified here.
         """
         if self._state is not _State.OPEN:
             raise self._refusal()
+        self._check_lease()
         if header is None:
-            header = parse_header(batch)
+            header = verify(batch)
         if header.is_control:
             raise InvalidArgument("control batches are made by the log itself")
+        if memoryview(batch).readonly:
+            raise InvalidArgument("the log writes into the buffer that it is given: pass a bytearray, not bytes")
         if len(batch) != header.size:
             raise InvalidArgument(f"the buffer has {len(batch)} bytes, the batch in it {header.size}")
         if self._pending and self._pending_bytes + len(batch) > self.config.max_pending_bytes:
@@ -219,6 +267,11 @@ class Log:
         if duplicate is not None:
             return Appended(duplicate.base_offset, duplicate.next_offset, duplicate=True)
         base = self._end
+        if base + header.count > MAX_OFFSET:
+            raise InvalidArgument(
+                f"{header.count} records do not fit into {self.folder}: it ends at offset {base}, and the highest "
+                f"offset is {MAX_OFFSET}"
+            )
         self._end = Offset(base + header.count)
         self._producers.apply(header, base)
         self._enqueue(batch, header, base)
@@ -241,10 +294,19 @@ class Log:
             self._state = _State.SEALED
             self._sealed = True
             self._enqueue_control(Flag.SEAL)
+            self._seal_number = self._last_number
         elif self._state is not _State.SEALED:
             raise self._refusal()
         await self.flush()
+        self._end_watermarks()
         return self._end
+
+    def note_replicated(self, offset: Offset) -> None:
+        """Every record below `offset` is durable on enough replicas, of which this one is the first."""
+        if offset > self.synced.value:
+            raise BrokenInvariant(f"I2: offset {offset} cannot be replicated, only {self.synced.value} is synced here")
+        self._check_lease()
+        self.replicated.advance(offset)
 
     async def rotate(self) -> None:
         """Close the current file, if it has records, so that it can be exported."""
@@ -254,11 +316,6 @@ class Log:
             await asyncio.wait([self._committing])
         if self._failure is not None:
             raise self._failure.again()
-
-    async def rotate_if_old(self) -> None:
-        """Rotate a file that has reached its age, also when nothing arrives any more."""
-        if self._writer.is_old and self._failure is None:
-            await self.rotate()
 
     async def close(self) -> None:
         """Orderly stop: write and sync everything, close the file, leave a checkpoint. Closing twice is fine."""
@@ -278,6 +335,8 @@ class Log:
 
     def forget_files(self, names: set[str]) -> None:
         """Closed files that are about to be removed: covered by chunks, or beyond retention."""
+        if self._state is _State.CLOSED or self._failure is not None:
+            raise self._refusal()
         self._writer.forget(names)
         self._writer.want_checkpoint(self.synced.value)
 
@@ -309,7 +368,8 @@ class Log:
                     break
         except BraidError as error:
             self._fail(error)
-        except Exception as error:
+        except BaseException as error:
+            # Also when somebody cancelled this task: what it was writing is neither stored nor not stored.
             self._fail(BrokenInvariant(f"committing to {self.folder} broke: {error!r}"))
             raise
         finally:
@@ -320,6 +380,8 @@ class Log:
         first = self._pending[0]
         unclosed = self._writer.files[-1].name if self._writer.files else ""
         room = await self._writer.room_for(len(first.batch), first.base_offset)
+        if self._has_failed():
+            return  # abandoned meanwhile
         if self._unsynced_bytes and self._writer.files[-1].name != unclosed:
             self._note_synced(first.number - 1, first.base_offset)  # closing a file syncs it
         room = min(room, max(self.config.max_group_bytes, len(first.batch)))
@@ -331,7 +393,7 @@ class Log:
             if batches and self._pending[0].base_offset - synced >= MAX_COMMIT_LAG:
                 break
             batch, header, base, append_time, last_number = self._pending.popleft()
-            headers.append(stamp(batch, header, base, append_time, self.epoch, base - synced))
+            headers.append(stamp(batch, header, base, append_time, self.epoch, self._incarnation, base - synced))
             batches.append(batch)
             size += len(batch)
         sync = (
@@ -341,7 +403,7 @@ class Log:
             or headers[-1].next_offset - synced >= MAX_COMMIT_LAG
         )
         await self._writer.write(batches, headers, size, sync=sync)
-        if self._failure is not None:
+        if self._has_failed():
             return
         self._pending_bytes -= size
         self._unsynced_bytes += size
@@ -353,6 +415,7 @@ class Log:
         elif self._sync_timer is None:
             loop = asyncio.get_running_loop()
             self._sync_timer = loop.call_later(self.config.memory_sync_s, self._on_sync_timer)
+        self._arm_age_timer()
 
     async def _sync(self) -> None:
         number, written = self._last_number, self.written.value
@@ -366,6 +429,20 @@ class Log:
         if self._unsynced_bytes:
             self._sync_wanted = True
             self._start_commit()
+
+    def _arm_age_timer(self) -> None:
+        """So that a file is closed and exported at its age, also when nothing more arrives."""
+        age_left_s = self._writer.age_left_s
+        if self._age_timer is None and age_left_s is not None:
+            self._age_timer = asyncio.get_running_loop().call_later(age_left_s, self._on_age_timer)
+
+    def _on_age_timer(self) -> None:
+        self._age_timer = None
+        if self._writer.is_old:
+            self._sync_wanted = self._rotate_wanted = True
+            self._start_commit()
+        else:
+            self._arm_age_timer()  # another file is the newest by now
 
     def _note_written(self, next_offset: Offset) -> None:
         if self.config.durability is Durability.MEMORY:
@@ -383,6 +460,10 @@ class Log:
     def _check_lease(self) -> None:
         if not self._may_confirm():
             raise Fenced(f"the lease on {self.folder} has run out in epoch {self.epoch}: nothing more is confirmed")
+
+    def _has_failed(self) -> bool:
+        """Asked again after each wait: the log may have been abandoned meanwhile."""
+        return self._failure is not None
 
     def _refusal(self) -> BraidError:
         if self._failure is not None:
@@ -404,14 +485,22 @@ class Log:
         self._pending_bytes = 0
         self._fail_watermarks(self._failure)
 
+    def _end_watermarks(self) -> None:
+        """Behind a durable seal nothing will ever be reached: whoever waits there learns that this is the end."""
+        error = LogSealed(f"the log under {self.folder} ends at offset {self._end}")
+        for watermark in (self.written, self.synced, self.replicated):
+            watermark.end_at(self._end, error)
+
     def _fail_watermarks(self, error: BraidError) -> None:
         for watermark in (self.written, self.synced, self.replicated, self._flushed):
             watermark.fail(error)
 
     async def _release(self) -> None:
-        if self._sync_timer is not None:
-            self._sync_timer.cancel()
-            self._sync_timer = None
+        self._released = True
+        for timer in (self._sync_timer, self._age_timer):
+            if timer is not None:
+                timer.cancel()
+        self._sync_timer = self._age_timer = None
         if self._committing is not None:
             await asyncio.wait([self._committing])
         await self._writer.release()

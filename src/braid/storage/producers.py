@@ -2,9 +2,12 @@
 
 The table remembers, for each producer, its latest batches: enough to answer a retry with the offsets that the first try
 got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and the batches behind it
-are applied on top. Both bounds are limits with a price: a producer that 10,000 others have outlived is forgotten, and
-its retries would be stored again; a retry of a batch older than the remembered ones is still recognised, but answered
+are applied on top. Both bounds are limits with a price: a producer that 10,000 others have outlived is forgotten and
+has to start again under a new id; a retry of a batch older than the remembered ones is still recognised, but answered
 without its offsets.
+
+A producer that is not in the table must start at sequence 0. So everything below a known producer's next sequence has
+been stored, and "older than remembered" never means "never arrived".
 """
 
 from __future__ import annotations
@@ -66,6 +69,11 @@ class ProducerTable:
             return None
         known = self._batches.get(header.producer_id)
         if known is None:
+            if header.first_sequence:
+                raise OutOfSequence(
+                    f"producer {header.producer_id:#x} is not known here and sent sequence {header.first_sequence}; "
+                    f"a producer starts at 0, under a new id if it was forgotten"
+                )
             return None
         expected = known[-1].next_sequence
         if header.first_sequence == expected:
@@ -110,11 +118,13 @@ class ProducerTable:
             table._remember(producer, StoredBatch(first_sequence, base_offset, count))
         return table
 
-    def extend(self, later: ProducerTable) -> None:
-        """Add what another table knows of the same log; what both know counts once."""
+    def extended(self, later: ProducerTable) -> ProducerTable:
+        """This table and what a later one of the same log adds; what both know counts once."""
+        table = self.copy()
         for producer, known in later._batches.items():
             for batch in known:
-                self._remember(producer, batch)
+                table._remember(producer, batch)
+        return table
 
     def copy(self) -> ProducerTable:
         twin = ProducerTable()

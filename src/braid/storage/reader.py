@@ -32,7 +32,7 @@ from braid.ports.disk import Buffer
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog, ChunkDescriptor
 from braid.storage.chunk import ByteSource, Index
-from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.log import Log
 from braid.storage.objects import Objects
 from braid.storage.wal import Damage, WalFile
@@ -48,12 +48,23 @@ class Batch(NamedTuple):
 
 
 class FileBytes:
-    def __init__(self, handles: ReadHandles, path: str) -> None:
+    """A file of a log, as long as the log has not ended. The next log may use the name for another file, so what was
+    read while the log ended is not believed either."""
+
+    def __init__(self, handles: ReadHandles, log: Log, path: str) -> None:
         self._handles = handles
+        self._log = log
         self._path = path
 
     async def read(self, position: int, length: int) -> bytes:
-        return await self._handles.read(self._path, position, length)
+        _check_not_ended(self._log)
+        try:
+            data = await self._handles.read(self._log.number, self._path, position, length)
+        except DiskError:
+            _check_not_ended(self._log)
+            raise
+        _check_not_ended(self._log)
+        return data
 
 
 class ObjectBytes:
@@ -68,6 +79,8 @@ class ObjectBytes:
 class Piece(NamedTuple):
     """A file or a chunk: the same bytes, in two places."""
 
+    owner: int
+    """Under whom its footer is kept: the log, or nobody."""
     name: str
     source: ByteSource
     next_offset: Offset
@@ -121,18 +134,20 @@ class Sources:
 
     def file_piece(self, file: WalFile) -> Piece:
         path = f"{self.log.folder}/{file.name}"
-        source = FileBytes(self._handles, path)
-        return Piece(path, source, file.next_offset, file.batch_bytes, file.size, file.index)
+        source = FileBytes(self._handles, self.log, path)
+        return Piece(self.log.number, path, source, file.next_offset, file.batch_bytes, file.size, file.index)
 
     def chunk_piece(self, chunk: ChunkDescriptor) -> Piece:
         name = f"{self._folder}/{chunk.object}"
         source = ObjectBytes(self._objects, name)
-        return Piece(name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
+        return Piece(NO_LOG, name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
 
     async def index_of(self, piece: Piece) -> Index:
         """An unreadable footer costs time, not records: without an index the batches are read from the first one on."""
         try:
-            return piece.known_index or (await self._footers.get(piece.name, piece.source, piece.size)).index
+            if piece.known_index is not None:
+                return piece.known_index
+            return (await self._footers.get(piece.owner, piece.name, piece.source, piece.size)).index
         except ChunkCorrupt:
             return Index()
 
@@ -158,21 +173,28 @@ class LogReader:
 
     async def read(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
         """The next batches: at least one, about `max_bytes` at most. At the live tail, waits for the next one."""
-        log = self._sources.log
-        if self.offset >= log.confirmed.value:
-            await log.confirmed.reached(self.offset + 1)
-        batches = await self._fetch(log.confirmed.value, max_bytes)
+        confirmed = self._sources.log.confirmed
+        while True:
+            limit = max(confirmed.value, self.offset)
+            if batches := await self._read_below(limit, max_bytes):
+                return batches
+            # Also when the limit lies inside a batch: it is given out when all of it is confirmed.
+            await confirmed.reached(limit + 1)
+
+    async def read_available(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
+        """Like `read`, but returns an empty list at the live tail instead of waiting."""
+        return await self._read_below(self._sources.log.confirmed.value, max_bytes)
+
+    async def _read_below(self, limit: int, max_bytes: int) -> list[Batch]:
+        """Empty when no whole batch from the wanted offset on lies below the limit."""
+        if self.offset >= limit:
+            return []
+        batches = await self._fetch(limit, max_bytes)
         for header, _ in batches:
             if not header.base_offset <= self.offset < header.next_offset:
                 raise BrokenInvariant(f"I1: offset {self.offset} was expected, and a batch of {header} came")
             self.offset = header.next_offset
         return batches
-
-    async def read_available(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
-        """Like `read`, but returns an empty list at the live tail instead of waiting."""
-        if self.offset >= self._sources.log.confirmed.value:
-            return []
-        return await self.read(max_bytes)
 
     async def ahead(self, max_bytes: int = DEFAULT_READ_BYTES) -> AsyncIterator[list[Batch]]:
         """Everything up to the live tail; the next read is under way while the caller works on the last one."""
@@ -200,6 +222,7 @@ class LogReader:
         for _ in range(_TRIES):
             gone = False
             for piece in sources.pieces_with(offset):
+                _check_not_ended(sources.log)
                 try:
                     return await self._read_piece(piece, limit, max_bytes)
                 except (FileMissing, ObjectMissing) as missing:
@@ -225,6 +248,11 @@ class LogReader:
             raise LogDamaged(text, self.offset, until) from error
 
 
+def _check_not_ended(log: Log) -> None:
+    if (refusal := log.ended) is not None:
+        raise refusal
+
+
 def _next_run(index: Index | None, offset: int, end: int) -> int:
     """Where reading can go on behind an unreadable batch: at the next place that the index knows."""
     runs = index.runs if index is not None else []
@@ -234,7 +262,7 @@ def _next_run(index: Index | None, offset: int, end: int) -> int:
 async def _read_batches(
     source: ByteSource, index: Index, batch_end: int, offset: int, limit: int, max_bytes: int
 ) -> list[Batch]:
-    """Batches from the one that holds `offset` on, as far as they are below `limit`; at least one."""
+    """Batches from the one that holds `offset` on, as far as they are below `limit`; none when that one is not."""
     position = index.position_of(offset)
     length = max_bytes
     while True:
@@ -249,10 +277,12 @@ async def _read_batches(
                 header = parse_header(data, at)
                 needed = header.size
                 if header.next_offset > expected:
-                    if at + needed > len(data) or header.next_offset > limit:
-                        break
                     if header.base_offset > expected:
                         raise BatchTruncated(f"offset {expected} is missing: next comes offset {header.base_offset}")
+                    if header.next_offset > limit:
+                        return batches
+                    if at + needed > len(data):
+                        break
                     verify(data, at)
                     batches.append(Batch(header, view[at : at + needed]))
                     expected = header.next_offset

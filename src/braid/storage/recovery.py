@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
+from braid.model.batch import HEADER_BYTES
 from braid.model.errors import ChunkCorrupt, RecoveryConflict
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Disk, DiskFile, FileStat
@@ -66,7 +67,9 @@ class Recovered(msgspec.Struct):
     files: list[WalFile] = []
     next_offset: Offset = Offset(0)
     epochs: set[Epoch] = set()
-    """Every epoch of which a batch was found; of files that were not read, the first and the last."""
+    """Every epoch of which a batch was found."""
+    incarnation: int = 0
+    """That of the last batch; 0 if there is none."""
     sealed: bool = False
     producers: ProducerTable = msgspec.field(default_factory=ProducerTable)
     producers_complete: bool = False
@@ -103,7 +106,11 @@ async def recover(disk: Disk, folder: str) -> Recovered:
 
 
 async def repair(disk: Disk, folder: str, recovered: Recovered) -> None:
-    """Cut the torn tail, make the good one durable, and close what should be closed. Can be repeated."""
+    """Cut the torn tail, make the good one durable, and close what should be closed. Can be repeated.
+
+    The names come first: whoever created these files may have been killed before their names were durable, and a file
+    without a name loses every record that is confirmed into it (I2)."""
+    await disk.sync_folder(folder)
     for unclosed in recovered.unclosed:
         file = await disk.open(f"{folder}/{unclosed.file.name}")
         try:
@@ -167,6 +174,7 @@ class _Recovery:
         result.damage.extend(found.damage)
         result.next_offset = found.next_offset
         result.epochs |= found.epochs
+        result.incarnation = found.incarnation or result.incarnation
         result.sealed = found.sealed
 
     async def _take_producers(self, closed: WalFile) -> None:
@@ -218,7 +226,10 @@ class _Recovery:
         end = footer.batch_bytes if footer else stat.size
         positions: list[tuple[int, int]] = []
         synced_offset = 0
-        walk = FrameWalk(file, end, 0, base, self.result.last_epoch)
+        runs = {run.position: run.offset for run in footer.index.runs} if footer else {}
+        if not self.result.files:
+            runs.setdefault(HEADER_BYTES, base)  # a log's first batch is a BEGIN: where the next one stands is known
+        walk = FrameWalk(file, end, 0, base, self.result.last_epoch, self.result.incarnation)
         behind_damage = False
         while True:
             while window := await walk.next_window():
@@ -229,6 +240,7 @@ class _Recovery:
                     found.first_epoch = found.first_epoch or header.epoch
                     found.last_epoch = header.epoch
                     found.epochs.add(header.epoch)
+                    found.incarnation = header.incarnation
                     found.sealed = header.is_seal
                     found.max_timestamp = max(found.max_timestamp, header.max_timestamp)
                     synced_offset = max(synced_offset, header.synced_before)
@@ -239,18 +251,19 @@ class _Recovery:
             if stranger is not None:
                 raise RecoveryConflict(
                     f"{self._folder}/{stat.name} has a whole batch at byte {walk.position} with offset "
-                    f"{stranger.base_offset} and epoch {stranger.epoch}, but offset {walk.expected} and an epoch of "
-                    f"at least {walk.epoch} should follow there; the file or its name has been changed"
+                    f"{stranger.base_offset}, epoch {stranger.epoch} and incarnation {stranger.incarnation:08x}, but "
+                    f"offset {walk.expected} and epoch {walk.epoch} with incarnation {walk.incarnation:08x}, or a "
+                    f"later epoch, should follow there; the file or its name has been changed"
                 )
             all_synced = footer is not None or next_base is not None
-            behind = await next_batch_behind_damage(file, walk.position, end, walk.expected, walk.epoch, all_synced)
+            behind = await next_batch_behind_damage(file, walk, end, runs, all_synced)
             if behind is None or (next_base is not None and behind[1].base_offset >= next_base):
                 break
             position, header = behind
             lost = Damage(stat.name, walk.position, found.next_offset, header.base_offset, walk.reason or "unreadable")
             found.damage = (*found.damage, lost)
             behind_damage = True
-            walk = FrameWalk(file, end, position, header.base_offset, walk.epoch)
+            walk = FrameWalk(file, end, position, header.base_offset, walk.epoch, walk.incarnation)
         if footer is not None and found.next_offset < footer.next_offset:
             lost = Damage(stat.name, walk.position, found.next_offset, footer.next_offset, walk.reason or "unreadable")
             found.damage = (*found.damage, lost)
@@ -285,12 +298,13 @@ def _as_listed(file: ClosedFile) -> WalFile:
         file.next_offset,
         file.batch_bytes,
         file.size,
-        file.first_epoch,
-        file.last_epoch,
+        min(file.epochs, default=Epoch(0)),
+        max(file.epochs, default=Epoch(0)),
         file.max_timestamp,
         closed=True,
         sealed=file.sealed,
-        epochs={file.first_epoch, file.last_epoch},
+        epochs=set(file.epochs),
+        incarnation=file.incarnation,
     )
 
 

@@ -1,4 +1,4 @@
-"""What may be deleted: two pure functions. Deleting itself is the segment's work (segment.py)."""
+"""What may be deleted: pure functions. Deleting itself is the segment's work (segment.py)."""
 
 from __future__ import annotations
 

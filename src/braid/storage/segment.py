@@ -2,6 +2,7 @@
 
 Opening, each step repeatable after a crash before the next:
 
+0. lock the local folder: a hung process that wakes up must not write into files that another one has taken over;
 1. read all evidence (metadata, local files) and decide where to start (recovery_start.py);
 2. **claim**: fence every earlier owner out of the catalog;
 3. put local files that are not part of the log out of the way;
@@ -24,21 +25,22 @@ import msgspec
 
 from braid.metadata.store import Condition, Operation, Store
 from braid.model.batch import BatchHeader
-from braid.model.errors import FileMissing
+from braid.model.errors import FileMissing, InvalidArgument, LogBusy
 from braid.model.ids import Epoch, Offset
+from braid.model.names import SegmentName
 from braid.ports.clock import Clock
-from braid.ports.disk import Disk
+from braid.ports.disk import Disk, FolderLock
 from braid.storage import checkpoint as checkpoints
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog, SealedState
 from braid.storage.chunk import Footer
 from braid.storage.exporter import Exporter
-from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.log import Appended, Log, LogConfig
 from braid.storage.manifest import segment_folder
 from braid.storage.objects import Objects
 from braid.storage.reader import LogReader, ObjectBytes, Sources
-from braid.storage.recovery import Recovered, recover, repair
+from braid.storage.recovery import Recovered, Unclosed, recover, repair
 from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
 from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 from braid.storage.spares import SpareFiles
@@ -79,6 +81,7 @@ class SegmentStorage:
         shelf: Shelf,
         topic_path: str,
         descriptor: str,
+        lock: FolderLock,
         log: Log,
         catalog: Catalog,
         exporter: Exporter,
@@ -92,9 +95,11 @@ class SegmentStorage:
         self.recovered = recovered
         """What recovery found and did: worth a line in the broker's log."""
         self._shelf = shelf
+        self._lock = lock
         # Files that the log has forgotten and that are still to be removed. Oldest first, and a removal that fails is
         # tried again before any later file goes: otherwise the next recovery would find a gap and call it damage.
         self._leaving: list[str] = []
+        self._housekeeping = asyncio.Lock()
         self._objects_folder = segment_folder(topic_path, descriptor)
         self.sources = Sources(
             log,
@@ -118,37 +123,62 @@ class SegmentStorage:
         may_confirm: Callable[[], bool] = lambda: True,
         accept_loss: bool = False,
     ) -> SegmentStorage:
+        SegmentName.parse(f"segment://{topic_path}/{descriptor}")  # these become folders, keys and object names
+        if epoch < 1:
+            raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
         folder = f"{shelf.folder}/{topic_path}/{descriptor}"
+        await shelf.disk.make_folder(folder)
+        lock = await shelf.disk.lock(folder)
+        try:
+            return await cls._open_locked(
+                shelf, topic_path, descriptor, epoch, config, folder, lock, may_confirm, accept_loss
+            )
+        except BaseException:
+            await lock.release()
+            raise
+
+    @classmethod
+    async def _open_locked(
+        cls,
+        shelf: Shelf,
+        topic_path: str,
+        descriptor: str,
+        epoch: Epoch,
+        config: LogConfig,
+        folder: str,
+        lock: FolderLock,
+        may_confirm: Callable[[], bool],
+        accept_loss: bool,
+    ) -> SegmentStorage:
         catalog = Catalog(shelf.store, topic_path, descriptor)
         await catalog.load()
-        recovered = await recover(shelf.disk, folder)
+        found = await recover(shelf.disk, folder)
         start = resolve_recovery_start(
-            sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(recovered), accept_loss=accept_loss
+            sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
         )
         await catalog.claim(epoch, shelf.broker_id)
+        continued = found
+        if start.source is not Source.LOCAL:
+            await _clear_folder(shelf, folder, found, catalog.sealed, epoch)
+            continued = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
+        if not continued.producers_complete and catalog.chunks:
+            _add_earlier(continued, await _newest_footer(shelf, catalog, topic_path, descriptor))
         if start.source is Source.LOCAL:
-            await repair(shelf.disk, folder, recovered)
-        else:
-            await _clear_folder(shelf, folder, recovered, start, epoch)
-            recovered = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
-        if not recovered.producers_complete and catalog.chunks:
-            footer = await _newest_footer(shelf, catalog, topic_path, descriptor)
-            table = footer.producers.copy()
-            table.extend(recovered.producers)
-            recovered.producers = table
-            recovered.sealed = recovered.sealed or footer.sealed
+            await repair(shelf.disk, folder, continued)
         file_closed = asyncio.Event()
         log = Log(
             shelf.disk,
             folder,
-            recovered,
+            continued,
             epoch,
+            incarnation=shelf.random.randrange(1, 1 << 32),
             clock=shelf.clock,
             config=config,
             cache=shelf.cache,
             spares=shelf.spares,
             may_confirm=may_confirm,
             on_closed_file=file_closed.set,
+            replicated=catalog.next_offset,
         )
         exporter = Exporter(
             log, catalog, shelf.objects, shelf.handles, topic_path, descriptor, file_closed, shelf.random
@@ -162,7 +192,7 @@ class SegmentStorage:
             raise
         if shelf.mode.exports_continuously:
             exporter.start()
-        return cls(shelf, topic_path, descriptor, log, catalog, exporter, start, recovered)
+        return cls(shelf, topic_path, descriptor, lock, log, catalog, exporter, start, found)
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
         return self.log.append(batch, header)
@@ -184,6 +214,8 @@ class SegmentStorage:
         if self.log.failure is not None:
             raise self.log.failure.again()
         await self.exporter.export_closed()
+        if self.catalog.next_offset < self.log.end:
+            raise LogBusy(f"records from offset {self.catalog.next_offset} on are not confirmed yet; try again")
         sealed = SealedState(
             last_committed_offset=self.log.end - 1,
             epoch=self.catalog.last_writer,
@@ -193,13 +225,19 @@ class SegmentStorage:
         )
         sealed = await self.catalog.seal(sealed, conditions, operations)
         await self.exporter.write_manifest()
-        await self._remove_files([*self._leaving, *(file.name for file in self.log.files), checkpoints.NAME])
+        # The checkpoint first: left alone, it would call the missing files a loss.
+        await self._remove_files([checkpoints.NAME, *self._leaving, *(file.name for file in self.log.files)])
+        await self._release_files()
         return sealed
 
     async def apply_retention(
         self, policy: RetentionPolicy, *, needed_from: Offset | None = None, keep_local_bytes: int = 0
     ) -> int:
         """Delete what has outlived the policy, and local files that chunks cover; returns how many pieces went."""
+        async with self._housekeeping:
+            return await self._apply_retention(policy, needed_from, keep_local_bytes)
+
+    async def _apply_retention(self, policy: RetentionPolicy, needed_from: Offset | None, keep_local_bytes: int) -> int:
         now_us = self._shelf.clock.now_us()
         chunks = self.catalog.chunks
         tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
@@ -248,17 +286,24 @@ class SegmentStorage:
         """Orderly stop on this broker: the same broker opens the segment again, from its files."""
         await self.exporter.stop()
         await self.log.close()
+        await self._release_files()
 
     async def abandon(self) -> None:
         """Stop at once, without writing anything: the segment belongs to somebody else, or this process is to die."""
         await self.exporter.stop()
         await self.log.abandon()
+        await self._release_files()
+
+    async def _release_files(self) -> None:
+        await self._shelf.handles.forget_all(self.log.number)
+        self._shelf.footers.forget_all(self.log.number)
+        await self._lock.release()
 
     async def _remove_files(self, names: list[str]) -> None:
         for name in names:
             path = f"{self.log.folder}/{name}"
-            await self._shelf.handles.forget(path)
-            self._shelf.footers.forget(path)
+            await self._shelf.handles.forget(self.log.number, path)
+            self._shelf.footers.forget(self.log.number, path)
             await _remove(self._shelf.disk, path)
 
 
@@ -269,18 +314,23 @@ def _evidence(recovered: Recovered) -> LocalEvidence | None:
     return LocalEvidence(recovered.base_offset, recovered.next_offset, frozenset(recovered.epochs))
 
 
-async def _clear_folder(shelf: Shelf, folder: str, recovered: Recovered, start: Start, epoch: Epoch) -> None:
+async def _clear_folder(
+    shelf: Shelf, folder: str, recovered: Recovered, sealed: SealedState | None, epoch: Epoch
+) -> None:
     """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside, in a folder
     that is named after the epoch that found them."""
     names = [stat.name for stat in await shelf.disk.list(folder) if base_of(stat.name) is not None]
-    redundant = start.source is Source.SEALED and recovered.next_offset <= start.offset and not recovered.damage
+    redundant = (
+        sealed is not None
+        and sealed.epoch in recovered.epochs
+        and recovered.next_offset <= sealed.last_committed_offset + 1
+        and not recovered.damage
+    )
     aside = f"{folder}/aside-{epoch}"
     if names and not redundant:
         await shelf.disk.make_folder(aside)
     await _remove(shelf.disk, f"{folder}/{checkpoints.NAME}")
     for name in names:
-        await shelf.handles.forget(f"{folder}/{name}")
-        shelf.footers.forget(f"{folder}/{name}")
         if redundant:
             await _remove(shelf.disk, f"{folder}/{name}")
         else:
@@ -292,8 +342,15 @@ async def _remove(disk: Disk, path: str) -> None:
         await disk.remove(path)
 
 
+def _add_earlier(recovered: Recovered, footer: Footer) -> None:
+    """Complete what local files say by what the newest chunk says of producers and of a seal."""
+    recovered.producers = footer.producers.extended(recovered.producers)
+    recovered.unclosed = [Unclosed(each.file, footer.producers.extended(each.producers)) for each in recovered.unclosed]
+    recovered.sealed = recovered.sealed or footer.sealed
+
+
 async def _newest_footer(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> Footer:
     """What the newest chunk says of producers and of a seal."""
     chunk = catalog.chunks[-1]
     name = f"{segment_folder(topic_path, descriptor)}/{chunk.object}"
-    return await shelf.footers.get(name, ObjectBytes(shelf.objects, name), chunk.size)
+    return await shelf.footers.get(NO_LOG, name, ObjectBytes(shelf.objects, name), chunk.size)

@@ -7,11 +7,12 @@ zeros. All others are closed: cut to size, with a footer behind the batches, and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from braid.model.batch import HEADER_BYTES, MAGIC, BatchHeader, parse_header, verify
+from braid.model.batch import HEADER_BYTES, MAGIC, MAX_OFFSET, BatchHeader, parse_header, verify
 from braid.model.errors import BatchError
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import DiskFile
@@ -31,7 +32,7 @@ def wal_name(base_offset: int) -> str:
 def base_of(name: str) -> Offset | None:
     """The base offset that a file's name states; None for a name that is not a WAL file's."""
     match = _NAME.fullmatch(name)
-    return Offset(int(match[1])) if match else None
+    return Offset(int(match[1])) if match and int(match[1]) <= MAX_OFFSET else None
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -60,7 +61,9 @@ class WalFile(msgspec.Struct):
     index: Index | None = None
     damage: tuple[Damage, ...] = ()
     epochs: set[Epoch] = set()
-    """Filled by recovery: the epochs of its batches; if it was not read, the first and the last."""
+    """The epochs of its batches. All of them: an owner that never began may have written the last one."""
+    incarnation: int = 0
+    """That of its last batch; 0 if it has none."""
 
     @property
     def records(self) -> int:
@@ -70,17 +73,22 @@ class WalFile(msgspec.Struct):
 class FrameWalk:
     """Walks from batch to batch, as long as each is whole, continues the offsets and does not go back in epochs.
 
+    An epoch has one incarnation, so that changes only together with the epoch; 0 is one that is not known yet.
+
     It stops at the first thing that is not the batch expected there and says why in `reason`; `position` is then the
     end of what is good. A batch that crosses the end of a read is read again from its own start, so the good end is
     never overstated.
     """
 
-    def __init__(self, source: ByteSource, end: int, position: int, expected: int, epoch: int = 0) -> None:
+    def __init__(
+        self, source: ByteSource, end: int, position: int, expected: int, epoch: int = 0, incarnation: int = 0
+    ) -> None:
         self._source = source
         self._end = end
         self.position = position
         self.expected = expected
         self.epoch = epoch
+        self.incarnation = incarnation
         self.reason: str | None = None
 
     async def next_window(self) -> list[tuple[int, BatchHeader]]:
@@ -105,18 +113,26 @@ class FrameWalk:
                 except BatchError as error:
                     self.reason = str(error)
                     break
-                if header.base_offset != self.expected or header.epoch < self.epoch:
+                if header.base_offset != self.expected or not self.may_follow(header):
                     self.reason = (
-                        f"the batch at byte {window_start + at} has offset {header.base_offset} and epoch "
-                        f"{header.epoch}; expected offset {self.expected} and an epoch of at least {self.epoch}"
+                        f"the batch at byte {window_start + at} has offset {header.base_offset}, epoch {header.epoch} "
+                        f"and incarnation {header.incarnation:08x}; expected offset {self.expected} and epoch "
+                        f"{self.epoch} with incarnation {self.incarnation:08x}, or a later epoch"
                     )
                     break
                 found.append((window_start + at, header))
                 self.expected = header.next_offset
                 self.epoch = header.epoch
+                self.incarnation = header.incarnation
                 at += header.size
             self.position = window_start + at
         return found
+
+    def may_follow(self, header: BatchHeader) -> bool:
+        """Whether epoch and incarnation can come after the ones before."""
+        if header.epoch == self.epoch:
+            return self.incarnation in (0, header.incarnation)
+        return header.epoch > self.epoch
 
     def _end_reason(self, data: bytes, at: int, header: BatchHeader | None) -> str:
         left = len(data) - at
@@ -139,28 +155,49 @@ async def last_nonzero(source: ByteSource, start: int, end: int) -> int:
 
 
 async def next_batch_behind_damage(
-    source: ByteSource, start: int, end: int, expected: int, epoch: int, all_synced: bool
+    source: ByteSource, walk: FrameWalk, end: int, runs: Mapping[int, Offset], all_synced: bool
 ) -> tuple[int, BatchHeader] | None:
-    """The first whole batch behind `start`, if the record at `expected` had once been synced; None if nothing says so.
+    """The first batch of this log behind the place where `walk` stopped, if the record that is missing there had once
+    been synced; None if nothing says so.
 
-    That it had is known of the whole file (`all_synced`) or proven by a batch further on.
+    That it had is known of the whole file (`all_synced`) or proven by a batch further on. A whole batch may also be a
+    part of somebody's value. It is believed if it has the epoch and incarnation of the last batch before the damage, or
+    stands where the footer's index says that a batch stands (`runs`, offsets by position), or follows directly on one
+    that is believed.
     """
     first: tuple[int, BatchHeader] | None = None
-    position = start
+    believed: FrameWalk | None = None
+    position = walk.position
     while position < end:
         data = await source.read(position, min(WINDOW_BYTES, end - position))
         at = data.find(MAGIC)
         while at >= 0:
             header = await whole_batch_at(source, position + at, end)
-            if header is not None and header.base_offset >= expected and header.epoch >= epoch:
+            if header is not None and _is_believed(position + at, header, walk, runs, believed):
                 first = first or (position + at, header)
-                if all_synced or header.synced_before > expected:
+                if all_synced or header.synced_before > walk.expected:
                     return first
+                behind = position + at + header.size
+                believed = FrameWalk(source, end, behind, header.next_offset, header.epoch, header.incarnation)
             at = data.find(MAGIC, at + 1)
         if position + len(data) >= end or len(data) <= len(MAGIC):
             return None
         position += len(data) - len(MAGIC) + 1
     return None
+
+
+def _is_believed(
+    position: int, header: BatchHeader, before: FrameWalk, runs: Mapping[int, Offset], believed: FrameWalk | None
+) -> bool:
+    if header.base_offset < before.expected or not before.may_follow(header):
+        return False
+    if before.incarnation and (header.epoch, header.incarnation) == (before.epoch, before.incarnation):
+        return True
+    if runs.get(position) == header.base_offset:
+        return True
+    if believed is None or (position, header.base_offset) != (believed.position, believed.expected):
+        return False
+    return believed.may_follow(header)
 
 
 async def whole_batch_at(source: ByteSource, position: int, end: int) -> BatchHeader | None:

@@ -8,6 +8,8 @@ from itertools import count
 
 from braid.model.errors import BraidError, BrokenInvariant
 
+_FIRST_SWEEP = 64
+
 
 class Watermark:
     """The first offset that has *not* reached some state: written, synced, replicated, visible.
@@ -15,13 +17,15 @@ class Watermark:
     A failed watermark never rises again: everyone who waits for more, now or later, gets the error.
     """
 
-    __slots__ = ("_error", "_tie", "_value", "_waiters")
+    __slots__ = ("_end", "_error", "_sweep_at", "_tie", "_value", "_waiters")
 
     def __init__(self, value: int) -> None:
         self._value = value
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._sweep_at = _FIRST_SWEEP
         self._tie = count()
         self._error: BraidError | None = None
+        self._end: tuple[int, BraidError] | None = None
 
     @property
     def value(self) -> int:
@@ -38,6 +42,13 @@ class Watermark:
             future = heapq.heappop(waiters)[2]
             if not future.done():
                 future.set_result(None)
+        if self._end is not None and value >= self._end[0]:
+            self.fail(self._end[1])
+
+    def end_at(self, offset: int, error: BraidError) -> None:
+        """Nothing beyond `offset` will ever be reached: once the watermark is there, it fails with this error."""
+        self._end = (offset, error)
+        self.advance(self._value)
 
     def fail(self, error: BraidError) -> None:
         """Nothing beyond the present value will ever be reached. The first error stays."""
@@ -56,5 +67,13 @@ class Watermark:
         elif self._error is not None:
             future.set_exception(self._error.again())
         else:
+            if len(self._waiters) >= self._sweep_at:
+                self._sweep()
             heapq.heappush(self._waiters, (offset, next(self._tie), future))
         return future
+
+    def _sweep(self) -> None:
+        """Drop those who gave up waiting, so that time-outs at an idle tail cost no memory (I12)."""
+        self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
+        heapq.heapify(self._waiters)
+        self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._waiters))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from braid.model.batch import BatchHeader
-from braid.model.errors import BrokenInvariant, DiskError
+from braid.model.errors import BrokenInvariant, DiskError, InvalidArgument
 from braid.model.ids import Epoch, Offset
 from braid.ports.clock import Clock
 from braid.ports.disk import Buffer, Disk, DiskFile
@@ -24,6 +25,11 @@ from braid.storage.retention import removable
 from braid.storage.spares import SpareFiles
 from braid.storage.wal import WalFile, close_file, wal_name
 
+TIMER_RESOLUTION_S: Final = 0.001
+"""A timer may fire this much early and still be right."""
+MAX_FILE_BYTES: Final = 4 << 30
+"""An export holds a whole file in memory, and a chunk's format ends at 16 GiB."""
+
 
 class FileConfig(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int = 64 << 20
@@ -32,6 +38,14 @@ class FileConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotate a file this long after its first batch, busy or idle, so that its records get exported."""
     first_reserve_bytes: int = 256 << 10
     """Room for a log's first batches; grows by doubling. Small, because a broker may hold thousands of quiet logs."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.file_bytes <= MAX_FILE_BYTES:
+            raise InvalidArgument(f"file_bytes is {self.file_bytes}; a file has 1 to {MAX_FILE_BYTES} bytes")
+        if not self.file_age_s > 0:
+            raise InvalidArgument(f"file_age_s is {self.file_age_s}; it must be above 0")
+        if self.first_reserve_bytes < 0:
+            raise InvalidArgument(f"first_reserve_bytes is {self.first_reserve_bytes}; it must not be negative")
 
 
 class WalWriter:
@@ -74,9 +88,16 @@ class WalWriter:
             self._begun_at = self._clock.monotonic()
 
     @property
+    def age_left_s(self) -> float | None:
+        """How long the newest file may stay open; None if there is none that holds records."""
+        if self._current is None or not self.files[-1].records:
+            return None
+        return max(0.0, self._begun_at + self._config.file_age_s - self._clock.monotonic())
+
+    @property
     def is_old(self) -> bool:
-        """Whether the newest file has been open for longer than the configured age."""
-        return self._current is not None and self._clock.monotonic() - self._begun_at >= self._config.file_age_s
+        age_left_s = self.age_left_s
+        return age_left_s is not None and age_left_s < TIMER_RESOLUTION_S
 
     async def room_for(self, size: int, base_offset: Offset) -> int:
         """Make room for a batch of `size` bytes, in a new file if need be; returns how many bytes fit from here on."""
@@ -95,14 +116,14 @@ class WalWriter:
         assert current is not None
         assert newest.index is not None
         position = newest.batch_bytes
+        if headers[0].base_offset != newest.next_offset:
+            raise BrokenInvariant(f"I1: offset {headers[0].base_offset} follows {newest.next_offset} in {newest.name}")
         if position + size > self._reserved_bytes:
             wanted = max(self._config.first_reserve_bytes, 2 * self._reserved_bytes)
             self._reserved_bytes = max(position + size, min(wanted, self._config.file_bytes))
             await current.reserve(self._reserved_bytes)
         await current.write(position, batches, sync=sync)
         for header in headers:
-            if header.base_offset != newest.next_offset:
-                raise BrokenInvariant(f"I1: offset {header.base_offset} follows {newest.next_offset} in {newest.name}")
             newest.index.add(header, position)
             position += header.size
             newest.next_offset = header.next_offset
@@ -111,6 +132,8 @@ class WalWriter:
         newest.batch_bytes = position
         newest.first_epoch = newest.first_epoch or headers[0].epoch
         newest.last_epoch = headers[-1].epoch
+        newest.epochs.update(header.epoch for header in headers)
+        newest.incarnation = headers[-1].incarnation
         newest.sealed = headers[-1].is_seal
 
     async def sync(self) -> None:
@@ -166,8 +189,8 @@ class WalWriter:
                 file.next_offset,
                 file.batch_bytes,
                 file.size,
-                file.first_epoch,
-                file.last_epoch,
+                tuple(sorted(file.epochs)),
+                file.incarnation,
                 file.max_timestamp,
                 file.sealed,
             )

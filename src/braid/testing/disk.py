@@ -5,8 +5,9 @@
 - An operation is a generator. It yields how long the disk now takes and goes on after that; it belongs to the disk, not
   to its caller, so a cancelled call still happens, as it does in a thread.
 - A crash lets each operation in flight take some more steps, or none, and then drops it. Whoever waits gets `Crashed`.
-- Names are changed through a journal, as filesystems do it: a change is visible at once and durable when its call
-  returns, and then all changes before it are durable too. A crash keeps some first part of the rest.
+- Names are changed through a journal for each folder (`names.py`): a change is visible at once and durable when its
+  call returns, and then all changes before it in that folder are durable too. A crash keeps some first part of the
+  rest. A process that is killed in between leaves a name that all can see and that a later crash may still take away.
 
 Everything is drawn from the one `random`, so a seed decides all of it.
 """
@@ -15,16 +16,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
+from posixpath import normpath
 from random import Random
 from typing import Any, TypeVar
 
 import msgspec
 
-from braid.model.errors import DiskError, DiskFull, SyncFailed
+from braid.model.errors import DiskError, DiskFull, FileTaken, SyncFailed
 from braid.ports.disk import Buffer, FileStat
 from braid.testing.clock import START_US
 from braid.testing.loop import OUTSIDE
-from braid.testing.names import Names
+from braid.testing.names import Names, parent
 from braid.testing.sectors import SectorFile
 
 T = TypeVar("T")
@@ -139,24 +141,50 @@ class SimulatedDisk:
         return FileStat(path.rpartition("/")[2], len(file.content), file.modified_us)
 
     async def make_folder(self, folder: str) -> None:
-        await self._call(self._device.change(lambda: self._device.names.make_folder(folder)))
+        await self._call(self._device.make_folder(folder))
+
+    async def lock(self, folder: str) -> SimulatedLock:
+        def take() -> SimulatedLock:
+            if self._device.locks.get(folder) == self._device.boot:
+                raise FileTaken(f"{folder} is in use: somebody on this machine has locked it")
+            self._device.locks[folder] = self._device.boot
+            return SimulatedLock(self._device, folder)
+
+        return await self._call(self._device.look(take))
+
+    async def sync_folder(self, folder: str) -> None:
+        await self._call(self._device.sync_found_names(folder))
 
     async def rename(self, source: str, target: str) -> None:
-        await self._call(self._device.change(lambda: self._device.names.rename(source, target)))
+        await self._call(self._device.change(lambda: self._device.names.rename(source, target), target, source))
 
     async def publish(self, source: str, target: str) -> None:
-        await self._call(self._device.change(lambda: self._device.names.publish(source, target)))
+        await self._call(self._device.change(lambda: self._device.names.publish(source, target), target, source))
 
     async def remove(self, path: str) -> None:
-        await self._call(self._device.change(lambda: self._device.names.remove(path)))
+        await self._call(self._device.change(lambda: self._device.names.remove(path), path))
 
     async def remove_folder(self, folder: str) -> None:
-        await self._call(self._device.change(lambda: self._device.names.remove_folder(folder)))
+        await self._call(self._device.change(lambda: self._device.names.remove_folder(folder), folder))
 
     async def _call(self, operation: Operation[T]) -> T:
         if self._boot is not None:
             self._device.check_boot(self._boot, "this mounted disk")
         return await self._device.start(operation)
+
+
+class SimulatedLock:
+    """Gone when the machine crashes or its processes are killed."""
+
+    def __init__(self, device: _Device, folder: str) -> None:
+        self._device = device
+        self._folder = folder
+        self._boot = device.boot
+
+    async def release(self) -> None:
+        if self._boot == self._device.boot and self._folder:
+            self._device.locks.pop(self._folder, None)
+        self._folder = ""
 
 
 class SimulatedFile:
@@ -222,6 +250,8 @@ class _Device:
         self.random = random
         self.faults = faults
         self.names = Names()
+        self.locks: dict[str, int] = {}
+        """Locked folders, with the boot in which each was locked: a lock dies with its process."""
         self.boot = 0
         self._in_flight: dict[_InFlight, None] = {}
 
@@ -286,18 +316,37 @@ class _Device:
     def find(self, path: str) -> Operation[SectorFile]:
         return self.look(lambda: self.names.file(path))
 
-    def change(self, change: Callable[[], T]) -> Operation[T]:
+    def change(self, change: Callable[[], T], *changed: str) -> Operation[T]:
+        """Change names, then sync the folders of the paths that were `changed`."""
         yield self._delay(self.faults.write_s)
         result = change()
+        yield from self._sync_names(*dict.fromkeys(parent(normpath(path)) for path in changed))
+        return result
+
+    def make_folder(self, folder: str) -> Operation[None]:
+        """Each name is durable before anything is made behind it. Of a folder that is found, only that its parents are
+        durable is known: its maker may have been killed before it was itself."""
+        yield self._delay(self.faults.write_s)
+        missing = self.names.missing_folders(folder)
+        yield from self._sync_names(parent(parent(missing[0]) if missing else normpath(folder)))
+        for each in missing:
+            self.names.make_folder(each)
+            yield from self._sync_names(parent(each))
+
+    def sync_found_names(self, folder: str) -> Operation[None]:
+        self.names.check_can_be_synced(folder)
+        yield from self._sync_names(folder)
+
+    def _sync_names(self, *folders: str) -> Operation[None]:
         number = self.names.last_change
         yield self._delay(self.faults.sync_s)
         self._let_sync_fail("the folder after a change of names")
-        self.names.make_durable(number)
-        return result
+        for folder in folders:
+            self.names.make_durable(folder, number)
 
     def create(self, path: str) -> Operation[SectorFile]:
         file = SectorFile()
-        yield from self.change(lambda: self.names.add(path, self._touched(file)))
+        yield from self.change(lambda: self.names.add(path, self._touched(file)), path)
         return file
 
     def prepare(self, path: str, size: int) -> Operation[None]:
@@ -314,7 +363,7 @@ class _Device:
             self.names.remove(path)
             raise
         file.complete_sync(file.begin_sync())
-        self.names.make_durable(number)
+        self.names.make_durable(parent(normpath(path)), number)
 
     def write(
         self, path: str, file: SectorFile, position: int, buffers: Sequence[Buffer], sync: bool

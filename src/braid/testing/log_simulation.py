@@ -380,7 +380,6 @@ class World:
         assert process is not None
 
         async def housekeeping() -> None:
-            await segment.log.rotate_if_old()
             if self.random.random() < 0.5:
                 await segment.log.rotate()
             if self.mode.exports_continuously:

@@ -48,10 +48,17 @@ class _Job:
             return seed, Counts(seeds=1), traceback.format_exc()
 
 
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least one seed has to run")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m braid.testing.simulate", description=__doc__)
     parser.add_argument("simulation", choices=sorted(SIMULATIONS))
-    parser.add_argument("--seeds", type=int, default=200, metavar="N", help="how many seeds to run (default 200)")
+    parser.add_argument("--seeds", type=_at_least_one, default=200, metavar="N", help="how many (default 200)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
     return parser
