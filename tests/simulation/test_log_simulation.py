@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from braid.metadata.store import Condition, Operation, Put
-from braid.model.batch import BatchHeader
+from braid.model.batch import BatchHeader, padded
 from braid.model.errors import BraidError
-from braid.ports.disk import Buffer, DiskFile
-from braid.storage import recovery
+from braid.ports.disk import Buffer, Disk, DiskFile
+from braid.storage import recovery, segment
 from braid.storage.catalog import Catalog, Frontier
 from braid.storage.log import Log
 from braid.storage.producers import ProducerTable
@@ -46,13 +46,17 @@ def test_the_same_seed_does_the_same(seed: int) -> None:
 # ── teeth ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def leave_torn_tails(patch: pytest.MonkeyPatch) -> None:
-    repair_tail = recovery._repair_tail
+def append_behind_torn_bytes(patch: pytest.MonkeyPatch) -> None:
+    repair = recovery.repair
 
-    async def repair_without_cutting(file: DiskFile, tail: Tail) -> None:
-        await repair_tail(file, msgspec.structs.replace(tail, garbage_end=tail.good_end))
+    async def keep_garbage(disk: Disk, folder: str, recovered: recovery.Recovered) -> None:
+        tail = recovered.tail
+        if tail is not None and tail.garbage_end > tail.good_end:
+            tail.file.batch_bytes = padded(tail.garbage_end)
+            recovered.tail = None
+        await repair(disk, folder, recovered)
 
-    patch.setattr(recovery, "_repair_tail", repair_without_cutting)
+    patch.setattr(segment, "repair", keep_garbage)
 
 
 def write_without_comparing(patch: pytest.MonkeyPatch) -> None:
@@ -108,12 +112,12 @@ def forget_producers(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
-    leave_torn_tails: [120, 389, 480, 592, 678],
-    count_the_page_cache_as_durable: [82, 118, 126, 134, 136, 147],
-    write_without_comparing: [0, 2, 4],
-    confirm_without_lease: [0, 2, 4],
-    store_retries_again: [1, 3, 7],
-    forget_producers: [1, 3, 6],
+    append_behind_torn_bytes: [1, 3, 11],
+    count_the_page_cache_as_durable: [49],
+    write_without_comparing: [0, 1, 4],
+    confirm_without_lease: [0, 1, 2],
+    store_retries_again: [3, 4, 5],
+    forget_producers: [0, 1, 2],
     drop_syncs: [1, 3, 4],
 }
 """What is broken, and seeds that noticed it when this was written."""
