@@ -8,7 +8,7 @@ import pytest
 
 from braid.model.errors import FileMissing
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.spares import SpareFiles
+from braid.storage.spares import CALM_S, SpareFiles
 from braid.testing.disk import DiskFaults, SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from tests.storage_kit import SMALL, Bytes, NotingDisk, fill, make_chunk, open_log
@@ -161,6 +161,12 @@ def test_spares_are_made_ahead_taken_by_renaming_and_made_again() -> None:
         assert await spares.take("log/x", 4_096)
         assert disk.content("log/x") == bytes(4_096)
         assert not disk.unsynced("log/x")
+        await asyncio.sleep(CALM_S - 1)
+        assert len(await disk.list("spare")) == 1, "the disk is not calm yet"
+        assert await spares.take("log/y", 4_096)
+        await asyncio.sleep(CALM_S - 1)
+        assert await disk.list("spare") == [], "asked for again"
+        await asyncio.sleep(2)
         await spares.filled()
         assert len(await disk.list("spare")) == 2
         await spares.close()
