@@ -241,7 +241,7 @@ class LogReader:
         index: Index | None = None
         try:
             index = await self._sources.index_of(piece)
-            return await _read_batches(piece.source, index, piece.batch_bytes, self.offset, limit, max_bytes)
+            return await read_batches(piece.source, index, piece.batch_bytes, self.offset, limit, max_bytes)
         except (BatchError, ChunkCorrupt) as error:
             until = _next_run(index, self.offset, piece.next_offset)
             text = f"{piece.name} cannot be read at offset {self.offset}: {error}"
@@ -259,7 +259,7 @@ def _next_run(index: Index | None, offset: int, end: int) -> int:
     return next((run.offset for run in runs if run.offset > offset), end)
 
 
-async def _read_batches(
+async def read_batches(
     source: ByteSource, index: Index, batch_end: int, offset: int, limit: int, max_bytes: int
 ) -> list[Batch]:
     """Batches from the one that holds `offset` on, as far as they are below `limit`; none when that one is not."""

@@ -23,12 +23,12 @@ from braid.metadata.memory import MemoryStore
 from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of, verify
 from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, ProducerId, Sequence
+from braid.storage.history import HistoryReader
 from braid.storage.log import Durability, LogConfig
 from braid.storage.manifest import read_segment_manifest
-from braid.storage.reader import Batch, ObjectBytes
+from braid.storage.reader import Batch
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
-from braid.storage.wal import FrameWalk
 from braid.storage.writer import FileConfig
 from braid.testing.history import Confirmed, LogModel, PromiseBroken, Stored
 from braid.testing.loop import Process, Simulation, run_simulation
@@ -464,16 +464,14 @@ class World:
     async def check_manifest(self, stored: list[Stored]) -> None:
         """Without broker and metadata store, the objects alone tell the same history."""
         manifest = await read_segment_manifest(self.objects, TOPIC, DESCRIPTOR)
-        from_objects: list[Stored] = []
-        for chunk in manifest.chunks if manifest is not None else ():
-            source = ObjectBytes(self.objects, f"{TOPIC}/{DESCRIPTOR}/{chunk.object}")
-            walk = FrameWalk(source, chunk.batch_bytes, 0, chunk.base_offset)
-            while window := await walk.next_window():
-                for position, header in window:
-                    if not header.is_control:
-                        data = await source.read(position, header.size)
-                        from_objects.append(_stored(Batch(header, data)))
-            self.counts.chunks += 1
+        assert manifest is not None
+        self.counts.chunks += len(manifest.chunks)
+        history = HistoryReader(self.objects, manifest)
+        from_objects = [
+            _stored(batch)
+            async for batches in history.read(0, history.next_offset, self.random.choice([1, 1_000, 1 << 20]))
+            for batch in batches
+        ]
         if from_objects != stored:
             raise PromiseBroken("I2", "the manifest's chunks do not hold what the log holds")
 
