@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 import pytest
 
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
-from braid.metadata.store import Compare, Put
+from braid.metadata.store import Compare, Condition, Operation, Put, Store, TxnResult
 from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Epoch, Offset, Revision
 from braid.storage.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
-from tests.storage_kit import DESCRIPTOR, TOPIC, World, simulated
+from braid.storage.retention import RetentionPolicy
+from tests.storage_kit import DESCRIPTOR, TOPIC, World, fill, simulated
 
 
 def chunk(base: int, end: int, epoch: int = 1) -> ChunkDescriptor:
@@ -253,3 +255,50 @@ def test_the_sealed_state_reads_as_in_the_seed() -> None:
         "sealed": True,
         "ended": False,
     }
+
+
+class LateStore:
+    """Transactions that seemed lost arrive just before the next one."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self._inner = inner
+        self.lose = False
+        self._late: list[tuple[list[Condition], list[Operation]]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def txn(self, conditions: Sequence[Condition], operations: Sequence[Operation]) -> TxnResult:
+        if self.lose:
+            self._late.append((list(conditions), list(operations)))
+            raise MetadataUncertain("no answer")
+        while self._late:
+            await self._inner.txn(*self._late.pop(0))
+        return await self._inner.txn(conditions, operations)
+
+
+@simulated
+async def test_a_write_that_arrives_late_is_not_taken_for_the_one_that_follows_it(world: World) -> None:
+    segment = await world.a.open()
+    await segment.exporter.stop()
+    for _ in range(3):
+        await fill(segment, 5)
+        await segment.log.rotate()
+    await segment.exporter.export_closed()
+    late = LateStore(world.a.store)
+    segment.catalog._store = cast("Store", late)
+    late.lose = True
+    with pytest.raises(MetadataUncertain):
+        await segment.apply_retention(RetentionPolicy(max_bytes=900))
+    late.lose = False
+    for _ in range(3):  # the late write shows up; whoever tries again gets through
+        try:
+            await segment.hand_over()
+            break
+        except MetadataUncertain:
+            continue
+    catalog = Catalog(world.store, TOPIC, DESCRIPTOR)
+    await catalog.load()
+    assert catalog.sealed is not None
+    assert catalog.sealed.last_committed_offset == 14
+    assert (await world.b.open()).log.end == 15

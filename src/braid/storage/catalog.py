@@ -285,6 +285,12 @@ class Catalog:
                 self.frontier, self._frontier_revision, self._in_doubt = frontier, entry.revision, False
                 return
             if (entry.revision if entry is not None else 0) != expected:
+                found = _decode(entry, Frontier) if entry is not None else None
+                if found is not None and (found.epoch, found.holder) == (frontier.epoch, frontier.holder):
+                    raise MetadataUncertain(
+                        f"an earlier write to {'/'.join(self._keys)}, whose answer was lost, has arrived meanwhile; "
+                        f"try again"
+                    )
                 self._in_doubt = False
                 raise self._lost(frontier.epoch, entry.value if entry is not None else None)
             if result is not None:
