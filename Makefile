@@ -4,7 +4,7 @@ BIN := .venv/bin
 SEEDS ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format simulate bench lock clean
+.PHONY: help setup demo lint test check format simulate bench lock clean
 
 help:
 	@echo "make demo      a segment moves, an old owner is refused, a killed broker recovers"
@@ -24,19 +24,18 @@ setup: .venv/installed
 demo: setup
 	$(BIN)/python examples/timeline.py
 
-test: setup
-	bash tools/system.sh etcd-server etcd openssl openssl
+lint: setup
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy --no-error-summary
+
+test: lint
+	bash tools/system.sh etcd-server etcd openssl openssl
 	$(BIN)/python -m pytest -n 2 tests
 	$(BIN)/python -m braid.testing.simulate log --seeds 60 --processes 2
 	$(BIN)/python -m benchmarks --quick
 
-check: setup
-	$(BIN)/ruff format --check -q .
-	$(BIN)/ruff check -q .
-	$(BIN)/mypy --no-error-summary
+check: lint
 	$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/simulation
 
 format: setup

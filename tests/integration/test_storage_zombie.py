@@ -103,7 +103,7 @@ async def own(root: str) -> None:
         lease = await broker.store.grant_lease(TTL_S)
         await broker.store.txn([], [Put(OWNERSHIP, b"a", lease.id)])
         async with LeaseKeeper(lease, clock) as keeper:
-            segment = await broker.open(1, may_confirm=lambda: clock.monotonic() < keeper.deadline)
+            segment = await broker.open(1, may_confirm=keeper.may_act)
             await fill(segment, EXPORTED)
             await segment.log.rotate()
             await segment.exporter.stop()

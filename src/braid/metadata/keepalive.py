@@ -43,6 +43,10 @@ class LeaseKeeper:
         """Until when the holder may act, on the clock's `monotonic()`."""
         return -math.inf if self._loss is not None else self.lease.deadline
 
+    def may_act(self) -> bool:
+        """Whether the holder may act now. What a log asks before each confirm (`may_confirm`)."""
+        return self._clock.monotonic() < self.deadline
+
     @property
     def loss(self) -> LeaseLost | None:
         return self._loss
