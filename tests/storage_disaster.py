@@ -12,25 +12,18 @@ import enum
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from crc32c import crc32c
-
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult
 from braid.model.batch import (
     HEADER_BYTES,
-    NO_KEYS,
-    BatchHeader,
-    Codec,
     Flag,
-    assemble,
     body_of,
     control_batch,
     parse_header,
     stamp,
 )
 from braid.model.errors import BraidError, FileMissing, StorageError
-from braid.model.ids import Epoch, Offset, ProducerId
-from braid.model.ids import Sequence as SequenceNumber
+from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog
@@ -41,6 +34,7 @@ from braid.storage.reader import LogReader
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.storage.wal import wal_name
 from braid.storage.writer import FileConfig
+from braid.testing.batches import opaque_batch
 from braid.testing.disk import Crashed, SimulatedDisk
 from braid.testing.loop import Process, Simulation, run_simulation
 from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
@@ -58,22 +52,7 @@ BATCH_BYTES = 136
 def batch(value: int, *, producer: int = 0, sequence: int = 0, count: int = 1, size: int = 40) -> bytearray:
     """A batch whose body says which one it is."""
     body = f"{value}".encode().ljust(size)
-    header = BatchHeader(
-        codec=Codec.NONE,
-        flags=0,
-        schema_id=0,
-        body_length=len(body),
-        raw_length=len(body),
-        body_crc=crc32c(body),
-        count=count,
-        min_key_hash=NO_KEYS[0],
-        max_key_hash=NO_KEYS[1],
-        producer_id=ProducerId(producer),
-        first_sequence=SequenceNumber(sequence),
-        min_timestamp=1,
-        max_timestamp=1,
-    )
-    return assemble(header, body)
+    return opaque_batch(body, count, producer=producer, sequence=sequence)
 
 
 def wal_path(base_offset: int) -> str:

@@ -8,12 +8,10 @@ from functools import wraps
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from crc32c import crc32c
 
 from braid.metadata.memory import MemoryStore
-from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of, stamp
-from braid.model.ids import Epoch, Offset, ProducerId
-from braid.model.ids import Sequence as SequenceNumber
+from braid.model.batch import NO_KEYS, BatchHeader, assemble, body_of, stamp
+from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, encode_footer
@@ -25,6 +23,7 @@ from braid.storage.recovery import recover, repair
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.storage.spares import SpareFiles
 from braid.storage.writer import FileConfig
+from braid.testing.batches import opaque_header
 from braid.testing.clock import START_US
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
@@ -51,23 +50,8 @@ def make_header(
     base_offset: int = 0,
     epoch: int = 0,
 ) -> BatchHeader:
-    return BatchHeader(
-        codec=Codec.NONE,
-        flags=0,
-        schema_id=0,
-        body_length=len(body),
-        raw_length=len(body),
-        body_crc=crc32c(body),
-        count=count,
-        min_key_hash=key_hashes[0],
-        max_key_hash=key_hashes[1],
-        producer_id=ProducerId(producer),
-        first_sequence=SequenceNumber(sequence),
-        min_timestamp=times[0],
-        max_timestamp=times[1],
-        base_offset=Offset(base_offset),
-        epoch=Epoch(epoch),
-    )
+    header = opaque_header(body, count, producer=producer, sequence=sequence, times=times, key_hashes=key_hashes)
+    return msgspec.structs.replace(header, base_offset=Offset(base_offset), epoch=Epoch(epoch))
 
 
 def make_batch(

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
 from braid.metadata.sqlite import SqliteStore
-from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of
+from braid.model.batch import body_of
 from braid.model.errors import RecoveryUnsafe
-from braid.model.ids import Epoch, ProducerId, Sequence
+from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
@@ -30,6 +29,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log import Appended, LogConfig
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.storage.writer import FileConfig
+from braid.testing.batches import opaque_batch
 
 SOURCES = str(Path(__file__).parents[2] / "src")
 TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"
@@ -44,22 +44,7 @@ CALM = 1 << 20
 
 def numbered_batch(number: int) -> bytearray:
     body = f"{number}".encode().ljust(300)
-    header = BatchHeader(
-        codec=Codec.NONE,
-        flags=0,
-        schema_id=0,
-        body_length=len(body),
-        raw_length=len(body),
-        body_crc=crc32c(body),
-        count=RECORDS,
-        min_key_hash=NO_KEYS[0],
-        max_key_hash=NO_KEYS[1],
-        producer_id=ProducerId(PRODUCER),
-        first_sequence=Sequence(number * RECORDS),
-        min_timestamp=1,
-        max_timestamp=1,
-    )
-    return assemble(header, body)
+    return opaque_batch(body, RECORDS, producer=PRODUCER, sequence=number * RECORDS)
 
 
 class TellingObjects(DiskObjects):

@@ -20,9 +20,9 @@ import msgspec
 from crc32c import crc32c
 
 from braid.metadata.memory import MemoryStore
-from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble, body_of, verify
+from braid.model.batch import assemble, body_of, verify
 from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
-from braid.model.ids import Epoch, Offset, ProducerId, Sequence
+from braid.model.ids import Epoch, Offset, ProducerId
 from braid.storage.history import HistoryReader
 from braid.storage.log import Durability, LogConfig
 from braid.storage.manifest import read_segment_manifest
@@ -30,6 +30,7 @@ from braid.storage.reader import Batch
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.storage.writer import FileConfig
+from braid.testing.batches import opaque_header
 from braid.testing.history import Confirmed, LogModel, PromiseBroken, Stored
 from braid.testing.loop import Process, Simulation, run_simulation
 from braid.testing.objects import MemoryObjects
@@ -169,21 +170,7 @@ class World:
         if segment is None:
             raise TimeoutError
         now = self.simulation.clock.now_us()
-        header = BatchHeader(
-            codec=Codec.NONE,
-            flags=0,
-            schema_id=0,
-            body_length=len(body),
-            raw_length=len(body),
-            body_crc=crc32c(body),
-            count=count,
-            min_key_hash=NO_KEYS[0],
-            max_key_hash=NO_KEYS[1],
-            producer_id=producer.number,
-            first_sequence=Sequence(producer.sequence),
-            min_timestamp=now,
-            max_timestamp=now,
-        )
+        header = opaque_header(body, count, producer=producer.number, sequence=producer.sequence, times=(now, now))
         batch = assemble(header, body)
         verify(batch)
         self.counts.appends += 1
