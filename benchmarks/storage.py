@@ -25,13 +25,14 @@ from braid.metadata.memory import MemoryStore
 from braid.model.batch import verify
 from braid.model.columns import decode_arrow, encode_batch
 from braid.model.ids import Epoch
+from braid.model.topic import Durability
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.checkpoint import NAME as CHECKPOINT
 from braid.storage.disk_objects import DiskObjects
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import Appended, Durability, LogConfig
+from braid.storage.log import Appended, LogConfig
 from braid.storage.recovery import recover, repair
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode

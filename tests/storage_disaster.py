@@ -24,11 +24,12 @@ from braid.model.batch import (
 )
 from braid.model.errors import BraidError, FileMissing, StorageError
 from braid.model.ids import Epoch, Offset
+from braid.model.topic import Durability
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import Durability, LogConfig
+from braid.storage.log import LogConfig
 from braid.storage.objects import Objects, ObjectStat
 from braid.storage.reader import LogReader
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.storage.log import Durability, LogConfig
+from braid.model.topic import Durability
+from braid.storage.log import LogConfig
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.storage.writer import FileConfig

@@ -14,12 +14,12 @@ import pytest
 
 from braid.metadata.memory import MemoryStore
 from braid.metadata.paths import chunk, current_chunk, sealed_state
-from braid.model import batch, errors
+from braid.model import batch, errors, topic
 from braid.model.batch import NO_KEYS, Flag, control_batch, parse_header
 from braid.model.columns import encode_batch
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
-from braid.storage import cache, catalog, checkpoint, exporter, handles, log, producers, reader, spares, wal, writer
+from braid.storage import cache, catalog, checkpoint, exporter, handles, producers, reader, spares, wal, writer
 from braid.storage import chunk as chunks
 from braid.storage.cache import HotCache
 from braid.storage.catalog import ChunkDescriptor, Frontier, SealedState
@@ -153,7 +153,7 @@ def shown(name: str, value: object) -> str:
             return "keep for ever"
         case bool():
             return "yes" if value else "no"
-        case log.Durability():
+        case topic.Durability():
             return value.value
         case int() | float() if name.endswith(("_S", "_s")):
             return f"{value:g} s"

@@ -16,7 +16,7 @@ from braid.model.errors import (
     StorageError,
     SyncFailed,
 )
-from braid.storage.log import Durability
+from braid.model.topic import Durability
 from braid.storage.recovery import recover
 from braid.storage.segment import SegmentStorage
 from braid.storage.wal import base_of

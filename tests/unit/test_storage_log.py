@@ -10,8 +10,9 @@ import pytest
 from braid.model.batch import BatchHeader, Flag, control_batch
 from braid.model.errors import Fenced, InvalidArgument, LogBusy, LogClosed, LogSealed
 from braid.model.ids import Epoch
+from braid.model.topic import Durability
 from braid.storage.cache import HotCache
-from braid.storage.log import Durability, Log, LogConfig
+from braid.storage.log import Log, LogConfig
 from braid.storage.recovery import recover
 from braid.storage.wal import FrameWalk
 from braid.testing.disk import DiskFaults, SimulatedDisk

@@ -10,10 +10,11 @@ import pytest
 from braid.model.batch import body_of
 from braid.model.errors import LogClosed, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
+from braid.model.topic import Durability
 from braid.storage import recovery, wal
 from braid.storage.chunk import RUN_BYTES
 from braid.storage.exporter import chunk_name
-from braid.storage.log import Durability, LogConfig
+from braid.storage.log import LogConfig
 from braid.storage.reader import LogReader
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage

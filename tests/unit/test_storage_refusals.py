@@ -27,9 +27,10 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
 )
 from braid.model.ids import Epoch, Offset
+from braid.model.topic import Durability
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
-from braid.storage.log import Durability, LogConfig
+from braid.storage.log import LogConfig
 from braid.storage.manifest import read_segment_manifest
 from braid.storage.segment import SegmentStorage
 from braid.storage.watermark import Watermark

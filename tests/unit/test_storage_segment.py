@@ -19,13 +19,14 @@ from braid.model.errors import (
     RecoveryUnsafe,
 )
 from braid.model.ids import Epoch, Revision
+from braid.model.topic import Durability
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.chunk import read_footer
 from braid.storage.disk_objects import DiskObjects
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import Appended, Durability, LogConfig
+from braid.storage.log import Appended, LogConfig
 from braid.storage.manifest import read_segment_manifest
 from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy

@@ -36,6 +36,32 @@
     │   ├── MetadataCorrupt             a value that this build cannot read
     │   ├── ConditionFailed             what the caller required is not so; nothing was written
     │   └── LeaseLost
+    ├── ServiceError                    what a broker answers to a client
+    │   ├── TopicNotFound
+    │   ├── TopicExists
+    │   ├── SegmentNotFound
+    │   ├── SubscriptionNotFound
+    │   ├── SubscriptionExists
+    │   ├── SubscriptionBusy            it has consumers
+    │   ├── SubscriptionKindConflict    it exists as another kind
+    │   ├── ConsumerReplaced            another consumer of the same name took its place
+    │   ├── NotServing                  this broker does not serve the segment now; look up its owner again
+    │   ├── StaleRoute                  the publish was routed by a layout that is not the topic's
+    │   ├── Overloaded                  a limit of the broker is reached
+    │   ├── ShuttingDown
+    │   ├── NotAvailable                named in the interface, but not in this version
+    │   ├── Unauthenticated
+    │   └── PermissionDenied
+    ├── LinkError                       between a client and a broker
+    │   ├── ProtocolError               the peer breaks the protocol; the connection is closed
+    │   │   ├── FrameTooLarge
+    │   │   ├── UnknownOperation
+    │   │   └── UnsupportedVersion
+    │   ├── ConnectFailed
+    │   └── ConnectionLost
+    ├── ClientClosed                    the client, producer or consumer was closed before this was done
+    ├── TimedOut                        the client gave up; whether it happened is not known
+    ├── InvalidConfig
     └── BrokenInvariant                 our bug; the message names the promise
 
 Each class has a stable `code`, which travels on the wire and stands in logs, and `retriable`: whether the same request
@@ -213,6 +239,110 @@ class ConditionFailed(MetadataError, code="condition-failed"):
 
 
 class LeaseLost(MetadataError, code="lease-lost"):
+    pass
+
+
+class ServiceError(BraidError, code="service"):
+    pass
+
+
+class TopicNotFound(ServiceError, code="topic-not-found"):
+    pass
+
+
+class TopicExists(ServiceError, code="topic-exists"):
+    pass
+
+
+class SegmentNotFound(ServiceError, code="segment-not-found"):
+    pass
+
+
+class SubscriptionNotFound(ServiceError, code="subscription-not-found"):
+    pass
+
+
+class SubscriptionExists(ServiceError, code="subscription-exists"):
+    pass
+
+
+class SubscriptionBusy(ServiceError, code="subscription-busy"):
+    pass
+
+
+class SubscriptionKindConflict(ServiceError, code="subscription-kind-conflict"):
+    pass
+
+
+class ConsumerReplaced(ServiceError, code="consumer-replaced"):
+    pass
+
+
+class NotServing(ServiceError, code="not-serving", retriable=True):
+    pass
+
+
+class StaleRoute(ServiceError, code="stale-route", retriable=True):
+    pass
+
+
+class Overloaded(ServiceError, code="overloaded", retriable=True):
+    pass
+
+
+class ShuttingDown(ServiceError, code="shutting-down", retriable=True):
+    pass
+
+
+class NotAvailable(ServiceError, code="not-available"):
+    pass
+
+
+class Unauthenticated(ServiceError, code="unauthenticated"):
+    pass
+
+
+class PermissionDenied(ServiceError, code="permission-denied"):
+    pass
+
+
+class LinkError(BraidError, code="link"):
+    pass
+
+
+class ProtocolError(LinkError, code="protocol"):
+    pass
+
+
+class FrameTooLarge(ProtocolError, code="frame-too-large"):
+    pass
+
+
+class UnknownOperation(ProtocolError, code="unknown-operation"):
+    pass
+
+
+class UnsupportedVersion(ProtocolError, code="unsupported-version"):
+    pass
+
+
+class ConnectFailed(LinkError, code="connect-failed", retriable=True):
+    pass
+
+
+class ConnectionLost(LinkError, code="connection-lost", retriable=True):
+    pass
+
+
+class ClientClosed(BraidError, code="client-closed"):
+    pass
+
+
+class TimedOut(BraidError, code="timed-out"):
+    pass
+
+
+class InvalidConfig(BraidError, code="invalid-config"):
     pass
 
 

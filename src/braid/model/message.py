@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,13 @@ NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 """Shared by all messages without headers, therefore read-only."""
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class MessageId(NamedTuple):
+    """Where a record stands in its topic. Of one segment, a higher offset is a later record."""
+
+    segment: int
+    offset: int
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +31,13 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """Microseconds since 1970, as the producer gave them."""
     offset: int
     headers: Mapping[str, bytes] = NO_HEADERS
+    segment: int = 0
+    topic: str = ""
+    """The path `tenant/namespace/name`; empty where a batch was decoded by itself."""
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId(self.segment, self.offset)
 
     @property
     def timestamp(self) -> datetime.datetime:

@@ -8,10 +8,14 @@ no time limit of its own: a host that does not answer takes minutes, so callers 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+LISTEN_BACKLOG = 1_024
+"""A thousand clients that reconnect at once after a restart are not refused."""
 
 
 class Address(NamedTuple):
@@ -46,12 +50,20 @@ class SocketListener:
 
 
 class SocketNetwork:
-    """TCP. Small frames go out at once: asyncio sets TCP_NODELAY on every stream socket, on both sides."""
+    """TCP, and TLS where a context is given. Small frames go out at once: asyncio sets TCP_NODELAY on every stream
+    socket, on both sides."""
+
+    def __init__(self, *, client_tls: ssl.SSLContext | None = None, server_tls: ssl.SSLContext | None = None) -> None:
+        self._client_tls = client_tls
+        self._server_tls = server_tls
 
     async def connect(self, host: str, port: int, protocol_factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
-        return await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
+        return await asyncio.get_running_loop().create_connection(protocol_factory, host, port, ssl=self._client_tls)
 
     async def listen(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> SocketListener:
-        return SocketListener(await asyncio.get_running_loop().create_server(protocol_factory, host, port))
+        server = await asyncio.get_running_loop().create_server(
+            protocol_factory, host, port, ssl=self._server_tls, backlog=LISTEN_BACKLOG
+        )
+        return SocketListener(server)

@@ -49,6 +49,7 @@ from braid.model.errors import (
     LogSealed,
 )
 from braid.model.ids import Epoch, Offset
+from braid.model.topic import Durability
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
@@ -60,12 +61,6 @@ from braid.storage.writer import FileConfig, WalWriter
 
 MAX_COMMIT_LAG: Final = 1 << 31
 """Sync at the latest when so many records are not: a batch states its lag in 32 bits."""
-
-
-class Durability(Enum):
-    MEMORY = "memory"
-    FSYNC = "fsync"
-    REPLICATED = "replicated"
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,9 @@ from braid.metadata.memory import MemoryStore
 from braid.model.batch import assemble, body_of, verify
 from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, ProducerId
+from braid.model.topic import Durability
 from braid.storage.history import HistoryReader
-from braid.storage.log import Durability, LogConfig
+from braid.storage.log import LogConfig
 from braid.storage.manifest import read_segment_manifest
 from braid.storage.reader import Batch
 from braid.storage.retention import RetentionPolicy

@@ -1,0 +1,103 @@
+"""How a broker is set up. Read once, validated once, in cli/."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from braid.model.errors import InvalidConfig
+from braid.model.names import check_name
+from braid.wire.frame import MAX_FRAME_BYTES
+
+DEFAULT_DATA: Final = "./braid-data"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one peer, and all of them together, may cost (I12)."""
+
+    max_connections: int = 10_000
+    """Each idle one costs some 30 KB."""
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    max_requests_in_flight: int = 2_048
+    """Per connection; a peer that sends more is not read from until some are answered."""
+    max_bytes_in_flight: int = 32 << 20
+    """Per connection: batches that were received and are not confirmed; beyond it the peer is not read from."""
+    max_channels: int = 4_096
+    """Per connection."""
+    hello_timeout_s: float = 10.0
+    """A connection that has not said hello by then is closed."""
+    heartbeat_s: float = 10.0
+    """A client that is silent for three of these is gone. Half a frame is no sign of life."""
+    read_bytes: int = 1 << 20
+    """The most that is read from storage for one delivery."""
+
+
+class CursorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    flush_s: float = 1.0
+    """A crash of the broker makes subscriptions go back by at most this time, or so many acks."""
+    flush_acks: int = 10_000
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    session_grace_s: float = 10.0
+    """How long a consumer that lost its connection keeps its segments."""
+    release_timeout_s: float = 10.0
+    """How long a consumer may take to give back a segment that goes to another one."""
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    certificate: str
+    """Path of the certificate chain, PEM."""
+    key: str
+    client_ca: str = ""
+    """If given, clients must show a certificate that this authority signed."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: str
+    on: str
+    """`tenant`, `tenant/namespace` or `tenant/namespace/topic`; `*` stands for all of a level."""
+    allow: tuple[str, ...]
+    """Of `produce`, `consume`, `admin`."""
+
+
+class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens are JWTs. With this in the configuration, everything is denied that no grant allows."""
+
+    secret_file: str = ""
+    """A shared secret, for HS256 tokens; at least 32 bytes."""
+    public_key_file: str = ""
+    """PEM, for RS256, ES256 or EdDSA tokens."""
+    issuer: str = ""
+    audience: str = ""
+    superusers: tuple[str, ...] = ()
+    """Roles that may do everything."""
+    grants: tuple[Grant, ...] = ()
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str = "broker-1"
+    data: str = DEFAULT_DATA
+    listen: str = "127.0.0.1:6660"
+    advertise: str = ""
+    """What clients are told to connect to; empty: the address it listens on."""
+    admin: str = "127.0.0.1:8660"
+    metadata: str = ""
+    """`sqlite:PATH` or `etcd://HOST:PORT,…`; empty: a file in the data folder."""
+    storage: str = "local"
+    """`local`, `file:///PATH` (shared by all brokers) or `s3://BUCKET/PREFIX`."""
+    lease_ttl_s: float = 10.0
+    """A broker that is silent for this long has lost its segments."""
+    cache_bytes: int = 16 << 20
+    limits: Limits = Limits()
+    cursors: CursorConfig = CursorConfig()
+    groups: GroupConfig = GroupConfig()
+    tls: TlsConfig | None = None
+    admin_tls: TlsConfig | None = None
+    auth: AuthConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_name("broker", self.id)
+        if self.lease_ttl_s < 2:
+            raise InvalidConfig(f"lease_ttl_s is {self.lease_ttl_s}; below 2 s a busy moment would cost the lease")

@@ -1,0 +1,40 @@
+"""Where brokers are: `braid://host:port,host:port`, as users write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from braid.model.errors import InvalidArgument
+from braid.ports.network import Address
+
+SCHEME: Final = "braid://"
+DEFAULT_PORT: Final = 6660
+DEFAULT_URL: Final = f"{SCHEME}127.0.0.1:{DEFAULT_PORT}"
+
+
+def parse_url(url: str) -> tuple[Address, ...]:
+    """The brokers of a URL. Any of them will do to begin with."""
+    if not url.startswith(SCHEME):
+        raise InvalidArgument(f"{url!r} is no broker URL: write {SCHEME}host:port, several brokers by comma")
+    hosts = url.removeprefix(SCHEME).rstrip("/").split(",")
+    return tuple(parse_address(host) for host in hosts)
+
+
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
+    """`host:port`, `host`, `[::1]:port`."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text.strip(), str(default_port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise InvalidArgument(f"{text!r} is no address: write host:port, with a port from 0 to 65535")
+    return Address(host, int(port))
+
+
+def format_address(address: Address) -> str:
+    return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
+
+
+def format_url(addresses: Sequence[Address]) -> str:
+    return SCHEME + ",".join(map(format_address, addresses))

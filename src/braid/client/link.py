@@ -1,0 +1,269 @@
+"""One connection to one broker, from the client's side: requests with their replies, and pushes.
+
+A link is used by everything in the client that talks to that broker. Requests are pipelined; each has a future. Pushes
+go to whoever registered under the channel or session that they name. When the connection ends, every open request fails
+with the reason, and every registered receiver is told once; nobody reconnects here (pool.py does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
+
+from braid.model.errors import BraidError, ConnectFailed, ConnectionLost, ProtocolError, TimedOut
+from braid.ports.disk import Buffer
+from braid.ports.network import Address, Network
+from braid.wire.connection import Connection
+from braid.wire.frame import MAX_FRAME_BYTES, MAX_REQUEST_ID, Flags, Frame
+from braid.wire.operations import (
+    MAGIC,
+    VERSION,
+    Assignment,
+    B,
+    Closed,
+    Delivery,
+    ErrorBody,
+    Hello,
+    HelloReply,
+    Kind,
+    Need,
+    Topology,
+    decode,
+    encode,
+    error_from,
+)
+
+SILENT_PERIODS: Final = 3
+"""So many heartbeat periods without a byte from the broker end the link."""
+
+T = TypeVar("T")
+
+
+class ChannelReceiver(Protocol):
+    """Gets what the broker pushes on one channel."""
+
+    def on_delivery(self, delivery: Delivery, payload: memoryview) -> None: ...
+
+    def on_need(self, need: Need) -> None: ...
+
+    def on_closed(self, error: Closed | BraidError) -> None:
+        """The broker closed the channel, or the link is over. Nothing follows."""
+
+
+class SessionReceiver(Protocol):
+    """Gets what the broker pushes for one consumer's session."""
+
+    def on_assignment(self, assignment: Assignment) -> None: ...
+
+    def on_session_lost(self, error: BraidError) -> None:
+        """The link is over, or another consumer took the name. Nothing follows."""
+
+
+class Link:
+    """Made by `connect_link`, which also says hello."""
+
+    def __init__(self, address: Address, on_topology: Callable[[Topology], None]) -> None:
+        self.address: Final = address
+        self.broker_id = ""
+        self.max_frame_bytes = MAX_FRAME_BYTES
+        self.connection = Connection(self, frame_limit=MAX_FRAME_BYTES)
+        self.lost: asyncio.Future[BraidError] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when the link is over."""
+        self._on_topology = on_topology
+        self._requests: dict[int, asyncio.Future[Frame]] = {}
+        self._last_request = 0
+        self._last_channel = 0
+        self._channels: dict[int, ChannelReceiver] = {}
+        self._sessions: dict[int, SessionReceiver] = {}
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._heartbeat_s = 0.0
+        self._sent_at_last_beat = -1
+
+    @property
+    def alive(self) -> bool:
+        return not self.connection.closing
+
+    def request(self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = ()) -> asyncio.Future[Frame]:
+        """Send a request. The future has the reply, or the error that the broker answered or the link ended with."""
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        if self.connection.closing:
+            future.set_exception(self.connection.end_reason().again())
+            return future
+        number = self._last_request + 1
+        if number > MAX_REQUEST_ID:
+            number = 1
+        while number in self._requests:
+            number += 1
+        self._last_request = number
+        self._requests[number] = future
+        self.connection.send(kind, body, payload, request=number)
+        return future
+
+    async def ask(self, kind: Kind, body: bytes, reply: type[B], timeout_s: float | None = None) -> B:
+        """Send a request and decode its reply. `TimedOut` when none comes in time; the link stays."""
+        frame = await within(self.request(kind, body), timeout_s, f"{kind.name} was not answered")
+        return decode(reply, frame.body)
+
+    def send(self, kind: Kind, body: bytes) -> None:
+        """Send something that has no reply."""
+        self.connection.send(kind, body)
+
+    def open_channel(self, receiver: ChannelReceiver) -> int:
+        """A number for a new channel. From now on its pushes go to `receiver`; the caller sends OPEN."""
+        self._last_channel += 1
+        self._channels[self._last_channel] = receiver
+        return self._last_channel
+
+    def forget_channel(self, channel: int) -> None:
+        self._channels.pop(channel, None)
+
+    def open_session(self, session: int, receiver: SessionReceiver) -> None:
+        self._sessions[session] = receiver
+
+    def forget_session(self, session: int) -> None:
+        self._sessions.pop(session, None)
+
+    def close(self, reason: BraidError) -> None:
+        self.connection.close(reason)
+
+    # What the connection calls.
+
+    def on_connected(self, connection: Connection) -> None:
+        pass
+
+    def on_congestion(self, congested: bool) -> None:
+        pass
+
+    def on_frames(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            if frame.flags & Flags.REPLY:
+                self._on_reply(frame)
+            else:
+                self._on_push(frame)
+
+    def _on_reply(self, frame: Frame) -> None:
+        if not frame.request:  # The broker says why it closes the connection.
+            self.connection.abort(error_from(decode(ErrorBody, frame.body)))
+            return
+        future = self._requests.pop(frame.request, None)
+        if future is None:
+            raise ProtocolError(f"a reply to request {frame.request} came, which was never sent")
+        if future.done():
+            return  # The caller gave up waiting.
+        if frame.flags & Flags.ERROR:
+            future.set_exception(error_from(decode(ErrorBody, frame.body)))
+        else:
+            future.set_result(frame)
+
+    def _on_push(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.DELIVER:
+                delivery = decode(Delivery, frame.body)
+                channel = self._channels.get(delivery.channel)
+                if channel is not None and frame.payload is not None:
+                    channel.on_delivery(delivery, frame.payload)
+            case Kind.NEED:
+                need = decode(Need, frame.body)
+                if (channel := self._channels.get(need.channel)) is not None:
+                    channel.on_need(need)
+            case Kind.CLOSED:
+                closed = decode(Closed, frame.body)
+                if (channel := self._channels.pop(closed.channel, None)) is not None:
+                    channel.on_closed(closed)
+            case Kind.ASSIGN:
+                assignment = decode(Assignment, frame.body)
+                if (session := self._sessions.get(assignment.session)) is not None:
+                    session.on_assignment(assignment)
+            case Kind.TOPOLOGY:
+                self._on_topology(decode(Topology, frame.body))
+            case _:
+                pass  # A push that this build does not know is news that it cannot use.
+
+    def on_lost(self, error: BraidError) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        requests, self._requests = self._requests, {}
+        for future in requests.values():
+            if not future.done():
+                future.set_exception(error.again())
+                future.exception()  # Whoever waits gets it; nobody need wait.
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.on_closed(error.again())
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.on_session_lost(error.again())
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+    # Heartbeat.
+
+    def start_heartbeat(self, period_s: float) -> None:
+        self._heartbeat_s = period_s
+        self._heartbeat = asyncio.get_running_loop().call_later(period_s, self._beat)
+
+    def _beat(self) -> None:
+        connection = self.connection
+        if connection.closing:
+            return
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - connection.heard_at
+        if silent_s > SILENT_PERIODS * self._heartbeat_s:
+            connection.abort(ConnectionLost(f"broker {connection.peer} was silent for {silent_s:.0f} s"))
+            return
+        self.request(Kind.PING).add_done_callback(_look_at)
+        self._heartbeat = loop.call_later(self._heartbeat_s, self._beat)
+
+
+async def connect_link(
+    network: Network,
+    address: Address,
+    *,
+    client: str,
+    token: str,
+    timeout_s: float,
+    on_topology: Callable[[Topology], None],
+) -> Link:
+    """Connect and say hello. `ConnectFailed` when nobody answers; what the broker refuses by is raised as it is."""
+    name = f"{address.host}:{address.port}"
+    link = Link(address, on_topology)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await network.connect(address.host, address.port, lambda: link.connection)
+            hello = Hello(MAGIC, VERSION, VERSION, client, token)
+            reply = decode(HelloReply, (await link.request(Kind.HELLO, encode(hello))).body)
+    except TimeoutError as error:
+        _abort(link, name)
+        raise ConnectFailed(f"broker {name} did not answer within {timeout_s:g} s") from error
+    except OSError as error:
+        raise ConnectFailed(f"broker {name} cannot be reached: {error.strerror or error}") from error
+    except ConnectionLost as error:
+        raise ConnectFailed(f"broker {name} closed the connection before its hello: {error}") from error
+    except BaseException:
+        _abort(link, name)
+        raise
+    link.broker_id = reply.broker_id
+    link.max_frame_bytes = reply.max_frame_bytes
+    link.start_heartbeat(reply.heartbeat_ms / 1000)
+    return link
+
+
+async def within(future: asyncio.Future[T], timeout_s: float | None, what: str) -> T:
+    """The future's result, if it comes in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await future
+    except TimeoutError as error:
+        raise TimedOut(f"{what} within {timeout_s:g} s") from error
+
+
+def _abort(link: Link, name: str) -> None:
+    with contextlib.suppress(AttributeError):  # never connected: there is no transport yet
+        link.connection.abort(ConnectionLost(f"connecting to broker {name} was given up"))
+
+
+def _look_at(future: asyncio.Future[Frame]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,52 @@
+"""Subscriptions, and how far each has consumed a segment."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+
+from braid.model.errors import MetadataCorrupt
+from braid.model.ids import Epoch, Offset
+
+T = TypeVar("T", bound="msgspec.Struct")
+
+
+class SubscriptionKind(Enum):
+    STREAM = "stream"
+    """Ordered, one consumer per segment, cumulative ack."""
+    QUEUE = "queue"
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    kind: SubscriptionKind = SubscriptionKind.STREAM
+    created_at: int = 0
+    """µs since 1970."""
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a subscription has consumed of one segment, as it is stored."""
+
+    offset: Offset
+    """Everything below is consumed."""
+    epoch: Epoch
+    """The ownership epoch that wrote it."""
+
+
+class ConsumerSession(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A consumer that belongs to a subscription, also while it is disconnected, until its grace has passed."""
+
+    joined_at: int
+    """µs since 1970."""
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise MetadataCorrupt(f"a {kind.__name__} record cannot be read: {error}") from error

@@ -1,0 +1,68 @@
+"""A topic, as the metadata store has it: its identity, layout and policies."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from braid.model.errors import InvalidArgument, MetadataCorrupt
+from braid.model.layout import Layout
+
+MAX_REPLICAS: Final = 7
+
+
+class Durability(Enum):
+    """What a confirm waits for."""
+
+    MEMORY = "memory"
+    FSYNC = "fsync"
+    REPLICATED = "replicated"
+
+
+class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    durability: Durability = Durability.FSYNC
+    replicas: int = 1
+    write_quorum: int = 1
+    retention_ms: int | None = None
+    """Records older than this may go; None: age alone deletes nothing."""
+    retention_bytes: int | None = None
+    """Per segment; the oldest records beyond it may go. None: size alone deletes nothing."""
+    retention_ignores_subscriptions: bool = False
+    """Whether retention deletes also what a subscription has not consumed."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise InvalidArgument(f"{self.replicas} replicas were asked for; a segment has 1 to {MAX_REPLICAS}")
+        if not 1 <= self.write_quorum <= self.replicas:
+            raise InvalidArgument(
+                f"a write quorum of {self.write_quorum} of {self.replicas} replicas cannot be: use 1 to {self.replicas}"
+            )
+        for name in ("retention_ms", "retention_bytes"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < 1 << 63:
+                raise InvalidArgument(f"{name} is {limit}; it must be a positive number, or absent for no limit")
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The value of the topic's key. `str` of a TopicName and this are all that there is to know about it."""
+
+    id: int
+    """Random, from 1 to 2^53: tells a topic from one of the same name that was deleted."""
+    layout: Layout
+    policies: TopicPolicies = TopicPolicies()
+    created_at: int = 0
+    """µs since 1970."""
+    deleting: bool = False
+    """It no longer exists for clients; what is left of it is being removed."""
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Topic:
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise MetadataCorrupt(f"a topic's record cannot be read: {error}") from error

@@ -1,0 +1,223 @@
+"""One connection: frames in, frames out, on an asyncio transport. Both ends use it.
+
+Incoming: all frames that one wake-up completed go to the handler in one call. Outgoing: frames gather until the end of
+the loop's turn and leave in one write, so that a burst of small replies costs one system call; large payloads are not
+copied to be joined with others.
+
+Two limits keep a peer from costing unbounded memory (I12): the reader's frame limit, and the transport's write buffer:
+above the high-water mark `drained` makes those wait who can, and `on_congestion` tells the handler, who may stop
+reading. A client must not stop reading because it cannot write: with both ends waiting for the other to read, nothing
+would ever move again. The broker may; so only the broker does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, cast
+
+from braid.model.errors import BraidError, ConnectionLost
+from braid.ports.disk import Buffer
+from braid.wire.frame import FIRST_FRAME_BYTES, Flags, Frame, FrameReader, encode_frame
+from braid.wire.operations import ErrorBody, encode, error_body
+
+WRITE_HIGH_WATER_BYTES: Final = 1 << 20
+JOIN_BYTES: Final = 16 << 10
+"""Payloads up to this size are joined with their neighbours; larger ones are written by themselves, uncopied."""
+
+
+class Handler(Protocol):
+    """Whoever owns the connection. All calls come from the loop, one at a time."""
+
+    def on_connected(self, connection: Connection) -> None: ...
+
+    def on_frames(self, frames: Sequence[Frame]) -> None:
+        """A `BraidError` raised here ends the connection, and the peer is told why."""
+
+    def on_congestion(self, congested: bool) -> None:
+        """The write buffer has passed its high-water mark, or is empty enough again."""
+
+    def on_lost(self, error: BraidError) -> None:
+        """The connection is over. Called once, also after `close`."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, handler: Handler, *, frame_limit: int = FIRST_FRAME_BYTES) -> None:
+        self._handler = handler
+        self.frames = FrameReader(frame_limit)
+        self.peer = "?"
+        self.heard_at = 0.0
+        """The loop's time when the peer last sent something."""
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.congested = False
+        self.closing = False
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._loop = asyncio.get_running_loop()
+        self._out: list[Buffer] = []
+        self._flush_planned = False
+        self._drained: asyncio.Future[None] | None = None
+        self._reason: BraidError | None = None
+
+    # Sending.
+
+    def send(
+        self,
+        kind: int,
+        body: bytes = b"",
+        payload: Sequence[Buffer] = (),
+        *,
+        request: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Queue one frame. Never blocks; who can wait, awaits `drained()` first."""
+        if self.closing:
+            return
+        out = self._out
+        if payload:
+            size = sum(map(len, payload))
+            out.append(encode_frame(kind, body, request=request, flags=flags, payload_bytes=size))
+            out.extend(payload)
+        else:
+            out.append(encode_frame(kind, body, request=request, flags=flags))
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self.flush)
+
+    def reply(self, frame: Frame, body: bytes = b"") -> None:
+        if frame.request:
+            self.send(frame.kind, body, request=frame.request, flags=Flags.REPLY)
+
+    def reply_error(self, kind: int, request: int, error: BraidError) -> None:
+        if request:
+            self.send(kind, encode(error_body(error)), request=request, flags=Flags.REPLY | Flags.ERROR)
+
+    def flush(self) -> None:
+        """Write what has gathered."""
+        self._flush_planned = False
+        out, self._out = self._out, []
+        if self.closing or not out:
+            return
+        write = self._transport.write
+        small: list[Buffer] = []
+        for part in out:
+            self.sent_bytes += len(part)
+            if len(part) <= JOIN_BYTES:
+                small.append(part)
+                continue
+            if small:
+                write(b"".join(small))
+                small.clear()
+            write(part)
+        if small:
+            write(b"".join(small) if len(small) > 1 else small[0])
+
+    async def drained(self) -> None:
+        """Returns when the write buffer is below its high-water mark; raises when the connection is over."""
+        while self.congested and not self.closing:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+        if self.closing:
+            raise self.end_reason().again()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What the peer has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        if not self.closing:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.closing:
+            self._transport.resume_reading()
+
+    # Ending.
+
+    def close(self, reason: BraidError) -> None:
+        """Send what is queued, then close. `reason` is what waiters on this side get."""
+        if self.closing:
+            return
+        self.flush()
+        self._end(reason)
+        self._transport.close()
+
+    def abort(self, reason: BraidError) -> None:
+        """Close at once, dropping what was not sent."""
+        if self.closing:
+            return
+        self._end(reason)
+        self._transport.abort()
+
+    def refuse(self, error: BraidError) -> None:
+        """The peer broke a rule: tell it which, as an unasked reply, and close."""
+        body: ErrorBody = error_body(error)
+        self.send(0, encode(body), flags=Flags.REPLY | Flags.ERROR)
+        self.close(error)
+
+    def end_reason(self) -> BraidError:
+        return self._reason if self._reason is not None else ConnectionLost(f"the connection to {self.peer} is over")
+
+    def _end(self, reason: BraidError) -> None:
+        self._reason = reason
+        self.closing = True
+        self._out.clear()
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.peer = _name_of(transport.get_extra_info("peername"))
+        self.heard_at = self._loop.time()
+        self._handler.on_connected(self)
+
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return found
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self.frames.buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        self.heard_at = self._loop.time()
+        self.received_bytes += count
+        if self.closing:
+            return
+        try:
+            frames = self.frames.received(count)
+            if frames:
+                self._handler.on_frames(frames)
+        except BraidError as error:
+            self.refuse(error)
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        self._handler.on_congestion(True)
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+        self._handler.on_congestion(False)
+
+    def eof_received(self) -> bool:
+        return False  # close: nobody half-closes in this protocol
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closing:
+            detail = f": {exc}" if exc is not None else ""
+            self._end(ConnectionLost(f"the connection to {self.peer} was lost{detail}"))
+        self._handler.on_lost(self.end_reason())
+
+
+def _name_of(peer: Any) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer or "?")

@@ -1,0 +1,161 @@
+"""Frames: how requests, replies and pushes follow each other on a byte stream.
+
+    0        4        8        12   13   14   16
+    │ length │ body   │ request│kind│flag│ 0  │ body, zeros to a multiple of 8 │ payload …
+             │ length │ id     │              │
+
+`length` counts everything behind the 16-byte prefix. The body is a small MessagePack array (operations.py says which
+for each kind); the payload is raw bytes, in practice record batches, and begins at a multiple of 8 so that whoever
+received the frame into one buffer can read the batch's columns in place.
+
+A reply carries the request's kind and id with the flag REPLY, and ERROR if it failed. Request id 0 wants no reply.
+
+`FrameReader` takes bytes as they come and has no idea of sockets. It fills either its own scratch buffer, from which
+all complete small frames are cut at once, or, when a larger frame has begun, directly that frame's own buffer: its
+bytes are received where they stay. No length is believed before it was held against the limit.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntFlag
+from typing import Final, NamedTuple
+
+from braid.model.batch import MAX_BATCH_BYTES
+from braid.model.errors import FrameTooLarge, ProtocolError
+
+PREFIX: Final = struct.Struct(
+    "<"
+    "I"  #  0 length of what follows the prefix
+    "I"  #  4 length of the body
+    "I"  #  8 request id; 0: no reply is wanted, or a push
+    "B"  # 12 kind (operations.py)
+    "B"  # 13 flags
+    "H"  # 14 must be 0
+)
+PREFIX_BYTES: Final = PREFIX.size
+assert PREFIX_BYTES == 16
+
+MAX_BODY_BYTES: Final = 4 << 20
+"""Bodies are small; only the layout of a topic with many thousand segments comes near this."""
+MAX_FRAME_BYTES: Final = MAX_BATCH_BYTES + MAX_BODY_BYTES
+"""Behind the prefix: the largest batch, and any body."""
+FIRST_FRAME_BYTES: Final = 64 << 10
+"""Until a peer has said hello, it gets no more memory than this."""
+
+SCRATCH_BYTES: Final = 16 << 10
+"""Each connection has one scratch buffer, also when it is idle."""
+_OWN_BUFFER_BYTES: Final = 4 << 10
+"""A frame that has begun and is longer than this gets a buffer of its own; shorter ones are moved to the front."""
+
+MAX_REQUEST_ID: Final = (1 << 32) - 1
+_ZEROS: Final = tuple(bytes(count) for count in range(8))
+
+
+class Flags(IntFlag):
+    REPLY = 1
+    ERROR = 2
+    """Only on a reply: its body is an `ErrorBody`."""
+
+
+_KNOWN_FLAGS: Final = int(Flags.REPLY | Flags.ERROR)
+
+
+class Frame(NamedTuple):
+    kind: int
+    flags: int
+    request: int
+    body: bytes
+    payload: memoryview | None
+    """Writable, and the receiver's to keep; None when the frame has none."""
+
+
+def encode_frame(kind: int, body: bytes = b"", *, request: int = 0, flags: int = 0, payload_bytes: int = 0) -> bytes:
+    """The frame up to its payload; the caller sends `payload_bytes` bytes right behind it."""
+    size = len(body)
+    if not payload_bytes:
+        return PREFIX.pack(size, size, request, kind, flags, 0) + body
+    gap = -size % 8
+    return PREFIX.pack(size + gap + payload_bytes, size, request, kind, flags, 0) + body + _ZEROS[gap]
+
+
+class FrameReader:
+    """Give it room with `buffer`, tell it with `received` what came, get frames."""
+
+    __slots__ = ("_end", "_own", "_scratch", "_view", "limit", "partial_bytes")
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self.limit = limit
+        """The largest `length` that is accepted; may be raised at any time."""
+        self.partial_bytes = 0
+        """How much of an unfinished frame has arrived: 0 between frames."""
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._end = 0  # how far the scratch buffer is filled, or the frame's own buffer if there is one
+        self._own: memoryview | None = None
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        view = self._view if self._own is None else self._own
+        return view[self._end :]
+
+    def received(self, count: int) -> list[Frame]:
+        """`count` bytes were written into `buffer()`: the frames that are complete now."""
+        self._end += count
+        own = self._own
+        if own is None:
+            return self._cut_frames()
+        self.partial_bytes = self._end
+        if self._end < len(own):
+            return []
+        self._own = None
+        self._end = self.partial_bytes = 0
+        return [_whole_frame(own)]
+
+    def _cut_frames(self) -> list[Frame]:
+        scratch, end = self._scratch, self._end
+        frames: list[Frame] = []
+        at = 0
+        while end - at >= PREFIX_BYTES:
+            length, body_length, request, kind, flags, zero = PREFIX.unpack_from(scratch, at)
+            self._check(length, body_length, flags, zero)
+            start = at + PREFIX_BYTES
+            stop = start + length
+            if stop > end:
+                if length > _OWN_BUFFER_BYTES:
+                    self._begin_own(at, PREFIX_BYTES + length)
+                    return frames
+                break
+            body = bytes(self._view[start : start + body_length])
+            payload_at = start + body_length + (-body_length % 8)
+            payload = memoryview(bytearray(self._view[payload_at:stop])) if payload_at < stop else None
+            frames.append(Frame(kind, flags, request, body, payload))
+            at = stop
+        rest = end - at
+        if at and rest:
+            scratch[:rest] = scratch[at:end]
+        self._end = self.partial_bytes = rest
+        return frames
+
+    def _begin_own(self, at: int, size: int) -> None:
+        frame = bytearray(size)
+        rest = self._end - at
+        frame[:rest] = self._view[at : self._end]
+        self._own = memoryview(frame)
+        self._end = self.partial_bytes = rest
+
+    def _check(self, length: int, body_length: int, flags: int, zero: int) -> None:
+        if zero or flags & ~_KNOWN_FLAGS:
+            raise ProtocolError("these bytes are no frame: the peer does not speak Braid's protocol, or lost its place")
+        if length > self.limit:
+            raise FrameTooLarge(f"a frame of {length} bytes was announced; the limit is {self.limit}")
+        if body_length > length or body_length > MAX_BODY_BYTES:
+            raise ProtocolError(f"a frame of {length} bytes says that its body has {body_length}")
+
+
+def _whole_frame(view: memoryview) -> Frame:
+    _, body_length, request, kind, flags, _ = PREFIX.unpack_from(view)
+    stop = PREFIX_BYTES + body_length
+    payload_at = stop + (-body_length % 8)
+    payload = view[payload_at:] if payload_at < len(view) else None
+    return Frame(kind, flags, request, bytes(view[PREFIX_BYTES:stop]), payload)

@@ -1,0 +1,312 @@
+"""What travels in frames: one MessagePack array for each kind of request, reply and push.
+
+A request's sender chooses the request id; the reply has the same kind and id and the flag REPLY. A reply with the flag
+ERROR has an `ErrorBody` instead. Pushes have request id 0 and come from the broker only. New fields are added at the
+end with a default: old peers skip them, new peers fill them in.
+
+    client → broker                                     broker → client
+    HELLO      Hello                                    HelloReply
+    PING       (empty)                                  (empty)
+    TOPOLOGY   TopologyRequest                          Topology;        later pushes: Topology
+    PUBLISH    Route, payload: one batch                Published
+    JOIN       Join                                     Joined;          later pushes of ASSIGN: Assignment
+    RELEASE    Release                                  (empty)
+    LEAVE      Leave                                    (empty)
+    OPEN       Open                                     Opened;          later pushes: DELIVER, NEED, CLOSED
+    CREDIT     Credit, no reply                         DELIVER: Delivery, payload: batches · NEED: Need
+    ACK        Ack                                      (empty), if a reply was asked for
+    CLOSE      Close                                    (empty)          CLOSED: Closed
+    POSITIONS  PositionsRequest                         Positions
+    ADMIN      AdminRequest                             AdminReply
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from braid.model.errors import BraidError, ProtocolError
+
+MAGIC: Final = "braid"
+VERSION: Final = 1
+"""The protocol version of this build, and the only one that it speaks."""
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    PING = 2
+    TOPOLOGY = 3
+    PUBLISH = 16
+    JOIN = 32
+    ASSIGN = 33
+    RELEASE = 34
+    LEAVE = 35
+    OPEN = 40
+    DELIVER = 41
+    CREDIT = 42
+    NEED = 43
+    ACK = 44
+    CLOSE = 45
+    CLOSED = 46
+    POSITIONS = 48
+    ADMIN = 64
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class ErrorBody(_Body, frozen=True):
+    code: str
+    message: str
+    retriable: bool
+    details: dict[str, Any] = {}
+    """Values of the error's own fields, by name; for `not-serving`, `owner`: the address to ask instead."""
+
+
+class Hello(_Body, frozen=True):
+    """The first frame of every connection."""
+
+    magic: str
+    lowest_version: int
+    highest_version: int
+    client: str
+    """For logs: a name and a version."""
+    token: str = ""
+    capabilities: tuple[str, ...] = ()
+
+
+class HelloReply(_Body, frozen=True):
+    version: int
+    broker_id: str
+    max_frame_bytes: int
+    heartbeat_ms: int
+    """The client sends something, a PING if nothing else, at least this often; three silent periods end the
+    connection. The broker answers each PING."""
+    capabilities: tuple[str, ...] = ()
+
+
+class TopologyRequest(_Body, frozen=True):
+    """Asks for the routing of these topics, and to be told of its changes on this connection from then on."""
+
+    topics: tuple[str, ...]
+    """Paths: tenant/namespace/name."""
+    acked_generation: int = 0
+    """The generation that the client's routing reflects now."""
+
+
+class SegmentRoute(_Body, frozen=True):
+    id: int
+    first_hash: int
+    last_hash: int
+    active: bool
+    parents: tuple[int, ...]
+    children: tuple[int, ...]
+    owner: str
+    """`host:port`; empty while nobody serves the segment."""
+    epoch: int = 0
+
+
+class TopicRoute(_Body, frozen=True):
+    topic: str
+    topic_id: int
+    """0: the topic does not exist. A topic that is deleted and created again has another id."""
+    layout_epoch: int
+    segments: tuple[SegmentRoute, ...]
+
+
+class Topology(_Body, frozen=True):
+    generation: int
+    topics: tuple[TopicRoute, ...]
+
+
+class Route(_Body, frozen=True):
+    """Where a batch belongs. The broker remembers the last few it saw on a connection by their bytes."""
+
+    topic: str
+    topic_id: int
+    segment: int
+    layout_epoch: int
+
+
+class Published(_Body, frozen=True):
+    base_offset: int
+    """-1: stored before, at an offset that is no longer remembered."""
+    duplicate: bool = False
+
+
+class Join(_Body, frozen=True):
+    """Become a consumer of an ordered subscription; creates the subscription if it does not exist."""
+
+    topic: str
+    subscription: str
+    consumer: str
+    """Unique in the subscription. A second consumer of the same name takes the first one's place."""
+    start: str = "latest"
+    """Where a new subscription begins: `earliest` or `latest`."""
+    kind: str = "stream"
+    create: bool = True
+
+
+class Joined(_Body, frozen=True):
+    session: int
+    """Names the consumer on this connection."""
+    topic_id: int
+    created: bool
+
+
+class Assignment(_Body, frozen=True):
+    """All segments that a consumer has now. Those that are missing since the last one, it gives back by RELEASE."""
+
+    session: int
+    number: int
+    """Counts up; an older one that arrives later does not count."""
+    segments: tuple[int, ...]
+
+
+class Release(_Body, frozen=True):
+    session: int
+    segment: int
+
+
+class Leave(_Body, frozen=True):
+    session: int
+
+
+class Open(_Body, frozen=True):
+    """Open a channel that delivers one segment's batches: for a session from its cursor on, otherwise from `offset`."""
+
+    channel: int
+    """Chosen by the client, unique on the connection, never used again there."""
+    topic: str
+    topic_id: int
+    segment: int
+    credit: int
+    """Bytes of batches that may be delivered before more credit is given."""
+    session: int = 0
+    offset: int = 0
+    """Without a session: where to begin. -1: the earliest offset that is kept."""
+
+
+class Opened(_Body, frozen=True):
+    offset: int
+    """The first offset that the consumer has not seen. The first batch may begin before it."""
+    end: int
+    """Where the segment ended at this moment, as consumers see it."""
+
+
+class Delivery(_Body, frozen=True):
+    """The payload is one or several whole batches, one behind the other."""
+
+    channel: int
+    end: int
+    """Where the segment ends now, as consumers see it: the lag without asking."""
+
+
+class Credit(_Body, frozen=True):
+    channel: int
+    bytes: int
+
+
+class Need(_Body, frozen=True):
+    """The next batch alone is larger than all credit that the channel has."""
+
+    channel: int
+    bytes: int
+
+
+class Ack(_Body, frozen=True):
+    """Everything below `offset` is consumed."""
+
+    channel: int
+    offset: int
+    durable: bool = False
+    """Whether the reply waits until the cursor is stored."""
+
+
+class Close(_Body, frozen=True):
+    channel: int
+
+
+class Closed(_Body, frozen=True):
+    """The broker ended a channel. `end-of-segment` is no error: the segment is sealed and all of it was delivered."""
+
+    channel: int
+    code: str
+    message: str
+    retriable: bool
+
+
+END_OF_SEGMENT: Final = "end-of-segment"
+RESET: Final = "reset"
+"""A channel was closed because its subscription was set to another place: open it again."""
+
+
+class PositionsRequest(_Body, frozen=True):
+    topic: str
+    timestamp: int | None = None
+    """Also ask for the offsets at this time, µs since 1970."""
+
+
+class SegmentPositions(_Body, frozen=True):
+    segment: int
+    earliest: int
+    end: int
+    """The first offset that consumers may not see yet."""
+    sealed: bool
+    at_time: int = -1
+
+
+class Positions(_Body, frozen=True):
+    topic_id: int
+    segments: tuple[SegmentPositions, ...]
+
+
+class AdminRequest(_Body, frozen=True):
+    """One of the calls that the REST interface also offers, by its name there in snake case."""
+
+    call: str
+    arguments: dict[str, Any]
+
+
+class AdminReply(_Body, frozen=True):
+    result: Any
+
+
+B = TypeVar("B", bound=_Body)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoders: Final[dict[type[_Body], msgspec.msgpack.Decoder[Any]]] = {}
+
+encode = _encoder.encode
+
+
+def decode(kind: type[B], body: bytes | memoryview) -> B:
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        decoded: B = decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a frame's body is no {kind.__name__}: {error}") from error
+    return decoded
+
+
+def error_body(error: BraidError) -> ErrorBody:
+    """What a peer is told. `details` are the error's own public fields, if they can travel."""
+    fields = {name: value for name, value in vars(error).items() if isinstance(value, int | str) and name[0] != "_"}
+    return ErrorBody(error.code, str(error), error.retriable, fields)
+
+
+def error_from(body: ErrorBody) -> BraidError:
+    """The error that a peer told us of. A code that this build does not know becomes a plain `BraidError`."""
+    kind = BraidError.by_code.get(body.code, BraidError)
+    error = kind.__new__(kind, body.message)
+    error.args = (body.message,)
+    for name, value in body.details.items():
+        setattr(error, name, value)
+    if kind is BraidError:
+        vars(error).update(code=body.code, retriable=body.retriable)
+    return error
