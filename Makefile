@@ -4,7 +4,7 @@ BIN := .venv/bin
 SEEDS ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint test check format simulate bench lock clean
+.PHONY: help setup demo lint test check format simulate bench bench-peers lock clean
 
 help:
 	@echo "make demo      a segment moves, an old owner is refused, a killed broker recovers"
@@ -12,6 +12,7 @@ help:
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
 	@echo "make simulate  many seeds of the storage simulation (SEEDS=$(SEEDS))"
 	@echo "make bench     benchmarks against the limits of this machine"
+	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
 	@echo "make format    let ruff format and fix what it can"
 	@echo "make lock      write constraints.txt anew from what is installed"
 
@@ -47,6 +48,9 @@ simulate: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+bench-peers: setup
+	$(BIN)/python -m benchmarks.peers
 
 lock: setup
 	bash tools/lock.sh

@@ -73,3 +73,23 @@ def test_a_waiter_that_gave_up_does_not_disturb_the_others() -> None:
         watermark.fail(Fenced("no"))
 
     asyncio.run(main())
+
+
+def test_a_follower_hears_of_every_rise_and_of_the_failure_once() -> None:
+    watermark = Watermark(5)
+    heard: list[tuple[int, bool]] = []
+    watermark.follow(lambda: heard.append((watermark.value, watermark.error is not None)))
+    watermark.advance(6)
+    watermark.advance(9)
+    watermark.fail(LogClosed("over"))
+    watermark.fail(LogClosed("again"))
+    assert heard == [(6, False), (9, False), (9, True)]
+
+
+def test_a_follower_hears_of_the_last_rise_before_the_end() -> None:
+    watermark = Watermark(5)
+    heard: list[tuple[int, bool]] = []
+    watermark.follow(lambda: heard.append((watermark.value, watermark.error is not None)))
+    watermark.end_at(7, LogClosed("the end"))
+    watermark.advance(7)
+    assert heard[-2:] == [(7, False), (7, True)]

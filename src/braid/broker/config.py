@@ -90,6 +90,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_ttl_s: float = 10.0
     """A broker that is silent for this long has lost its segments."""
     cache_bytes: int = 16 << 20
+    """Of recent batches, for readers at the live tail; the page cache holds the rest."""
+    file_bytes: int = 64 << 20
+    """A log's files are closed at this size."""
+    spare_files: int = 2
+    """Prepared files for busy logs to continue in, of `file_bytes` each."""
     limits: Limits = Limits()
     cursors: CursorConfig = CursorConfig()
     groups: GroupConfig = GroupConfig()

@@ -64,6 +64,8 @@ class BrokerMetrics:
         """By operation and error code."""
         self.publish_latency_s = Histogram(LATENCY_BOUNDS_S)
         """From the whole batch being here to its confirm."""
+        self.sync_latency_s = Histogram(LATENCY_BOUNDS_S)
+        """Of each commit that was synced, all logs together: its write and its sync (`LogConfig.on_sync`)."""
         self.batch_bytes = Histogram(SIZE_BOUNDS_BYTES)
         self.topics: dict[str, TopicMetrics] = {}
 

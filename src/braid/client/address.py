@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +12,8 @@ from braid.ports.network import Address
 SCHEME: Final = "braid://"
 DEFAULT_PORT: Final = 6660
 DEFAULT_URL: Final = f"{SCHEME}127.0.0.1:{DEFAULT_PORT}"
+
+_ADDRESS: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s]+)\]|(?P<host>[^\[\]\s:]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def parse_url(url: str) -> tuple[Address, ...]:
@@ -23,13 +26,13 @@ def parse_url(url: str) -> tuple[Address, ...]:
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     """`host:port`, `host`, `[::1]:port`."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text.strip(), str(default_port)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise InvalidArgument(f"{text!r} is no address: write host:port, with a port from 0 to 65535")
-    return Address(host, int(port))
+    match = _ADDRESS.fullmatch(text.strip())
+    port = match["port"] or str(default_port) if match else ""
+    if match is None or int(port) > 65_535:
+        raise InvalidArgument(
+            f"{text!r} is no address: write host:port, with a port from 0 to 65535, and [host]:port for IPv6"
+        )
+    return Address(match["ipv6"] or match["host"], int(port))
 
 
 def format_address(address: Address) -> str:

@@ -8,11 +8,18 @@ with the reason, and every registered receiver is told once; nobody reconnects h
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from braid.model.errors import BraidError, ConnectFailed, ConnectionLost, ProtocolError, TimedOut
+from braid.client.address import format_address
+from braid.model.errors import (
+    BraidError,
+    ConnectFailed,
+    ConnectionLost,
+    ProtocolError,
+    TimedOut,
+    UnsupportedVersion,
+)
 from braid.ports.disk import Buffer
 from braid.ports.network import Address, Network
 from braid.wire.connection import Connection
@@ -25,6 +32,7 @@ from braid.wire.operations import (
     Closed,
     Delivery,
     ErrorBody,
+    Expelled,
     Hello,
     HelloReply,
     Kind,
@@ -37,6 +45,9 @@ from braid.wire.operations import (
 
 SILENT_PERIODS: Final = 3
 """So many heartbeat periods without a byte from the broker end the link."""
+
+EARLY_SESSIONS: Final = 64
+"""Sessions for which something was pushed before they were opened here; only the last push to each is kept."""
 
 T = TypeVar("T")
 
@@ -77,9 +88,9 @@ class Link:
         self._last_channel = 0
         self._channels: dict[int, ChannelReceiver] = {}
         self._sessions: dict[int, SessionReceiver] = {}
+        self._early: dict[int, Assignment | Expelled] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
         self._heartbeat_s = 0.0
-        self._sent_at_last_beat = -1
 
     @property
     def alive(self) -> bool:
@@ -90,15 +101,14 @@ class Link:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         if self.connection.closing:
             future.set_exception(self.connection.end_reason().again())
+            future.exception()  # Whoever waits gets it; nobody need wait.
             return future
-        number = self._last_request + 1
-        if number > MAX_REQUEST_ID:
-            number = 1
+        number = self._last_request % MAX_REQUEST_ID + 1
         while number in self._requests:
-            number += 1
+            number = number % MAX_REQUEST_ID + 1
+        self.connection.send(kind, body, payload, request=number)
         self._last_request = number
         self._requests[number] = future
-        self.connection.send(kind, body, payload, request=number)
         return future
 
     async def ask(self, kind: Kind, body: bytes, reply: type[B], timeout_s: float | None = None) -> B:
@@ -120,7 +130,16 @@ class Link:
         self._channels.pop(channel, None)
 
     def open_session(self, session: int, receiver: SessionReceiver) -> None:
-        self._sessions[session] = receiver
+        """From now on this session's pushes go to `receiver`, also one that came together with the reply to JOIN."""
+        early = self._early.pop(session, None)
+        if self.lost.done():  # Between the reply to JOIN and now.
+            receiver.on_session_lost(self.lost.result().again())
+        elif isinstance(early, Expelled):
+            receiver.on_session_lost(_error_of(early))
+        else:
+            self._sessions[session] = receiver
+            if early is not None:
+                receiver.on_assignment(early)
 
     def forget_session(self, session: int) -> None:
         self._sessions.pop(session, None)
@@ -147,13 +166,14 @@ class Link:
         if not frame.request:  # The broker says why it closes the connection.
             self.connection.abort(error_from(decode(ErrorBody, frame.body)))
             return
+        error = error_from(decode(ErrorBody, frame.body)) if frame.flags & Flags.ERROR else None
         future = self._requests.pop(frame.request, None)
         if future is None:
             raise ProtocolError(f"a reply to request {frame.request} came, which was never sent")
         if future.done():
             return  # The caller gave up waiting.
-        if frame.flags & Flags.ERROR:
-            future.set_exception(error_from(decode(ErrorBody, frame.body)))
+        if error is not None:
+            future.set_exception(error)
         else:
             future.set_result(frame)
 
@@ -176,10 +196,23 @@ class Link:
                 assignment = decode(Assignment, frame.body)
                 if (session := self._sessions.get(assignment.session)) is not None:
                     session.on_assignment(assignment)
+                else:
+                    self._keep(assignment)
+            case Kind.EXPEL:
+                expelled = decode(Expelled, frame.body)
+                if (session := self._sessions.pop(expelled.session, None)) is not None:
+                    session.on_session_lost(_error_of(expelled))
+                else:
+                    self._keep(expelled)
             case Kind.TOPOLOGY:
                 self._on_topology(decode(Topology, frame.body))
             case _:
                 pass  # A push that this build does not know is news that it cannot use.
+
+    def _keep(self, push: Assignment | Expelled) -> None:
+        if len(self._early) >= EARLY_SESSIONS:  # The oldest is of a session that has left.
+            del self._early[next(iter(self._early))]
+        self._early[push.session] = push
 
     def on_lost(self, error: BraidError) -> None:
         if self._heartbeat is not None:
@@ -227,22 +260,30 @@ async def connect_link(
     on_topology: Callable[[Topology], None],
 ) -> Link:
     """Connect and say hello. `ConnectFailed` when nobody answers; what the broker refuses by is raised as it is."""
-    name = f"{address.host}:{address.port}"
+    name = format_address(address)
     link = Link(address, on_topology)
+    given_up = ConnectionLost(f"connecting to broker {name} was given up")
     try:
         async with asyncio.timeout(timeout_s):
             await network.connect(address.host, address.port, lambda: link.connection)
             hello = Hello(MAGIC, VERSION, VERSION, client, token)
             reply = decode(HelloReply, (await link.request(Kind.HELLO, encode(hello))).body)
+        if reply.version != VERSION:
+            raise UnsupportedVersion(f"broker {name} chose version {reply.version}; only {VERSION} was offered")
+        if reply.heartbeat_ms <= 0:
+            raise ProtocolError(f"broker {name} wants a heartbeat every {reply.heartbeat_ms} ms")
     except TimeoutError as error:
-        _abort(link, name)
+        link.connection.abort(given_up)
         raise ConnectFailed(f"broker {name} did not answer within {timeout_s:g} s") from error
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        link.connection.abort(given_up)
+        if isinstance(error, UnicodeError):
+            raise ConnectFailed(f"broker {name} cannot be reached: {address.host!r} is no host name") from error
         raise ConnectFailed(f"broker {name} cannot be reached: {error.strerror or error}") from error
     except ConnectionLost as error:
         raise ConnectFailed(f"broker {name} closed the connection before its hello: {error}") from error
     except BaseException:
-        _abort(link, name)
+        link.connection.abort(given_up)
         raise
     link.broker_id = reply.broker_id
     link.max_frame_bytes = reply.max_frame_bytes
@@ -259,9 +300,8 @@ async def within(future: asyncio.Future[T], timeout_s: float | None, what: str) 
         raise TimedOut(f"{what} within {timeout_s:g} s") from error
 
 
-def _abort(link: Link, name: str) -> None:
-    with contextlib.suppress(AttributeError):  # never connected: there is no transport yet
-        link.connection.abort(ConnectionLost(f"connecting to broker {name} was given up"))
+def _error_of(expelled: Expelled) -> BraidError:
+    return error_from(ErrorBody(expelled.code, expelled.message, expelled.retriable))
 
 
 def _look_at(future: asyncio.Future[Frame]) -> None:

@@ -46,20 +46,29 @@ class Pool:
             task = asyncio.get_running_loop().create_task(self._connect(address), name=f"connect {address}")
             task.add_done_callback(_look_at)
             self._links[address] = task
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # `close` did that; nobody has cancelled the caller.
+                raise ClientClosed("the client was closed while it was connecting") from None
+            raise
 
     async def any(self) -> Link:
         """A link to whichever broker answers: one that is connected, or the first of the addresses that works."""
         if (link := self.connected()) is not None:
             return link
-        failures: list[str] = []
+        failures: list[BraidError] = []
         for address in self._shuffle.sample(self.addresses, len(self.addresses)):
             try:
                 return await self.link(address)
-            except ConnectFailed as error:
-                failures.append(str(error))
+            except BraidError as error:
+                if not error.retriable:
+                    raise
+                failures.append(error)  # Nobody is there, or a broker that is full or about to stop.
+        if len(failures) == 1:
+            raise failures[0]
         known = ", ".join(map(format_address, self.addresses))
-        raise ConnectFailed(failures[0] if len(failures) == 1 else f"none of {known} answers: {'; '.join(failures)}")
+        raise ConnectFailed(f"none of {known} answers: {'; '.join(map(str, failures))}")
 
     def connected(self) -> Link | None:
         return next(iter(self.links()), None)
@@ -72,10 +81,12 @@ class Pool:
     async def close(self, reason: BraidError) -> None:
         self._closed = True
         for task in self._links.values():
-            if not task.done():
-                task.cancel()
-        for link in self.links():
+            task.cancel()
+        await asyncio.gather(*self._links.values(), return_exceptions=True)
+        links = self.links()
+        for link in links:
             link.close(reason)
+        for link in links:
             await link.lost
 
     async def _connect(self, address: Address) -> Link:

@@ -81,8 +81,8 @@ class Routing:
 
     async def topic(self, path: str) -> TopicMap:
         """The map of this topic; fetched if it is not known, or if the link that would push its changes is gone."""
-        known = self._maps.get(path)
-        if known is not None and self._sources[path].alive:
+        known, source = self._maps.get(path), self._sources.get(path)
+        if known is not None and source is not None and source.alive:
             return known
         return await self.refresh(path)
 
@@ -106,7 +106,8 @@ class Routing:
     def on_topology(self, topology: Topology) -> None:
         """A push."""
         for route in topology.topics:
-            if route.topic in self._maps:
+            # A push may come in one read with the answer to the first fetch, before that was looked at.
+            if route.topic in self._maps or route.topic in self._fetches:
                 self._apply(topology.generation, route)
 
     async def _fetch(self, path: str) -> TopicMap:
@@ -117,11 +118,11 @@ class Routing:
         route = next((route for route in topology.topics if route.topic == path), None)
         if route is None:
             raise ConnectionLost(f"broker {link.broker_id} did not answer about topic {path}")
-        if not route.topic_id:
-            self._maps.pop(path, None)
-            raise TopicNotFound(f"topic {path} does not exist")
         self._sources[path] = link
-        return self._apply(topology.generation, route)
+        fresh = self._apply(topology.generation, route)
+        if not fresh.topic_id:
+            raise TopicNotFound(f"topic {path} does not exist")
+        return fresh
 
     def _apply(self, generation: int, route: TopicRoute) -> TopicMap:
         known = self._maps.get(route.topic)

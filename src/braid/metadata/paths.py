@@ -85,6 +85,14 @@ def topic_of_layout(key: str) -> str | None:
     return topic if topic != key and topic.count("/") == 2 else None
 
 
+def topic_of(key: str) -> str | None:
+    """The topic path that any key below `TOPICS_PREFIX` belongs to."""
+    match key.split("/"):
+        case ["", "topics", tenant, namespace, name, *_]:
+            return f"{tenant}/{namespace}/{name}"
+    return None
+
+
 def topic_prefix(topic: str) -> str:
     """Finds all that belongs to a topic, except its layout."""
     return layout(topic) + "/"

@@ -76,6 +76,8 @@ _HEADER: Final = struct.Struct(
     "I"  #  92 crc32c of the 92 bytes before        ┘
 )
 HEADER_BYTES: Final = _HEADER.size
+_PRODUCER: Final = struct.Struct("<QQ")
+_PRODUCER_AT: Final = 32
 _OWNER: Final = struct.Struct("<QqIII")
 _OWNER_AT: Final = 64
 _CRC: Final = struct.Struct("<I")
@@ -322,6 +324,12 @@ def stamp(
         incarnation,
         commit_lag,
     )
+
+
+def renumber(batch: bytearray, producer_id: int, first_sequence: int) -> None:
+    """Give a batch that was not sent, or was refused, to another producer id and sequence, in place."""
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, first_sequence)
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[:_CRC_AT]))
 
 
 def control_batch(flag: Flag) -> bytearray:

@@ -78,27 +78,31 @@ def decode_arrow(
     return pa.RecordBatch.from_arrays([_COLUMN[name](body) for name in columns], schema=schema)
 
 
-def decode_messages(batch: Data, header: BatchHeader | None = None, position: int = 0) -> list[Message]:
-    """The records as objects; their bytes are copies. A control batch has none. About `header`, see `decode_arrow`."""
+def decode_messages(
+    batch: Data, header: BatchHeader | None = None, position: int = 0, *, segment: int = 0, topic: str = ""
+) -> list[Message]:
+    """The records as objects; their bytes are copies. A control batch has none. About `header`, see `decode_arrow`.
+
+    A batch does not say where it stands: `segment` and `topic` are what the messages are told.
+    """
     if header is None:
         header = verify(batch, position)
     if header.is_control:
         return []
     body = Body(batch, header, position)
     if header.count == 1 and not body.lengths[HEADER_LISTS]:
-        return [_decode_one(body)]
+        return [_decode_one(body, segment, topic)]
     values = body.values().to_pylist()
     keys = body.keys().to_pylist() if body.lengths[KEY_OFFSETS] else repeat(None)
     timestamps: Iterable[int] = repeat(header.min_timestamp)
     if body.lengths[TIMESTAMPS]:
         timestamps = np.frombuffer(body.view(TIMESTAMPS), np.int64).tolist()
     offsets = range(header.base_offset, header.next_offset)
-    if not body.lengths[HEADER_LISTS]:
-        return list(map(Message, values, keys, timestamps, offsets))
-    return list(map(Message, values, keys, timestamps, offsets, _header_dicts(body)))
+    headers: Iterable[Mapping[str, bytes]] = _header_dicts(body) if body.lengths[HEADER_LISTS] else repeat(NO_HEADERS)
+    return list(map(Message, values, keys, timestamps, offsets, headers, repeat(segment), repeat(topic)))
 
 
-def _decode_one(body: Body) -> Message:
+def _decode_one(body: Body, segment: int, topic: str) -> Message:
     """What the general way makes of one record without headers, without its fixed costs."""
     header = body.header
     key = None
@@ -110,7 +114,7 @@ def _decode_one(body: Body) -> Message:
     timestamp = header.min_timestamp
     if body.lengths[TIMESTAMPS]:
         timestamp = int.from_bytes(body.view(TIMESTAMPS), "little", signed=True)
-    return Message(value, key, timestamp, header.base_offset)
+    return Message(value, key, timestamp, header.base_offset, NO_HEADERS, segment, topic)
 
 
 def _only_item(body: Body, what: str, offsets: int, data: int) -> bytes:

@@ -60,6 +60,7 @@
     │   ├── ConnectFailed
     │   └── ConnectionLost
     ├── ClientClosed                    the client, producer or consumer was closed before this was done
+    ├── ProducerFull                    more was submitted than may wait to be confirmed: await flush()
     ├── TimedOut                        the client gave up; whether it happened is not known
     ├── InvalidConfig
     └── BrokenInvariant                 our bug; the message names the promise
@@ -335,6 +336,10 @@ class ConnectionLost(LinkError, code="connection-lost", retriable=True):
 
 
 class ClientClosed(BraidError, code="client-closed"):
+    pass
+
+
+class ProducerFull(BraidError, code="producer-full", retriable=True):
     pass
 
 

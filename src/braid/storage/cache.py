@@ -19,6 +19,9 @@ class HotCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._batches: dict[tuple[int, int], CachedBatch] = {}
+        self.hits = 0
+        self.misses = 0
+        """Reads that found something here, and reads that did not."""
 
     @property
     def used_bytes(self) -> int:
@@ -45,4 +48,8 @@ class HotCache:
                 break
             found.append(batch)
             batch = self._batches.get((log, batch[0].next_offset))
+        if found:
+            self.hits += 1
+        else:
+            self.misses += 1
         return found

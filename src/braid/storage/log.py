@@ -73,6 +73,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_sync_bytes: int = 16 << 20
     memory_sync_s: float = 1.0
     """Durability `memory` syncs after this much or this long, so that a lost machine costs about a second."""
+    on_sync: Callable[[float], None] | None = None
+    """Told after each commit that was synced how many seconds its write and sync took."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.durability, Durability):
@@ -157,6 +159,7 @@ class Log:
             config=config.files,
             spares=spares,
             on_closed_file=on_closed_file,
+            on_sync=config.on_sync,
         )
         self._clock = clock
         self._cache = cache
@@ -247,19 +250,22 @@ class Log:
         """
         if self._state is not _State.OPEN:
             raise self._refusal()
-        self._check_lease()
         if header is None:
             header = verify(batch)
-        if header.is_control:
+        if header.count == 0:
             raise InvalidArgument("control batches are made by the log itself")
-        if memoryview(batch).readonly:
+        if not isinstance(batch, bytearray) and memoryview(batch).readonly:
             raise InvalidArgument("the log writes into the buffer that it is given: pass a bytearray, not bytes")
-        if len(batch) != header.size:
-            raise InvalidArgument(f"the buffer has {len(batch)} bytes, the batch in it {header.size}")
-        if self._pending and self._pending_bytes + len(batch) > self.config.max_pending_bytes:
+        size = len(batch)
+        if size != header.size:
+            raise InvalidArgument(f"the buffer has {size} bytes, the batch in it {header.size}")
+        if not self._pending:  # Those that join a group share its fate: its commit asks again.
+            self._check_lease()
+        elif self._pending_bytes + size > self.config.max_pending_bytes:
             raise LogBusy(f"{self._pending_bytes} bytes wait for the disk under {self.folder}; try again in a moment")
         duplicate = self._producers.check(header)
         if duplicate is not None:
+            self._check_lease()
             return Appended(duplicate.base_offset, duplicate.next_offset, duplicate=True)
         base = self._end
         if base + header.count > MAX_OFFSET:

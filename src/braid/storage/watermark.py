@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from itertools import count
 
 from braid.model.errors import BraidError, BrokenInvariant
@@ -17,11 +18,12 @@ class Watermark:
     A failed watermark never rises again: everyone who waits for more, now or later, gets the error.
     """
 
-    __slots__ = ("_end", "_error", "_sweep_at", "_tie", "_value", "_waiters")
+    __slots__ = ("_end", "_error", "_followers", "_sweep_at", "_tie", "_value", "_waiters")
 
     def __init__(self, value: int) -> None:
         self._value = value
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._followers: list[Callable[[], None]] = []
         self._sweep_at = _FIRST_SWEEP
         self._tie = count()
         self._error: BraidError | None = None
@@ -30,6 +32,16 @@ class Watermark:
     @property
     def value(self) -> int:
         return self._value
+
+    @property
+    def error(self) -> BraidError | None:
+        """Why it will never rise again."""
+        return self._error
+
+    def follow(self, follower: Callable[[], None]) -> None:
+        """Call `follower` each time the value has risen, and when the watermark has failed; it must not raise. Cheaper
+        than waiting, for those who always want to know."""
+        self._followers.append(follower)
 
     def advance(self, value: int) -> None:
         if value < self._value:
@@ -42,6 +54,8 @@ class Watermark:
             future = heapq.heappop(waiters)[2]
             if not future.done():
                 future.set_result(None)
+        for follower in self._followers:
+            follower()
         if self._end is not None and value >= self._end[0]:
             self.fail(self._end[1])
 
@@ -54,6 +68,8 @@ class Watermark:
         """Nothing beyond the present value will ever be reached. The first error stays."""
         if self._error is None:
             self._error = error
+            for follower in self._followers:
+                follower()
         waiters, self._waiters = self._waiters, []
         for _, _, future in waiters:
             if not future.done():

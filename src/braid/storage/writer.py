@@ -60,6 +60,7 @@ class WalWriter:
         config: FileConfig,
         spares: SpareFiles | None = None,
         on_closed_file: Callable[[], None] | None = None,
+        on_sync: Callable[[float], None] | None = None,
     ) -> None:
         self.folder = folder
         self.files = files
@@ -68,6 +69,7 @@ class WalWriter:
         self._config = config
         self._spares = spares
         self._on_closed_file = on_closed_file
+        self._on_sync = on_sync
         # What the batches in the files say, no more: a footer that knew of a batch that is only queued would make its
         # retry look stored after a crash.
         self._producers = producers
@@ -122,23 +124,31 @@ class WalWriter:
             wanted = max(self._config.first_reserve_bytes, 2 * self._reserved_bytes)
             self._reserved_bytes = max(position + size, min(wanted, self._config.file_bytes))
             await current.reserve(self._reserved_bytes)
+        begun = self._clock.monotonic()
         await current.write(position, batches, sync=sync)
-        for header in headers:
-            newest.index.add(header, position)
-            position += header.size
-            newest.next_offset = header.next_offset
-            newest.max_timestamp = max(newest.max_timestamp, header.max_timestamp)
-            self._producers.apply(header, header.base_offset)
+        if sync and self._on_sync is not None:
+            self._on_sync(self._clock.monotonic() - begun)
+        add, apply = newest.index.add, self._producers.apply  # a hot loop: once for each batch that is written
+        for header, batch in zip(headers, batches):
+            add(header, position)
+            position += len(batch)
+            apply(header, header.base_offset)
+        last = headers[-1]
         newest.batch_bytes = position
-        newest.first_epoch = newest.first_epoch or headers[0].epoch
-        newest.last_epoch = headers[-1].epoch
-        newest.epochs.update(header.epoch for header in headers)
-        newest.incarnation = headers[-1].incarnation
-        newest.sealed = headers[-1].is_seal
+        newest.next_offset = last.next_offset
+        newest.max_timestamp = max(newest.max_timestamp, max([header.max_timestamp for header in headers]))
+        newest.first_epoch = newest.first_epoch or last.epoch
+        newest.last_epoch = last.epoch
+        newest.epochs.add(last.epoch)  # a log writes in one epoch
+        newest.incarnation = last.incarnation
+        newest.sealed = last.is_seal
 
     async def sync(self) -> None:
         if self._current is not None:
+            begun = self._clock.monotonic()
             await self._current.sync()
+            if self._on_sync is not None:
+                self._on_sync(self._clock.monotonic() - begun)
 
     async def close_current(self) -> None:
         """Close the current file as a chunk. A file without records stays: its name would be needed again at once."""

@@ -2,7 +2,8 @@
 
 Incoming: all frames that one wake-up completed go to the handler in one call. Outgoing: frames gather until the end of
 the loop's turn and leave in one write, so that a burst of small replies costs one system call; large payloads are not
-copied to be joined with others.
+copied to be joined with others. Frames that are many bytes together leave at once: so `congested` is true before the
+next of many senders looks at it, and all of them together exceed the high-water mark by one frame, not by one each.
 
 Two limits keep a peer from costing unbounded memory (I12): the reader's frame limit, and the transport's write buffer:
 above the high-water mark `drained` makes those wait who can, and `on_congestion` tells the handler, who may stop
@@ -23,6 +24,10 @@ from braid.wire.frame import FIRST_FRAME_BYTES, Flags, Frame, FrameReader, encod
 from braid.wire.operations import ErrorBody, encode, error_body
 
 WRITE_HIGH_WATER_BYTES: Final = 1 << 20
+GATHER_BYTES: Final = 64 << 10
+"""As soon as so much has gathered, it is written."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""A peer that does not take what is left to be sent when the connection is closed loses it after this time."""
 JOIN_BYTES: Final = 16 << 10
 """Payloads up to this size are joined with their neighbours; larger ones are written by themselves, uncopied."""
 
@@ -36,7 +41,8 @@ class Handler(Protocol):
         """A `BraidError` raised here ends the connection, and the peer is told why."""
 
     def on_congestion(self, congested: bool) -> None:
-        """The write buffer has passed its high-water mark, or is empty enough again."""
+        """The write buffer has passed its high-water mark, or is empty enough again. The first comes in the middle of a
+        `send` or `flush`, so it must not send or close."""
 
     def on_lost(self, error: BraidError) -> None:
         """The connection is over. Called once, also after `close`."""
@@ -54,11 +60,16 @@ class Connection(asyncio.BufferedProtocol):
         self.congested = False
         self.closing = False
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._made = False
+        self._told = False
+        """The handler knows that it is over."""
         self._loop = asyncio.get_running_loop()
         self._out: list[Buffer] = []
+        self._gathered_bytes = 0
         self._flush_planned = False
         self._drained: asyncio.Future[None] | None = None
         self._reason: BraidError | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
     # Sending.
 
@@ -71,7 +82,8 @@ class Connection(asyncio.BufferedProtocol):
         request: int = 0,
         flags: int = 0,
     ) -> None:
-        """Queue one frame. Never blocks; who can wait, awaits `drained()` first."""
+        """Queue one frame. Never blocks; who can wait, awaits `drained()` first. The payload's buffers may be kept
+        until the peer has taken them: nobody may write into them any more."""
         if self.closing:
             return
         out = self._out
@@ -79,9 +91,13 @@ class Connection(asyncio.BufferedProtocol):
             size = sum(map(len, payload))
             out.append(encode_frame(kind, body, request=request, flags=flags, payload_bytes=size))
             out.extend(payload)
+            self._gathered_bytes += size + len(body)
         else:
             out.append(encode_frame(kind, body, request=request, flags=flags))
-        if not self._flush_planned:
+            self._gathered_bytes += len(body)
+        if self._gathered_bytes >= GATHER_BYTES:
+            self.flush()
+        elif not self._flush_planned:
             self._flush_planned = True
             self._loop.call_soon(self.flush)
 
@@ -94,11 +110,12 @@ class Connection(asyncio.BufferedProtocol):
             self.send(kind, encode(error_body(error)), request=request, flags=Flags.REPLY | Flags.ERROR)
 
     def flush(self) -> None:
-        """Write what has gathered."""
+        """Write what has gathered; before the connection is made, it waits for that."""
         self._flush_planned = False
-        out, self._out = self._out, []
-        if self.closing or not out:
+        self._gathered_bytes = 0
+        if not self._made or not self._out:
             return
+        out, self._out = self._out, []
         write = self._transport.write
         small: list[Buffer] = []
         for part in out:
@@ -143,14 +160,25 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.flush()
         self._end(reason)
-        self._transport.close()
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        if not self._made:
+            # It may never be: a TLS handshake that fails tells us nothing.
+            self._tell_lost()
+        elif self._close_timer is None:
+            self._transport.close()
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self, reason: BraidError) -> None:
         """Close at once, dropping what was not sent."""
-        if self.closing:
-            return
-        self._end(reason)
-        self._transport.abort()
+        self._out.clear()
+        if not self.closing:
+            self._end(reason)
+        if self._made:
+            self._transport.abort()
+        else:
+            self._tell_lost()
 
     def refuse(self, error: BraidError) -> None:
         """The peer broke a rule: tell it which, as an unasked reply, and close."""
@@ -164,7 +192,6 @@ class Connection(asyncio.BufferedProtocol):
     def _end(self, reason: BraidError) -> None:
         self._reason = reason
         self.closing = True
-        self._out.clear()
         if self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
@@ -173,10 +200,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._made = True
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.heard_at = self._loop.time()
-        self._handler.on_connected(self)
+        if not self.closing:
+            self._handler.on_connected(self)
+        self.flush()
+        if self.closing:  # It was closed or refused before it was made, or as soon as it was.
+            self._close_transport()
 
     @property
     def tls(self) -> ssl.SSLObject | None:
@@ -210,14 +242,25 @@ class Connection(asyncio.BufferedProtocol):
         self._handler.on_congestion(False)
 
     def eof_received(self) -> bool:
-        return False  # close: nobody half-closes in this protocol
+        self.close(ConnectionLost(f"{self.peer} closed the connection"))  # nobody half-closes in this protocol
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._out.clear()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if not self.closing:
             detail = f": {exc}" if exc is not None else ""
             self._end(ConnectionLost(f"the connection to {self.peer} was lost{detail}"))
-        self._handler.on_lost(self.end_reason())
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        if not self._told:
+            self._told = True
+            self._handler.on_lost(self.end_reason())
 
 
 def _name_of(peer: Any) -> str:
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer or "?")
+    if not isinstance(peer, tuple) or len(peer) < 2:
+        return str(peer or "?")
+    return f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntFlag
+from io import BytesIO
 from typing import Final, NamedTuple
 
 from braid.model.batch import MAX_BATCH_BYTES
@@ -73,6 +74,8 @@ class Frame(NamedTuple):
 def encode_frame(kind: int, body: bytes = b"", *, request: int = 0, flags: int = 0, payload_bytes: int = 0) -> bytes:
     """The frame up to its payload; the caller sends `payload_bytes` bytes right behind it."""
     size = len(body)
+    if size > MAX_BODY_BYTES:
+        raise FrameTooLarge(f"a body of {size} bytes is above the limit of {MAX_BODY_BYTES}: ask for less at once")
     if not payload_bytes:
         return PREFIX.pack(size, size, request, kind, flags, 0) + body
     gap = -size % 8
@@ -100,11 +103,16 @@ class FrameReader:
         return view[self._end :]
 
     def received(self, count: int) -> list[Frame]:
-        """`count` bytes were written into `buffer()`: the frames that are complete now."""
+        """`count` bytes were written into `buffer()`: the frames that are complete now. After an error nothing that
+        follows on the stream means anything, and the reader is of no more use."""
         self._end += count
         own = self._own
         if own is None:
-            return self._cut_frames()
+            try:
+                return self._cut_frames()
+            except ProtocolError:
+                self._end = 0  # A transport that is closing may still ask for room.
+                raise
         self.partial_bytes = self._end
         if self._end < len(own):
             return []
@@ -138,10 +146,12 @@ class FrameReader:
         return frames
 
     def _begin_own(self, at: int, size: int) -> None:
-        frame = bytearray(size)
+        # Memory that the system gives page by page, as it is written: a peer that announces a large frame and falls
+        # silent costs what it sent. A bytearray would be filled with zeros at once.
+        frame = BytesIO(bytes(size)).getbuffer()
         rest = self._end - at
         frame[:rest] = self._view[at : self._end]
-        self._own = memoryview(frame)
+        self._own = frame
         self._end = self.partial_bytes = rest
 
     def _check(self, length: int, body_length: int, flags: int, zero: int) -> None:
@@ -151,6 +161,8 @@ class FrameReader:
             raise FrameTooLarge(f"a frame of {length} bytes was announced; the limit is {self.limit}")
         if body_length > length or body_length > MAX_BODY_BYTES:
             raise ProtocolError(f"a frame of {length} bytes says that its body has {body_length}")
+        if 0 < length - body_length < -body_length % 8:
+            raise ProtocolError(f"a frame of {length} bytes ends within the padding behind its body of {body_length}")
 
 
 def _whole_frame(view: memoryview) -> Frame:

@@ -9,7 +9,7 @@ end with a default: old peers skip them, new peers fill them in.
     PING       (empty)                                  (empty)
     TOPOLOGY   TopologyRequest                          Topology;        later pushes: Topology
     PUBLISH    Route, payload: one batch                Published
-    JOIN       Join                                     Joined;          later pushes of ASSIGN: Assignment
+    JOIN       Join                                     Joined;          later pushes: ASSIGN, EXPEL
     RELEASE    Release                                  (empty)
     LEAVE      Leave                                    (empty)
     OPEN       Open                                     Opened;          later pushes: DELIVER, NEED, CLOSED
@@ -43,6 +43,7 @@ class Kind(IntEnum):
     ASSIGN = 33
     RELEASE = 34
     LEAVE = 35
+    EXPEL = 36
     OPEN = 40
     DELIVER = 41
     CREDIT = 42
@@ -164,6 +165,15 @@ class Assignment(_Body, frozen=True):
     number: int
     """Counts up; an older one that arrives later does not count."""
     segments: tuple[int, ...]
+
+
+class Expelled(_Body, frozen=True):
+    """The session is over, by no wish of its own: another consumer took its name, or its subscription was deleted."""
+
+    session: int
+    code: str
+    message: str
+    retriable: bool
 
 
 class Release(_Body, frozen=True):
@@ -289,15 +299,14 @@ def decode(kind: type[B], body: bytes | memoryview) -> B:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         decoded: B = decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a frame's body is no {kind.__name__}: {error}") from error
     return decoded
 
 
 def error_body(error: BraidError) -> ErrorBody:
     """What a peer is told. `details` are the error's own public fields, if they can travel."""
-    fields = {name: value for name, value in vars(error).items() if isinstance(value, int | str) and name[0] != "_"}
-    return ErrorBody(error.code, str(error), error.retriable, fields)
+    return ErrorBody(error.code, str(error), error.retriable, _own_fields(vars(error)))
 
 
 def error_from(body: ErrorBody) -> BraidError:
@@ -305,8 +314,16 @@ def error_from(body: ErrorBody) -> BraidError:
     kind = BraidError.by_code.get(body.code, BraidError)
     error = kind.__new__(kind, body.message)
     error.args = (body.message,)
-    for name, value in body.details.items():
-        setattr(error, name, value)
+    vars(error).update(_own_fields(body.details))
     if kind is BraidError:
         vars(error).update(code=body.code, retriable=body.retriable)
     return error
+
+
+def _own_fields(fields: dict[str, Any]) -> dict[str, int | str]:
+    """Those that an error may have of its own; never what every error has, whatever a peer calls its details."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, int | str) and not name.startswith("_") and not hasattr(BraidError, name)
+    }

@@ -1,0 +1,124 @@
+"""The admin port: HTTP on the broker's own event loop.
+
+uvicorn's HTTP/1.1 protocol does the work, without its `Server`: that one takes over signals, wakes up ten times a
+second, and has no limit for a client that sends half a request and then nothing. What is needed of it fits here:
+listen, bound the connections and their time, and close in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from braid.admin.app import build_app
+from braid.admin.guard import is_loopback
+from braid.ports.network import Address
+
+if TYPE_CHECKING:
+    from braid.broker.broker import Broker
+
+MAX_CONNECTIONS: Final = 512
+"""Beyond it, connections are dropped as they come."""
+MAX_HEADER_BYTES: Final = 32 << 10
+"""Of a request's head. A token has at most half of it."""
+REQUEST_TIMEOUT_S: Final = 15.0
+"""A request, head and body, must be here so long after its connection, or after the answer before it."""
+ANSWER_TIMEOUT_S: Final = 120.0
+"""And its answer must be written so long after that, whether we or a client that does not read are to blame."""
+KEEP_ALIVE_S: Final = 10
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long requests in flight may take when the broker stops."""
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, with a limit for the number of connections and for the time that a request takes to arrive."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._start_deadline(REQUEST_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            self._start_deadline(ANSWER_TIMEOUT_S)
+
+    def on_response_complete(self) -> None:
+        self._start_deadline(REQUEST_TIMEOUT_S)
+        super().on_response_complete()
+
+    def _start_deadline(self, seconds: float) -> None:
+        self._stop_deadline()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class AdminServer:
+    def __init__(self, listener: asyncio.Server, state: ServerState) -> None:
+        self._listener = listener
+        self._state = state
+        host, port = listener.sockets[0].getsockname()[:2]
+        self.address: Final = Address(host, port)
+
+    @classmethod
+    async def start(cls, broker: Broker, address: Address, tls: ssl.SSLContext | None) -> AdminServer:
+        """Listening when it returns. Raises OSError, as `listen` does elsewhere."""
+        app = build_app(broker, check_host=is_loopback(address.host) and not broker.access.enabled)
+        config = Config(
+            app=app,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+        config.load()
+        state = ServerState()
+        app_state: dict[str, Any] = {}
+        loop = asyncio.get_running_loop()
+
+        def connection() -> _Connection:
+            return _Connection(config=config, server_state=state, app_state=app_state, _loop=loop)
+
+        listener = await loop.create_server(connection, address.host, address.port, ssl=tls)
+        return cls(listener, state)
+
+    async def close(self) -> None:
+        """Accept no more, let what is being answered be answered, then cut. Closing twice is fine."""
+        self._listener.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            _, late = await asyncio.wait(list(self._state.tasks), timeout=CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        for connection in list(self._state.connections):
+            connection.transport.abort()

@@ -1,0 +1,73 @@
+"""Which HTTP status an error is answered with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from braid.model.errors import (
+    BraidError,
+    ConditionFailed,
+    InvalidArgument,
+    NotAvailable,
+    OffsetOutOfRange,
+    PermissionDenied,
+    SegmentNotFound,
+    SubscriptionBusy,
+    SubscriptionExists,
+    SubscriptionKindConflict,
+    SubscriptionNotFound,
+    TopicExists,
+    TopicNotFound,
+    Unauthenticated,
+)
+
+_STATUSES: Final[tuple[tuple[type[BraidError], int], ...]] = (
+    (InvalidArgument, 400),
+    (OffsetOutOfRange, 400),
+    (Unauthenticated, 401),
+    (PermissionDenied, 403),
+    (TopicNotFound, 404),
+    (SegmentNotFound, 404),
+    (SubscriptionNotFound, 404),
+    (TopicExists, 409),
+    (SubscriptionExists, 409),
+    (SubscriptionBusy, 409),
+    (SubscriptionKindConflict, 409),
+    (ConditionFailed, 412),
+    (NotAvailable, 501),
+)
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What every answer of 400 and above holds."""
+
+    code: str
+    message: str
+    retriable: bool
+
+    def json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def status_of(error: BraidError) -> int:
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status
+    return 503 if error.retriable else 500
+
+
+def body_of(error: BraidError) -> ErrorBody:
+    return ErrorBody(error.code, str(error), error.retriable)
+
+
+def headers_of(status: int) -> dict[str, str]:
+    """What HTTP wants beside certain statuses."""
+    match status:
+        case 401:
+            return {"WWW-Authenticate": 'Bearer realm="braid"'}
+        case 503:
+            return {"Retry-After": "1"}
+        case _:
+            return {}

@@ -1,0 +1,163 @@
+"""A channel: one segment's batches on their way to one consumer.
+
+The consumer grants credit in bytes and the channel never sends beyond it; if the next batch alone is larger than all
+credit, it says how much it needs (NEED) and waits. It also waits while the connection cannot take more. A consumer that
+stops reading so costs what it granted, no more, and nobody else notices (I12).
+
+At the live tail no task is involved: when the log's watermark rises, the batches are taken from the hot cache and sent
+in the same call. A channel that is further behind has one task that reads files and chunks until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from braid.broker.metrics import TopicMetrics
+from braid.model.errors import BraidError, BrokenInvariant
+from braid.model.ids import Offset
+from braid.storage.reader import Batch
+from braid.storage.segment import SegmentStorage
+from braid.wire.connection import Connection
+from braid.wire.operations import END_OF_SEGMENT, Closed, Delivery, Kind, Need, encode
+
+MAX_CREDIT: Final = 1 << 31
+"""More than this at once is no wish but a mistake."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Channel:
+    def __init__(
+        self,
+        number: int,
+        connection: Connection,
+        storage: SegmentStorage,
+        offset: Offset,
+        credit: int,
+        *,
+        subscription: str | None,
+        session: int,
+        read_bytes: int,
+        metrics: TopicMetrics,
+        on_end: Callable[[Channel], None],
+    ) -> None:
+        self.number: Final = number
+        self.subscription: Final = subscription
+        """None for a consumer that keeps its positions itself."""
+        self.session: Final = session
+        self.offset = offset
+        """The next offset to send."""
+        self.ended = False
+        self._connection = connection
+        self._storage = storage
+        self._credit = credit
+        self._needed = 0
+        """The size of a batch that needs more credit than there is."""
+        self._blocked_at = -1
+        """A watermark below which no whole batch is left, though it lies above our offset."""
+        self._read_bytes = read_bytes
+        self._metrics = metrics
+        self._on_end = on_end
+        self._reading: asyncio.Task[None] | None = None
+
+    def grant(self, credit: int) -> None:
+        self._credit = min(self._credit + credit, MAX_CREDIT)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what can be sent now. Called whenever one of the reasons to wait may have gone."""
+        if self._reading is not None:
+            return
+        log = self._storage.log
+        while not self.ended and self._may_send():
+            end = log.confirmed.value
+            if self.offset >= end:
+                if log.sealed and self.offset >= log.end:
+                    self.close(END_OF_SEGMENT, f"the segment ends at offset {self.offset}", retriable=False)
+                elif (error := log.ended) is not None:
+                    self.fail(error)
+                return
+            if end == self._blocked_at:
+                return
+            cached = self._storage.sources.cache.get(log.number, self.offset, self._allowed_bytes(), end)
+            if not cached:
+                self._reading = asyncio.get_running_loop().create_task(self._read_behind())
+                return
+            self._send([Batch(header, data) for header, data in cached])
+
+    def close(self, code: str, message: str, *, retriable: bool) -> None:
+        """End the channel and tell the consumer why."""
+        if not self.ended:
+            self._connection.send(Kind.CLOSED, encode(Closed(self.number, code, message, retriable)))
+            self.drop()
+
+    def fail(self, error: BraidError) -> None:
+        self.close(error.code, str(error), retriable=error.retriable)
+
+    def drop(self) -> None:
+        """End the channel without a word: the consumer closed it, or is gone."""
+        if not self.ended:
+            self.ended = True
+            if self._reading is not None:
+                self._reading.cancel()
+            self._on_end(self)
+
+    def _may_send(self) -> bool:
+        return self._credit > 0 and self._credit >= self._needed and not self._connection.congested
+
+    def _allowed_bytes(self) -> int:
+        return min(self._credit, self._read_bytes)
+
+    def _send(self, batches: Sequence[Batch]) -> None:
+        """Send as many of these batches, which begin at our offset, as the credit allows."""
+        if self.ended:
+            return
+        size = records = count = 0
+        payload = []
+        for header, data in batches:
+            if size + len(data) > self._credit:
+                break
+            size += len(data)
+            payload.append(data)
+            records += header.next_offset - max(header.base_offset, self.offset)
+            count += 1
+            self.offset = header.next_offset
+        if not payload:
+            self._needed = len(batches[0].data)
+            self._connection.send(Kind.NEED, encode(Need(self.number, self._needed)))
+            return
+        self._needed = 0
+        self._credit -= size
+        end = self._storage.log.confirmed.value
+        self._connection.send(Kind.DELIVER, encode(Delivery(self.number, end)), payload)
+        self._metrics.delivered_batches += count
+        self._metrics.delivered_records += records
+        self._metrics.delivered_bytes += size
+
+    async def _read_behind(self) -> None:
+        """Read and send until this channel has caught up with the cache, or has to wait."""
+        storage = self._storage
+        try:
+            reader = storage.reader(self.offset)
+            while not self.ended and self._may_send():
+                end = storage.log.confirmed.value
+                reader.offset = self.offset
+                batches = await reader.read_available(self._allowed_bytes())
+                if not batches:
+                    self._blocked_at = end
+                    break
+                self._send(batches)
+                self._connection.flush()
+                if self._connection.congested:
+                    await self._connection.drained()
+        except BraidError as error:
+            self.fail(error)
+        except Exception as error:
+            _log.exception("a channel broke")
+            self.fail(BrokenInvariant(f"reading at offset {self.offset} broke: {error!r}"))
+        finally:
+            self._reading = None
+        self.pump()

@@ -1,0 +1,109 @@
+"""Publishing to one segment: a batch is checked, gets its place in the log, and is confirmed when the log says so.
+
+The queue holds what has a place and waits for the `confirmed` watermark. It is in order of offsets, so a rise of the
+watermark confirms a prefix of it: the confirms of one commit go out together, each connection written once. When the
+log fails, everything that waits is refused with the log's error: it may be stored or not, and a retry finds out (I10).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from braid.broker.metrics import BrokerMetrics, TopicMetrics
+from braid.model.batch import MAX_BATCH_BYTES, verify
+from braid.model.errors import BatchTooLarge, BraidError, StaleRoute
+from braid.model.layout import HashRange
+from braid.storage.log import Log
+from braid.wire.operations import Published, encode
+
+FORGOTTEN: Final = -1
+"""The base offset of a retried batch whose place is no longer remembered."""
+
+
+class Publisher(Protocol):
+    """A connection that publishes. `size` is what the batch counts against its limit of bytes in flight."""
+
+    def confirm(self, request: int, size: int, published: bytes) -> None: ...
+
+    def refuse(self, request: int, size: int, error: BraidError) -> None: ...
+
+    def flush(self) -> None:
+        """Write what was confirmed or refused."""
+
+
+_Waiting = tuple[int, Publisher, int, int, bytes, float]
+"""Next offset, publisher, request, size, the confirm, and when it came. A plain tuple: one is made for each batch."""
+
+
+class PublishQueue:
+    def __init__(
+        self,
+        log: Log,
+        hashes: HashRange,
+        broker_metrics: BrokerMetrics,
+        topic_metrics: TopicMetrics,
+        time: Callable[[], float],
+    ) -> None:
+        self._log = log
+        self._hashes = hashes
+        self._broker_metrics = broker_metrics
+        self._topic_metrics = topic_metrics
+        self._time = time
+        self._waiting: deque[_Waiting] = deque()
+        log.confirmed.follow(self._on_confirmed)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, batch: memoryview, publisher: Publisher, request: int) -> None:
+        """Give a batch its place. Raises when it has none; otherwise `publisher` hears of it later, exactly once."""
+        size = len(batch)
+        if size > MAX_BATCH_BYTES:
+            raise BatchTooLarge(f"a batch of {size} bytes is above the limit of {MAX_BATCH_BYTES}")
+        header = verify(batch)
+        hashes = self._hashes
+        if header.min_key_hash <= header.max_key_hash and not (
+            hashes.start <= header.min_key_hash and header.max_key_hash <= hashes.end
+        ):
+            raise StaleRoute(
+                f"the batch has key hashes {header.min_key_hash:04x} to {header.max_key_hash:04x}, "
+                f"this segment takes {hashes}: route it by the topic's present layout"
+            )
+        appended = self._log.append(batch, header)
+        base = FORGOTTEN if appended.base_offset is None else appended.base_offset
+        published = encode(Published(base, appended.duplicate))
+        metrics = self._topic_metrics
+        if appended.duplicate:
+            metrics.duplicate_batches += 1
+        else:
+            metrics.published_batches += 1
+            metrics.published_records += header.count
+            metrics.published_bytes += size
+        self._broker_metrics.batch_bytes.observe(size)
+        self._waiting.append((appended.next_offset, publisher, request, size, published, self._time()))
+        if appended.duplicate:
+            self._on_confirmed()  # It may be confirmed already, and nothing may follow it.
+
+    def _on_confirmed(self) -> None:
+        waiting = self._waiting
+        if not waiting:
+            return
+        confirmed = self._log.confirmed
+        value = confirmed.value
+        now = self._time()
+        observe = self._broker_metrics.publish_latency_s.observe
+        publishers: dict[Publisher, None] = {}
+        while waiting and waiting[0][0] <= value:
+            _, publisher, request, size, published, received_at = waiting.popleft()
+            publisher.confirm(request, size, published)
+            publishers[publisher] = None
+            observe(now - received_at)
+        if (error := confirmed.error) is not None:
+            while waiting:
+                _, publisher, request, size, _, _ = waiting.popleft()
+                publisher.refuse(request, size, error)
+                publishers[publisher] = None
+        for publisher in publishers:
+            publisher.flush()

@@ -1,0 +1,596 @@
+"""The broker's side of one connection.
+
+Frames are handled in the order in which they come. What can be answered at once is (publishes take their place in the
+log, credit is granted, acks are noted); what has to wait for metadata or storage runs in a task of its own, so that it
+holds up nothing behind it.
+
+A connection costs a bounded amount (I12): requests that are not answered yet, bytes of batches that are not confirmed,
+and frames that the peer does not take are all counted, and above their limits the broker stops reading from it. That is
+the only way in which a client is slowed down; nothing that it sent is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from braid.broker.auth import Access, Action, Principal
+from braid.broker.calls import Calls
+from braid.broker.config import Limits
+from braid.broker.delivery import MAX_CREDIT, Channel
+from braid.broker.groups import Groups
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.segments import Segments, ServedSegment
+from braid.broker.subscriptions import Subscriptions
+from braid.broker.topics import Topics
+from braid.broker.topology import TopologyView
+from braid.model.errors import (
+    BraidError,
+    BrokenInvariant,
+    ConsumerReplaced,
+    InvalidArgument,
+    NotServing,
+    OffsetOutOfRange,
+    Overloaded,
+    PermissionDenied,
+    ProtocolError,
+    ShuttingDown,
+    StaleRoute,
+    TopicNotFound,
+    UnknownOperation,
+    UnsupportedVersion,
+)
+from braid.model.ids import Offset
+from braid.model.names import TopicName, check_name
+from braid.model.subscription import SubscriptionKind
+from braid.wire.connection import Connection
+from braid.wire.frame import Flags, Frame
+from braid.wire.operations import (
+    MAGIC,
+    RESET,
+    VERSION,
+    Ack,
+    AdminReply,
+    AdminRequest,
+    Assignment,
+    Close,
+    Credit,
+    Expelled,
+    Hello,
+    HelloReply,
+    Join,
+    Joined,
+    Kind,
+    Leave,
+    Open,
+    Opened,
+    Positions,
+    PositionsRequest,
+    Release,
+    Route,
+    SegmentPositions,
+    Topology,
+    TopologyRequest,
+    decode,
+    encode,
+)
+
+MAX_ROUTES: Final = 1_024
+"""Publish routes that a connection remembers by their bytes."""
+MAX_WATCHED_TOPICS: Final = 4_096
+"""Topics whose changes one connection is told of."""
+EARLIEST: Final = -1
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Services(Protocol):
+    """What a session needs of its broker."""
+
+    id: str
+    limits: Limits
+    metrics: BrokerMetrics
+    topics: Topics
+    segments: Segments
+    subscriptions: Subscriptions
+    groups: Groups
+    calls: Calls
+    access: Access
+    topology: TopologyView
+    ready: bool
+    closing: bool
+
+
+class Membership:
+    """One consumer's place in a subscription, held over one connection."""
+
+    def __init__(self, session: Session, path: str, subscription: str) -> None:
+        self.number = 0
+        self.path: Final = path
+        self.subscription: Final = subscription
+        self._session = session
+
+    def joined(self, number: int) -> None:
+        self.number = number
+
+    def assign(self, number: int, segments: tuple[int, ...]) -> None:
+        """Pushed after the reply to JOIN, also when it is known before."""
+        self._session.push_soon(lambda: Assignment(self.number, number, segments))
+
+    def revoke(self, segment: int) -> None:
+        self._session.close_member_channels(self, segment, RESET, "the segment went to another consumer")
+
+    def replaced(self, error: ConsumerReplaced) -> None:
+        self._session.member_replaced(self, error)
+
+
+class Session:
+    def __init__(self, services: Services, on_end: Callable[[Session], None]) -> None:
+        self._services = services
+        self._limits: Final = services.limits
+        self._metrics: Final = services.metrics
+        self._on_end = on_end
+        self.connection: Connection = Connection(self)
+        self.principal: Principal | None = None
+        self.client = ""
+        self._loop = asyncio.get_running_loop()
+        self.framed_at = self._loop.time()
+        """When the peer last completed a frame; until then, when it came."""
+        self.watched: dict[str, None] = {}
+        self._routes: dict[bytes, ServedSegment] = {}
+        self._channels: dict[int, tuple[Channel, ServedSegment]] = {}
+        self._members: dict[int, Membership] = {}
+        self._requests = 0
+        self._bytes = 0
+        self._congested = False
+        self._paused = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What the connection calls.
+
+    def on_connected(self, connection: Connection) -> None:  # noqa: ARG002
+        self.framed_at = self._loop.time()
+
+    def on_frames(self, frames: Sequence[Frame]) -> None:
+        self.framed_at = self._loop.time()
+        for frame in frames:
+            if frame.flags:
+                raise ProtocolError("a client sent a reply; brokers ask clients nothing")
+            try:
+                self._on_frame(frame)
+            except ProtocolError as error:
+                if isinstance(error, UnknownOperation) and self.principal is not None:
+                    self._refuse(frame, error)
+                    continue
+                self._count_error(frame.kind, error)
+                raise
+            except BraidError as error:
+                self._refuse(frame, error)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.principal is None:
+            if frame.kind != Kind.HELLO:
+                raise ProtocolError("the first frame of a connection is HELLO")
+            return self._on_hello(frame)
+        if frame.kind == Kind.PUBLISH:
+            return self._on_publish(frame)
+        handler = _AT_ONCE.get(frame.kind)
+        if handler is not None:
+            self._metrics.requests[_name_of(frame.kind)] += 1
+            return handler(self, frame)
+        slow = _IN_A_TASK.get(frame.kind)
+        if slow is None:
+            raise UnknownOperation(f"operation {frame.kind} is unknown to this broker, which speaks version {VERSION}")
+        self._metrics.requests[_name_of(frame.kind)] += 1
+        self._count_in(0)
+        task = self._loop.create_task(self._answer(frame, slow(self, frame)), name=_name_of(frame.kind))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def _answer(self, frame: Frame, work: Awaitable[bytes]) -> None:
+        try:
+            body = await work
+            self.connection.reply(frame, body)
+        except BraidError as error:
+            self._refuse(frame, error)
+        except Exception as error:
+            _log.exception("%s broke", _name_of(frame.kind))
+            self._refuse(frame, BrokenInvariant(f"{_name_of(frame.kind)} broke in the broker: {error!r}"))
+        finally:
+            self._count_out(0)
+
+    def _refuse(self, frame: Frame, error: BraidError) -> None:
+        self._count_error(frame.kind, error)
+        self.connection.reply_error(frame.kind, frame.request, error)
+
+    def _count_error(self, kind: int, error: BraidError) -> None:
+        self._metrics.errors[_name_of(kind), error.code] += 1
+
+    def on_congestion(self, congested: bool) -> None:
+        self._congested = congested
+        self._pause_or_resume()
+        if not congested:
+            for channel, _ in list(self._channels.values()):
+                channel.pump()
+
+    def on_lost(self, error: BraidError) -> None:  # noqa: ARG002
+        for task in self._tasks:
+            task.cancel()
+        for channel, _ in list(self._channels.values()):
+            channel.drop()
+        for member in self._members.values():
+            self._services.groups.disconnected(member.number)
+        self._members.clear()
+        self._on_end(self)
+
+    # Limits.
+
+    def _count_in(self, size: int) -> None:
+        self._requests += 1
+        self._bytes += size
+        if self._requests >= self._limits.max_requests_in_flight or self._bytes >= self._limits.max_bytes_in_flight:
+            self._pause_or_resume()
+
+    def _count_out(self, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+        if self._paused:
+            self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        full = (
+            self._congested
+            or self._requests >= self._limits.max_requests_in_flight
+            or self._bytes >= self._limits.max_bytes_in_flight
+        )
+        if full and not self._paused:
+            self._paused = True
+            self.connection.pause_reading()
+        elif not full and self._paused:
+            self._paused = False
+            self.framed_at = self._loop.time()  # Its silence was ours.
+            self.connection.resume_reading()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    # Hello.
+
+    def _on_hello(self, frame: Frame) -> None:
+        hello = decode(Hello, frame.body)
+        try:
+            if hello.magic != MAGIC:
+                raise ProtocolError("the peer does not speak Braid's protocol")
+            if not self._services.ready:
+                raise NotServing(f"broker {self._services.id} is starting; try again in a moment")
+            if not hello.lowest_version <= VERSION <= hello.highest_version:
+                raise UnsupportedVersion(
+                    f"the client speaks versions {hello.lowest_version} to {hello.highest_version}, "
+                    f"this broker version {VERSION}: upgrade the older of the two"
+                )
+            self.principal = self._services.access.authenticate(hello.token)
+        except BraidError as error:
+            self._refuse(frame, error)
+            self.connection.close(error)
+            return
+        self.client = hello.client[:200]
+        self.connection.frames.limit = self._limits.max_frame_bytes
+        reply = HelloReply(
+            VERSION, self._services.id, self._limits.max_frame_bytes, round(self._limits.heartbeat_s * 1000)
+        )
+        self.connection.reply(frame, encode(reply))
+
+    def may(self, action: Action, topic: TopicName) -> None:
+        assert self.principal is not None
+        self._services.access.check(self.principal, action, topic.tenant, topic.namespace, topic.name)
+
+    def expired(self, now: float) -> bool:
+        """Whether the token that this connection began with has run out; `now` in seconds since 1970."""
+        principal = self.principal
+        return principal is not None and principal.expires_at is not None and now >= principal.expires_at
+
+    # Publishing.
+
+    def _on_publish(self, frame: Frame) -> None:
+        self._metrics.requests["publish"] += 1
+        if frame.payload is None:
+            raise ProtocolError("a publish without a batch")
+        if not frame.request:
+            raise ProtocolError("a publish without a request id could never be confirmed")
+        segment = self._routes.get(frame.body)
+        if segment is None or not segment.serving:
+            segment = self._route(frame.body)
+        if self._services.closing:
+            raise ShuttingDown(f"broker {self._services.id} is stopping")
+        size = len(frame.payload)
+        self._count_in(size)
+        try:
+            segment.publishes.take(frame.payload, self, frame.request)
+        except BaseException:
+            self._count_out(size)
+            raise
+
+    def _route(self, body: bytes) -> ServedSegment:
+        route = decode(Route, body)
+        topic = TopicName.parse(route.topic)
+        self.may(Action.PRODUCE, topic)
+        found = self._services.topics.get(topic.path)
+        if found.id != route.topic_id:
+            raise StaleRoute(f"topic {topic.path} was deleted and created again since it was looked up")
+        info = found.layout.segments.get(route.segment)  # type: ignore[call-overload]
+        if info is None or not info.is_active or route.layout_epoch != found.layout.epoch:
+            raise StaleRoute(
+                f"the layout of topic {topic.path} has epoch {found.layout.epoch}; segment {route.segment} "
+                f"of epoch {route.layout_epoch} takes no writes now"
+            )
+        segment = self._services.segments.get(topic.path, route.segment)
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes.clear()
+        self._routes[body] = segment
+        return segment
+
+    def confirm(self, request: int, size: int, published: bytes) -> None:
+        self._count_out(size)
+        self.connection.send(Kind.PUBLISH, published, request=request, flags=Flags.REPLY)
+
+    def refuse(self, request: int, size: int, error: BraidError) -> None:
+        self._count_out(size)
+        self._count_error(Kind.PUBLISH, error)
+        self.connection.reply_error(Kind.PUBLISH, request, error)
+
+    def flush(self) -> None:
+        self.connection.flush()
+
+    # Consuming.
+
+    def _on_open(self, frame: Frame) -> None:
+        request = decode(Open, frame.body)
+        if not 0 < request.channel < 1 << 32 or request.channel in self._channels:
+            raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
+        if not 0 <= request.credit <= MAX_CREDIT:
+            raise InvalidArgument(f"a credit of {request.credit} bytes cannot be: give 0 to {MAX_CREDIT}")
+        if len(self._channels) >= self._limits.max_channels:
+            raise Overloaded(f"this connection has {len(self._channels)} channels, as many as it may have")
+        topic = TopicName.parse(request.topic)
+        self.may(Action.CONSUME, topic)
+        segment = self._services.segments.get(topic.path, request.segment)
+        if segment.topic_id != request.topic_id:
+            raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
+        member = self._member(request.session) if request.session else None
+        offset = self._first_offset(segment, request, member)
+        channel = Channel(
+            request.channel,
+            self.connection,
+            segment.storage,
+            offset,
+            request.credit,
+            subscription=member.subscription if member is not None else None,
+            session=request.session,
+            read_bytes=self._limits.read_bytes,
+            metrics=self._metrics.topic(topic.path),
+            on_end=self._forget_channel,
+        )
+        self._channels[request.channel] = (channel, segment)
+        self.connection.reply(frame, encode(Opened(offset, segment.end)))
+        segment.add_channel(channel)
+
+    def _first_offset(self, segment: ServedSegment, request: Open, member: Membership | None) -> Offset:
+        if member is not None:
+            if member.path != segment.name.topic.path or not self._services.groups.holds(
+                member.number, request.segment
+            ):
+                raise NotServing(
+                    f"segment {request.segment} is not assigned to this consumer of subscription {member.subscription}"
+                )
+            offset = segment.cursors.offset(member.subscription)
+            if offset is None:
+                raise NotServing(f"subscription {member.subscription} has no cursor on segment {request.segment} yet")
+            # Retention may have deleted what an idle subscription had not consumed, if the topic's policy says so.
+            return max(offset, segment.earliest)
+        if request.offset == EARLIEST:
+            return segment.earliest
+        if not segment.earliest <= request.offset <= segment.end:
+            raise OffsetOutOfRange(
+                f"offset {request.offset} of segment {request.segment} is not there: it holds {segment.earliest} "
+                f"to {segment.end}; begin at one of these, or at the earliest",
+                segment.earliest,
+                segment.end,
+            )
+        return Offset(request.offset)
+
+    def _forget_channel(self, channel: Channel) -> None:
+        found = self._channels.pop(channel.number, None)
+        if found is not None:
+            found[1].forget_channel(channel)
+
+    def _on_credit(self, frame: Frame) -> None:
+        credit = decode(Credit, frame.body)
+        if not 0 < credit.bytes <= MAX_CREDIT:
+            raise ProtocolError(f"a credit of {credit.bytes} bytes cannot be: give 1 to {MAX_CREDIT}")
+        if (found := self._channels.get(credit.channel)) is not None:
+            found[0].grant(credit.bytes)
+
+    def _on_ack(self, frame: Frame) -> None:
+        ack = decode(Ack, frame.body)
+        found = self._channels.get(ack.channel)
+        if found is None:
+            raise NotServing(f"channel {ack.channel} is closed: its acks count no more")
+        channel, segment = found
+        if channel.subscription is None:
+            raise InvalidArgument("this channel belongs to no subscription: its consumer keeps the positions itself")
+        segment.cursors.advance(channel.subscription, Offset(ack.offset))
+        if not ack.durable:
+            self.connection.reply(frame)
+            return
+        self._count_in(0)
+        work = self._flush_cursor(segment, channel.subscription)
+        task = self._loop.create_task(self._answer(frame, work), name="ack")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _flush_cursor(self, segment: ServedSegment, subscription: str) -> bytes:
+        await segment.cursors.flush(subscription)
+        return b""
+
+    def _on_close(self, frame: Frame) -> None:
+        close = decode(Close, frame.body)
+        if (found := self._channels.get(close.channel)) is not None:
+            found[0].drop()
+        self.connection.reply(frame)
+
+    def _on_ping(self, frame: Frame) -> None:
+        self.connection.reply(frame)
+
+    # Membership.
+
+    async def _on_join(self, frame: Frame) -> bytes:
+        join = decode(Join, frame.body)
+        topic = TopicName.parse(join.topic)
+        check_name("subscription", join.subscription)
+        check_name("consumer", join.consumer)
+        self.may(Action.CONSUME, topic)
+        kind = _subscription_kind(join.kind)
+        _, created = await self._services.subscriptions.ensure(
+            topic, join.subscription, kind=kind, start=join.start, create=join.create
+        )
+        found = self._services.topics.get(topic.path)
+        member = Membership(self, topic.path, join.subscription)
+        number = await self._services.groups.join(topic, join.subscription, join.consumer, member)
+        if self.connection.closing:
+            self._services.groups.disconnected(number)
+        else:
+            member.joined(number)
+            self._members[number] = member
+        return encode(Joined(number, found.id, created))
+
+    def _on_release(self, frame: Frame) -> None:
+        release = decode(Release, frame.body)
+        member = self._member(release.session)
+        self.drop_member_channels(member, release.segment)
+        self._services.groups.released(member.number, release.segment)
+        self.connection.reply(frame)
+
+    async def _on_leave(self, frame: Frame) -> bytes:
+        leave = decode(Leave, frame.body)
+        member = self._members.pop(leave.session, None)
+        if member is not None:
+            self.drop_member_channels(member, None)
+            await self._services.groups.leave(member.number)
+        return b""
+
+    def _member(self, session: int) -> Membership:
+        member = self._members.get(session)
+        if member is None:
+            raise NotServing(f"session {session} is not one of this connection: join again")
+        return member
+
+    def push_soon(self, assignment: Callable[[], Assignment]) -> None:
+        """Push at the end of this turn, so that it follows the reply to the JOIN that caused it."""
+        self._loop.call_soon(lambda: self.connection.send(Kind.ASSIGN, encode(assignment())))
+
+    def close_member_channels(self, member: Membership, segment: int, code: str, message: str) -> None:
+        for channel in self._member_channels(member, segment):
+            channel.close(code, message, retriable=True)
+
+    def drop_member_channels(self, member: Membership, segment: int | None) -> None:
+        for channel in self._member_channels(member, segment):
+            channel.drop()
+
+    def _member_channels(self, member: Membership, segment: int | None) -> list[Channel]:
+        return [
+            channel
+            for channel, served in self._channels.values()
+            if channel.session == member.number and segment in (None, served.name.id)
+        ]
+
+    def member_replaced(self, member: Membership, error: ConsumerReplaced) -> None:
+        """Another consumer of the same name took its place: its channels end with this error, for good."""
+        self._members.pop(member.number, None)
+        for channel in self._member_channels(member, None):
+            channel.fail(error)
+        expelled = Expelled(member.number, error.code, str(error), error.retriable)
+        self.connection.send(Kind.EXPEL, encode(expelled))
+
+    # Questions.
+
+    async def _on_topology(self, frame: Frame) -> bytes:
+        request = decode(TopologyRequest, frame.body)
+        names = [TopicName.parse(path) for path in request.topics]
+        if len(self.watched) + len(names) > MAX_WATCHED_TOPICS:
+            raise Overloaded(f"a connection is told of {MAX_WATCHED_TOPICS} topics at most")
+        for name in names:
+            self._may_know(name)
+        generation = self._services.topology.generation
+        # From here on changes are pushed; the answer shows the routing at this generation or a later one.
+        self.watched.update((name.path, None) for name in names)
+        routes = [await self._services.topology.route(name.path) for name in names]
+        return encode(Topology(generation, tuple(routes)))
+
+    def _may_know(self, topic: TopicName) -> None:
+        """Who may do anything with a topic may know where it is."""
+        for action in (Action.PRODUCE, Action.CONSUME):
+            with contextlib.suppress(PermissionDenied):
+                self.may(action, topic)
+                return
+        self.may(Action.ADMIN, topic)
+
+    async def push_topology(self, path: str) -> None:
+        generation = self._services.topology.generation
+        route = await self._services.topology.route(path)
+        self.connection.send(Kind.TOPOLOGY, encode(Topology(generation, (route,))))
+
+    async def _on_positions(self, frame: Frame) -> bytes:
+        request = decode(PositionsRequest, frame.body)
+        topic = TopicName.parse(request.topic)
+        self.may(Action.CONSUME, topic)
+        found = self._services.topics.get(topic.path)
+        positions = []
+        for segment_id in sorted(found.layout.segments):
+            segment = self._services.segments.get(topic.path, segment_id)
+            at_time = -1
+            if request.timestamp is not None:
+                at_time = await segment.offset_at_time(request.timestamp)
+            positions.append(SegmentPositions(segment_id, segment.earliest, segment.end, segment.sealed, at_time))
+        return encode(Positions(found.id, tuple(positions)))
+
+    async def _on_admin(self, frame: Frame) -> bytes:
+        request = decode(AdminRequest, frame.body)
+        assert self.principal is not None
+        result = await self._services.calls.call(request.call, request.arguments, self.principal)
+        return encode(AdminReply(result))
+
+
+def _subscription_kind(kind: str) -> SubscriptionKind:
+    try:
+        return SubscriptionKind(kind)
+    except ValueError:
+        known = ", ".join(each.value for each in SubscriptionKind)
+        raise InvalidArgument(f"{kind!r} is no kind of subscription: choose one of {known}") from None
+
+
+def _name_of(kind: int) -> str:
+    return _NAMES.get(kind, "unknown")
+
+
+_NAMES: Final[Mapping[int, str]] = {int(kind): kind.name.lower() for kind in Kind}
+
+_AT_ONCE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
+    Kind.PING: Session._on_ping,
+    Kind.OPEN: Session._on_open,
+    Kind.CREDIT: Session._on_credit,
+    Kind.ACK: Session._on_ack,
+    Kind.CLOSE: Session._on_close,
+    Kind.RELEASE: Session._on_release,
+}
+_IN_A_TASK: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, bytes]]]] = {
+    Kind.TOPOLOGY: Session._on_topology,
+    Kind.JOIN: Session._on_join,
+    Kind.LEAVE: Session._on_leave,
+    Kind.POSITIONS: Session._on_positions,
+    Kind.ADMIN: Session._on_admin,
+}

@@ -1,0 +1,65 @@
+"""What all segments of a broker share, opened and closed in one place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from braid.broker.config import BrokerConfig
+from braid.broker.data_folder import DataFolder
+from braid.metadata.store import Store
+from braid.model.errors import InvalidArgument, InvalidConfig
+from braid.ports.clock import Clock
+from braid.ports.disk import Disk
+from braid.storage.cache import HotCache
+from braid.storage.disk_objects import DiskObjects
+from braid.storage.handles import FooterCache, ReadHandles
+from braid.storage.objects import Objects
+from braid.storage.segment import Shelf, StorageMode
+from braid.storage.spares import SpareFiles
+
+LOCAL = "local"
+
+
+@asynccontextmanager
+async def opened_shelf(
+    config: BrokerConfig, folder: DataFolder, store: Store, disk: Disk, clock: Clock, random: random.Random
+) -> AsyncIterator[Shelf]:
+    mode, objects = await _open_objects(config.storage, folder, disk)
+    spares = SpareFiles(disk, folder.spares, config.file_bytes, config.spare_files)
+    await disk.make_folder(folder.logs)
+    handles = ReadHandles(disk)
+    await spares.open()
+    try:
+        yield Shelf(
+            broker_id=config.id,
+            disk=disk,
+            folder=folder.logs,
+            store=store,
+            objects=objects,
+            mode=mode,
+            clock=clock,
+            cache=HotCache(config.cache_bytes),
+            handles=handles,
+            footers=FooterCache(),
+            spares=spares,
+            random=random,
+        )
+    finally:
+        await spares.close()
+        await handles.close()
+        await objects.close()
+
+
+async def _open_objects(storage: str, folder: DataFolder, disk: Disk) -> tuple[StorageMode, Objects]:
+    if storage == LOCAL:
+        return StorageMode.LOCAL, DiskObjects(disk, str(Path(folder.chunks).absolute()))
+    from braid.storage.object_urls import open_objects  # obstore takes 40 ms to import, and most brokers need none
+
+    try:
+        objects = open_objects(storage, disk=disk)
+    except InvalidArgument as error:
+        raise InvalidConfig(f"--storage {storage}: {error}") from error
+    return (StorageMode.SHARED_FS if storage.startswith("file:") else StorageMode.OBJECT_STORE), objects

@@ -1,0 +1,101 @@
+"""A broker of our own: a `braid serve` process on free ports, in a folder that is deleted with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 30.0
+_URL: Final = re.compile(r"braid://[^\s,]*:[1-9]\d*")
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class OwnBroker:
+    """A broker process. It prints its address when it is ready; until then `start` waits."""
+
+    def __init__(self, folder: str, listen: str = "127.0.0.1:0") -> None:
+        self._folder = folder
+        self._listen = listen
+        self._process: subprocess.Popen[str]
+        self.url = ""
+        self.ready_s = 0.0
+        """From the start of the process to its being ready."""
+
+    def start(self) -> None:
+        """Start it, or start it again after `kill` at the same address."""
+        command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", self._folder]
+        command += ["--listen", self._listen, "--admin", "127.0.0.1:0"]
+        # What the environment says about brokers is meant for others.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
+        began = time.perf_counter()
+        with open(f"{self._folder}.log", "a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(  # noqa: S603 (our own command)
+                command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if (found := _URL.search(line)) is not None:
+                self.ready_s = time.perf_counter() - began
+                self.url = found[0]
+                self._listen = self.url.removeprefix("braid://")
+                return
+        self._process.wait(START_TIMEOUT_S)
+        with open(f"{self._folder}.log", encoding="utf-8") as log:
+            said = log.read().strip().splitlines()[-1:] or ["nothing"]
+        raise click.ClickException(f"the benchmark's own broker did not start; it said: {said[0]}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time that the process has used."""
+        with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def rss_bytes(self, *, peak: bool = False) -> int:
+        """What it holds in memory, or the most that it ever held."""
+        with open(f"/proc/{self.pid}/status", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) << 10
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> None:
+        """An orderly stop; a broker that does not manage it in time is killed."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.communicate(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@contextmanager
+def own_broker(parent: str | None = None) -> Iterator[OwnBroker]:
+    """A broker that runs, in a temporary folder."""
+    folder = tempfile.mkdtemp(prefix="braid-bench-", dir=parent)
+    broker = OwnBroker(f"{folder}/data")
+    try:
+        broker.start()
+        try:
+            yield broker
+        finally:
+            broker.stop()
+    finally:
+        shutil.rmtree(folder)

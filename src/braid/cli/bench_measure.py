@@ -1,0 +1,178 @@
+"""Runs the worker processes of one measurement, and says what they measured."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+import click
+import msgspec
+
+from braid.cli.bench_workload import (
+    DEFAULT_TASKS,
+    Consume,
+    Done,
+    Failed,
+    Form,
+    LatencyReceive,
+    LatencySend,
+    Mode,
+    Progress,
+    Publish,
+    Ready,
+    Told,
+    Work,
+)
+from braid.cli.target import Target, ask
+from braid.model.topic import Durability
+
+DEFAULT_BATCH_BYTES: Final = 256 << 10
+WARM_UP_S: Final = 0.5
+"""Of a latency measurement; the records sent in this time do not count."""
+SUBSCRIPTION: Final = "bench"
+
+
+class Observer(Protocol):
+    """Follows a measurement."""
+
+    def on_ready(self) -> None:
+        """The worker whose time is taken has connected and warmed up."""
+
+    def on_progress(self, records: int) -> None: ...
+
+
+class WorkerProcess:
+    def __init__(self, work: Work, observer: Observer | None = None) -> None:
+        self._observer = observer
+        command = [sys.executable, "-m", "braid.cli.bench_worker"]
+        self._process = subprocess.Popen(  # noqa: S603 (our own command)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(work))
+        self._process.stdin.close()
+
+    def wait_ready(self) -> None:
+        self._wait_for(Ready)
+
+    def wait_done(self) -> Done:
+        done = self._wait_for(Done)
+        assert isinstance(done, Done)
+        self._process.wait()
+        return done
+
+    def end(self) -> None:
+        """Whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _wait_for(self, kind: type[Told]) -> Told:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told: Told = msgspec.json.decode(line, type=Told)
+            if isinstance(told, kind):
+                return told
+            match told:
+                case Ready() if self._observer is not None:
+                    self._observer.on_ready()
+                case Progress(records) if self._observer is not None:
+                    self._observer.on_progress(records)
+                case Failed(message):
+                    raise click.ClickException(message)
+        raise click.ClickException(f"a worker process of the benchmark ended with exit code {self._process.wait()}")
+
+
+@contextmanager
+def worker(work: Work, observer: Observer | None = None) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(work, observer)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def run_worker(work: Work, observer: Observer | None = None) -> Done:
+    with worker(work, observer) as process:
+        return process.wait_done()
+
+
+@contextmanager
+def fresh_topic(target: Target, durability: Durability = Durability.FSYNC) -> Iterator[str]:
+    """A topic of one segment that exists as long as it is needed."""
+    topic = f"bench-{random.SystemRandom().getrandbits(48):012x}"
+    ask(target, lambda client: client.admin.create_topic(topic, segments=1, durability=durability.value))
+    try:
+        yield topic
+    finally:
+        ask(target, lambda client: client.admin.delete_topic(topic, force=True))
+
+
+def measure_publish(
+    target: Target,
+    topic: str,
+    *,
+    mode: Mode,
+    records: int,
+    size: int,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
+    tasks: int | None = None,
+    warm_up: bool = True,
+    observer: Observer | None = None,
+) -> Done:
+    work = Publish(
+        target=target,
+        topic=topic,
+        mode=mode,
+        records=records,
+        size=size,
+        batch_bytes=batch_bytes,
+        tasks=tasks or DEFAULT_TASKS[mode],
+        warm_up=warm_up,
+    )
+    return run_worker(work, observer)
+
+
+def fill(target: Target, topic: str, records: int, size: int, batch_bytes: int = DEFAULT_BATCH_BYTES) -> Done:
+    """Put exactly so many records into the topic."""
+    return measure_publish(
+        target, topic, mode=Mode.SEND_MANY, records=records, size=size, batch_bytes=batch_bytes, warm_up=False
+    )
+
+
+def measure_consume(
+    target: Target,
+    topic: str,
+    *,
+    records: int,
+    form: Form,
+    subscription: str = SUBSCRIPTION,
+    observer: Observer | None = None,
+) -> Done:
+    """The topic from its beginning, by a subscription that does not exist yet."""
+    work = Consume(target=target, topic=topic, subscription=subscription, records=records, form=form)
+    return run_worker(work, observer)
+
+
+def measure_latency(
+    target: Target, topic: str, *, rate: float, duration_s: float, size: int, observer: Observer | None = None
+) -> Done:
+    """From the time at which each record was due to be sent, to the consumer's hands."""
+    duration_s += WARM_UP_S
+    receive = LatencyReceive(
+        target=target,
+        topic=topic,
+        subscription=SUBSCRIPTION,
+        records=int(rate * duration_s),
+        warm_up_records=int(rate * WARM_UP_S),
+    )
+    send = LatencySend(target=target, topic=topic, rate=rate, duration_s=duration_s, size=size)
+    with worker(receive) as receiver:
+        receiver.wait_ready()
+        run_worker(send, observer)
+        return receiver.wait_done()

@@ -1,0 +1,343 @@
+"""A producer or a consumer of a benchmark, as a process of its own: `python -m braid.cli.bench_worker`, work on stdin.
+
+What is measured is what an application would do with the client, through its public interface. A producer sends some
+records before the clock starts, because the first ones pay for connections and memory that the others find there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, assert_never
+
+import msgspec
+
+from braid.cli.bench_workload import (
+    Consume,
+    Done,
+    Failed,
+    Form,
+    LatencyReceive,
+    LatencySend,
+    Mode,
+    Progress,
+    Publish,
+    Ready,
+    Told,
+    Work,
+    percentiles_ms,
+)
+from braid.model.errors import BraidError
+
+if TYPE_CHECKING:
+    from braid.client.batcher import Receipt
+    from braid.client.producer import Producer
+    from braid.client.stream import StreamConsumer
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Python's default of 5 ms is what a thread may keep others waiting: too long where latencies of 1 ms are measured."""
+PROGRESS_S: Final = 0.2
+WARM_UP_SHARE: Final = 10
+LISTS: Final = 4
+"""Different values, so that no cache of the processor holds all of them."""
+CALL_BATCHES: Final = 8
+"""How many batches' worth of records a call of `send_many` or `send_table` brings: the producer cuts them itself."""
+SAMPLE: Final = 16
+"""Where each record is a call of its own, one in so many is timed."""
+SUBMIT_STRIDE: Final = 1_000
+SUBMIT_AHEAD: Final = 50
+"""One task that submits waits for its record of 50,000 records ago: that much is under way at most."""
+ACK_STRIDE: Final = 1_000
+START_DELAY_NS: Final = 50_000_000
+DUE: Final = struct.Struct("<Q")
+
+
+def tell(told: Told) -> None:
+    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    sys.stdout.flush()
+
+
+class Meter:
+    """Counts records and takes samples of how long calls took."""
+
+    def __init__(self, records: int, size: int) -> None:
+        self.records = records
+        self.taken_ns: list[int] = []
+        self._size = size
+        self._begun = 0
+        self._started = time.perf_counter()
+        self._cpu = time.process_time()
+        self._report = asyncio.get_running_loop().call_later(PROGRESS_S, self._tell_progress)
+        self.done = 0
+
+    def take(self, count: int) -> int:
+        """How many of the records that are left the caller shall send now: `count`, or fewer at the end."""
+        count = min(count, self.records - self._begun)
+        self._begun += count
+        return count
+
+    def finish(self) -> Done:
+        self._report.cancel()
+        seconds = time.perf_counter() - self._started
+        cpu_s = time.process_time() - self._cpu
+        return Done(self.done, self.done * self._size, seconds, cpu_s, percentiles_ms(self.taken_ns))
+
+    def _tell_progress(self) -> None:
+        tell(Progress(self.done))
+        self._report = asyncio.get_running_loop().call_later(PROGRESS_S, self._tell_progress)
+
+
+# Publishing.
+
+
+async def publish(work: Publish) -> Done:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(work.target.connect())
+        count = work.tasks if work.mode is Mode.SINGLE else 1
+        made = [client.producer(work.topic, max_batch_bytes=work.batch_bytes) for _ in range(count)]
+        producers = [await stack.enter_async_context(producer) for producer in made]
+        turns = _TURNS[work.mode](work, producers)
+        if work.warm_up:
+            await _run(turns, Meter(max(1, work.records // WARM_UP_SHARE), work.size))
+        tell(Ready())
+        return await _run(turns, Meter(work.records, work.size))
+
+
+Turn = Callable[[Meter], Awaitable[None]]
+"""What one task does until the meter has no records left."""
+
+
+async def _run(turns: list[Turn], meter: Meter) -> Done:
+    await asyncio.gather(*(turn(meter) for turn in turns))
+    return meter.finish()
+
+
+def _send_many_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
+    lists = _lists(work)
+
+    async def turn(meter: Meter) -> None:
+        number = 0
+        while count := meter.take(len(lists[0])):
+            values = lists[number % LISTS]
+            number += 1
+            began = time.perf_counter_ns()
+            await producers[0].send_many(values if count == len(values) else values[:count])
+            meter.taken_ns.append(time.perf_counter_ns() - began)
+            meter.done += count
+
+    return [turn] * work.tasks
+
+
+def _send_table_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
+    import pyarrow as pa
+
+    tables = [pa.table({"value": pa.array(values, pa.binary())}) for values in _lists(work)]
+
+    async def turn(meter: Meter) -> None:
+        number = 0
+        while count := meter.take(len(tables[0])):
+            table = tables[number % LISTS]
+            number += 1
+            began = time.perf_counter_ns()
+            await producers[0].send_table(table if count == len(table) else table.slice(0, count))
+            meter.taken_ns.append(time.perf_counter_ns() - began)
+            meter.done += count
+
+    return [turn] * work.tasks
+
+
+def _send_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
+    values = _values(SAMPLE, work.size, seed=0)
+
+    def turn_of(producer: Producer) -> Turn:
+        async def turn(meter: Meter) -> None:
+            while count := meter.take(SAMPLE):
+                began = time.perf_counter_ns()
+                await producer.send(values[0])
+                meter.taken_ns.append(time.perf_counter_ns() - began)
+                for number in range(1, count):
+                    await producer.send(values[number])
+                meter.done += count
+
+        return turn
+
+    return [turn_of(producers[number % len(producers)]) for number in range(work.tasks)]
+
+
+def _submit_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
+    values = _values(SUBMIT_STRIDE, work.size, seed=0)
+    producer = producers[0]
+
+    async def turn(meter: Meter) -> None:
+        ahead: deque[tuple[Receipt, int]] = deque()
+        while count := meter.take(SUBMIT_STRIDE):
+            for value in values[: count - 1]:
+                producer.submit(value)
+            ahead.append((producer.submit(values[count - 1]), time.perf_counter_ns()))
+            if len(ahead) > SUBMIT_AHEAD:
+                receipt, began = ahead.popleft()
+                await receipt
+                meter.taken_ns.append(time.perf_counter_ns() - began)
+            meter.done += count
+        await producer.flush()
+
+    return [turn] * work.tasks
+
+
+_TURNS: Final[dict[Mode, Callable[[Publish, list[Producer]], list[Turn]]]] = {
+    Mode.SEND_MANY: _send_many_turns,
+    Mode.SEND_TABLE: _send_table_turns,
+    Mode.SEND: _send_turns,
+    Mode.SUBMIT: _submit_turns,
+    Mode.SINGLE: _send_turns,
+}
+
+
+def _lists(work: Publish) -> list[list[bytes]]:
+    count = max(1, CALL_BATCHES * work.batch_bytes // work.size)
+    return [_values(count, work.size, seed) for seed in range(LISTS)]
+
+
+def _values(count: int, size: int, seed: int) -> list[bytes]:
+    data = random.Random(seed).randbytes(size * count)
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+# Consuming.
+
+
+async def consume(work: Consume) -> Done:
+    async with (
+        work.target.connect() as client,
+        client.stream_consumer(work.topic, work.subscription, name="bench", start="earliest") as consumer,
+    ):
+        tell(Ready())
+        meter = Meter(work.records, 0)
+        size = await (
+            _consume_each(consumer, meter) if work.form is Form.EACH else _consume_batches(consumer, meter, work)
+        )
+        done = meter.finish()
+        return msgspec.structs.replace(done, value_bytes=done.records * size)
+
+
+async def _consume_batches(consumer: StreamConsumer, meter: Meter, work: Consume) -> int:
+    size = 0
+    while meter.done < work.records:
+        batch = await consumer.receive_batch()
+        assert batch is not None
+        match work.form:
+            case Form.ARROW:
+                count = batch.table.num_rows
+            case Form.VALUES:
+                count = len(batch.values())
+            case _:
+                count = len(batch.messages())
+        size = size or len(batch.values()[0])
+        await consumer.ack(batch)
+        meter.done += count
+    return size
+
+
+async def _consume_each(consumer: StreamConsumer, meter: Meter) -> int:
+    until_ack = ACK_STRIDE
+    async for message in consumer:
+        meter.done += 1
+        until_ack -= 1
+        if not until_ack or meter.done >= meter.records:
+            until_ack = ACK_STRIDE
+            await consumer.ack(message)
+            if meter.done >= meter.records:
+                return len(message.value)
+    raise AssertionError("a consumer that nobody closed has no end")
+
+
+# Latency.
+
+
+async def latency_send(work: LatencySend) -> Done:
+    padding = bytes(max(0, work.size - DUE.size))
+    async with work.target.connect() as client, client.producer(work.topic) as producer:
+        tell(Ready())
+        records = int(work.rate * work.duration_s)
+        meter = Meter(records, work.size)
+        async for due_ns in schedule(work.rate, records):
+            producer.submit(DUE.pack(due_ns) + padding)
+            meter.done += 1
+        await producer.flush()
+        return meter.finish()
+
+
+async def schedule(rate: float, records: int) -> AsyncIterator[int]:
+    """The time at which each record is due, in monotonic ns, when it has come. Those that are late follow at once."""
+    begin_ns = time.monotonic_ns() + START_DELAY_NS
+    for number in range(records):
+        due_ns = begin_ns + int(number * 1e9 / rate)
+        if (wait_ns := due_ns - time.monotonic_ns()) > 0:
+            await asyncio.sleep(wait_ns / 1e9)
+        yield due_ns
+
+
+async def latency_receive(work: LatencyReceive) -> Done:
+    async with (
+        work.target.connect() as client,
+        client.stream_consumer(work.topic, work.subscription, name="bench", start="earliest") as consumer,
+    ):
+        tell(Ready())
+        meter = Meter(work.records, 0)
+        while meter.done < work.records:
+            batch = await consumer.receive_batch()
+            assert batch is not None
+            for value in batch.values():
+                meter.taken_ns.append(time.monotonic_ns() - DUE.unpack_from(value)[0])
+            await consumer.ack(batch)
+            meter.done += len(batch)
+        meter.taken_ns = meter.taken_ns[work.warm_up_records :]
+        return meter.finish()
+
+
+# The process.
+
+
+async def perform(work: Work) -> Done:
+    match work:
+        case Publish():
+            return await publish(work)
+        case Consume():
+            return await consume(work)
+        case LatencySend():
+            return await latency_send(work)
+        case LatencyReceive():
+            return await latency_receive(work)
+        case _:
+            assert_never(work)
+
+
+def _loop_for(work: Work) -> asyncio.SelectorEventLoop:
+    # epoll waits for whole milliseconds; a sender that has to be on time needs a finer clock.
+    fine = isinstance(work, LatencySend)
+    return asyncio.SelectorEventLoop(selectors.SelectSelector() if fine else selectors.DefaultSelector())
+
+
+def main() -> int:
+    work: Work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=lambda: _loop_for(work)) as runner:
+            tell(runner.run(perform(work)))
+    except BraidError as error:
+        tell(Failed(str(error)))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

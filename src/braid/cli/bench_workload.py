@@ -1,0 +1,123 @@
+"""What a benchmark's worker process is told to do, and what it tells back: one line of JSON in, lines of JSON out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from braid.cli.target import Target
+
+SHARES: Final = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "worst": 1.0}
+
+
+class Mode(Enum):
+    """How a producer is used."""
+
+    SEND_MANY = "send_many"
+    """Several tasks on one producer; each call sends a list of values."""
+    SEND_TABLE = "send_table"
+    """The same with Arrow tables."""
+    SEND = "send"
+    """Several tasks on one producer; each sends one record and waits for its confirm."""
+    SUBMIT = "submit"
+    """One task that does not wait for each record."""
+    SINGLE = "single"
+    """As `send`, but every task has a producer of its own, so that no two records share a batch."""
+
+
+DEFAULT_TASKS: Final = {Mode.SEND_MANY: 2, Mode.SEND_TABLE: 2, Mode.SEND: 10_000, Mode.SUBMIT: 1, Mode.SINGLE: 64}
+
+
+class Form(Enum):
+    """What a consumer makes of the batches that it receives."""
+
+    ARROW = "arrow"
+    """Tables of all columns."""
+    VALUES = "values"
+    """Lists of the values' bytes."""
+    MESSAGES = "messages"
+    """Lists of message objects."""
+    EACH = "each"
+    """`async for message in consumer`."""
+
+
+class Publish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    target: Target
+    topic: str
+    mode: Mode
+    records: int
+    size: int
+    batch_bytes: int
+    tasks: int
+    warm_up: bool = True
+    """Whether some more records are sent before the clock starts."""
+
+
+class Consume(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    target: Target
+    topic: str
+    subscription: str
+    records: int
+    form: Form
+
+
+class LatencySend(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Single records at the times that the rate asks for, whatever became of those before; each has its time inside."""
+
+    target: Target
+    topic: str
+    rate: float
+    duration_s: float
+    size: int
+
+
+class LatencyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    target: Target
+    topic: str
+    subscription: str
+    records: int
+    warm_up_records: int
+    """The first ones, which do not count."""
+
+
+Work = Publish | Consume | LatencySend | LatencyReceive
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker is connected; what matters happens from now on."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    records: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    records: int
+    value_bytes: int
+    seconds: float
+    cpu_s: float
+    """Of the worker's process, in that time."""
+    latency_ms: dict[str, float] = {}
+    """By the names of `SHARES`. Publishing: from the call to its confirm. Latency: from the time at which the record
+    was due to be sent, to the consumer's hands."""
+
+    @property
+    def rate(self) -> float:
+        return self.records / self.seconds
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    message: str
+
+
+Told = Ready | Progress | Done | Failed
+
+
+def percentiles_ms(taken_ns: Sequence[int]) -> dict[str, float]:
+    if not taken_ns:
+        return {}
+    ordered = sorted(taken_ns)
+    return {name: ordered[int((len(ordered) - 1) * share)] / 1e6 for name, share in SHARES.items()}

@@ -1,0 +1,147 @@
+"""How the command line speaks to people and to programs.
+
+Tables go to people: through rich, which is imported only then, with colours only on a terminal and never with NO_COLOR.
+In a pipe the same table has no colours, so that `grep` and `awk` find whole words. `--json` goes to programs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TextIO, TypeVar
+
+import click
+import msgspec
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+MAX_COLUMNS: Final = 10_000
+"""Nothing is folded or cut, in a pipe or on a terminal: a terminal that is too narrow breaks the line, and nothing is
+lost."""
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+    """Numbers are easier to compare when their last digits stand below each other."""
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str) -> None:
+    """`empty` is said instead of a table without rows: on a terminal only, for a program nothing is nothing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = list(rows)
+    if not lines:
+        print_note(empty)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in line))
+    console = Console(highlight=False, width=MAX_COLUMNS)
+    with console.capture() as printed:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+_STYLES: Final = {"ACTIVE": "green", "active": "green", "SEALED": "yellow", "yes": "green", "-": "dim"}
+"""Words that mean the same in every table."""
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """One thing, a line for each of its properties."""
+    lines = list(fields)
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        click.echo(f"{paint(name, '1')}{' ' * (width - len(name))}  {value}")
+
+
+def print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_done(text: str, value: object, *, as_json: bool) -> None:
+    """What a command did: a sentence, or the broker's answer."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
+def print_note(text: str) -> None:
+    """Something that a person may want to know and a program does not."""
+    if sys.stderr.isatty():
+        click.echo(text, err=True)
+
+
+def print_error(text: str) -> None:
+    line = " ".join(text.split())
+    click.echo(f"{paint('braid:', '31;1', sys.stderr)} {line}", err=True)
+
+
+def paint(text: str, code: str, stream: TextIO | None = None) -> str:
+    """`text` in a terminal's colour or weight (an SGR code), where there is a terminal that wants it."""
+    target = stream if stream is not None else sys.stdout
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not target.isatty():
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is lost. Where nobody can answer, the answer must have been given by `--yes`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("this deletes data and there is no terminal to ask: repeat it with --yes")
+    click.confirm(question, abort=True, err=True)
+
+
+# How values look.
+
+
+def bytes_text(count: int | None) -> str:
+    """`512 B`, `1.5 KiB`, `20 GiB`: three digits are enough to compare; `-` for what is not known."""
+    if count is None:
+        return "-"
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in _UNITS:
+        size /= 1024
+        if round(size, 1) < 1000 or unit == _UNITS[-1]:
+            return f"{size:.1f} {unit}" if round(size, 1) < 100 else f"{size:.0f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def count_text(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def time_text(timestamp_us: int) -> str:
+    """In UTC; `-` for a time that no calendar has."""
+    try:
+        moment = datetime.datetime.fromtimestamp(timestamp_us / 1e6, tz=datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return "-"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def range_text(hash_range: dict[str, int]) -> str:
+    """A segment's range, as in its name."""
+    return f"{hash_range['start']:04x}-{hash_range['end']:04x}"
+
+
+def duration_text(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

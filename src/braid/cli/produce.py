@@ -1,0 +1,184 @@
+"""`braid produce`: lines of stdin become records.
+
+One `send_many` at a time, of all lines that have been read by then: that keeps the order, needs no timer, and makes big
+batches exactly when there is much to send. While one is being confirmed, the next lines are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from braid.cli.output import bytes_text, count_text, duration_text, json_option, print_json, print_note
+from braid.cli.target import Target, with_target
+from braid.model.errors import BraidError, InvalidArgument, TopicNotFound
+
+if TYPE_CHECKING:
+    from braid.cli.lines import LineReader
+    from braid.client.producer import Producer
+
+PACE_S: Final = 0.05
+"""With --rate, so often some lines are sent."""
+PROGRESS_S: Final = 0.5
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--key-separator", metavar="CHAR", help=r"Lines are KEY CHAR VALUE; `\t` is a tab.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N records a second.")
+@click.option(
+    "--compression", type=click.Choice(["none", "lz4", "zstd"]), default="none", show_default=True, help="Of batches."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say at the end what was sent, also if stderr is no terminal.")
+@json_option
+@with_target
+def produce(
+    target: Target,
+    topic: str,
+    key_separator: str | None,
+    rate: float | None,
+    compression: str,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Publish lines of stdin, one record each.
+
+    Lines are sent as they come; the command ends at the end of the input, when every record is confirmed. Bytes are
+    taken as they are; an empty line is an empty record. With --json it says at the end what was sent, on stdout.
+
+    \b
+    Examples:
+      echo paid | braid produce orders
+      braid produce orders < orders.jsonl
+      tail -f access.log | braid produce access
+      printf 'customer-7\\tpaid\\n' | braid produce orders --key-separator '\\t'
+    """
+    separator = key_separator.encode().replace(rb"\t", b"\t") if key_separator is not None else None
+    if separator == b"":
+        raise click.UsageError("--key-separator is empty; give a character")
+    typed = sys.stdin.isatty()
+    run = _Run(topic, separator, rate, show_progress=sys.stderr.isatty() and not typed)
+    if typed:
+        print_note(f"Each line becomes a record of {topic}; Ctrl-D ends.")
+    asyncio.run(run.run(target, compression))
+    if as_json:
+        print_json({"records": run.records, "bytes": run.bytes, "seconds": round(run.seconds, 6)})
+    elif verbose or sys.stderr.isatty():
+        click.echo(run.summary(), err=True)
+    return 128 + run.interrupted_by if run.interrupted_by else 0
+
+
+class _Run:
+    """One run of the command, and what came of it."""
+
+    def __init__(self, topic: str, separator: bytes | None, rate: float | None, *, show_progress: bool) -> None:
+        self._topic = topic
+        self._separator = separator
+        self._rate = rate
+        self._show_progress = show_progress
+        self._input_bytes = _size_of_file(0)
+        self._began = self._now = self._shown = self._due = 0.0
+        self.records = 0
+        self.bytes = 0
+        self.interrupted_by = 0
+
+    async def run(self, target: Target, compression: str) -> None:
+        from braid.cli.lines import LineReader
+
+        try:
+            async with target.connected() as client:
+                codec = None if compression == "none" else compression
+                async with client.producer(self._topic, compression=codec) as producer:
+                    reader = LineReader(0)
+                    self._stop_on_signals(reader)
+                    self._began = self._now = self._shown = self._due = time.monotonic()
+                    while lines := await reader.take():
+                        await self._send(producer, lines)
+        except TopicNotFound as error:
+            error.args = (f"{error}; create it with `braid topic create {self._topic}`",)
+            raise
+        except BraidError as error:
+            if self.records:
+                error.args = (f"{error} ({count_text(self.records)} records were confirmed before)",)
+            raise
+        finally:
+            self._clear_progress()
+
+    async def _send(self, producer: Producer, lines: list[bytes]) -> None:
+        step = len(lines) if self._rate is None else max(1, int(self._rate * PACE_S))
+        for first in range(0, len(lines), step):
+            if self.interrupted_by:
+                return
+            part = lines if step >= len(lines) else lines[first : first + step]
+            if self._rate is not None:
+                # What was late before is not made up for: the rate holds from now on.
+                self._due = max(self._due, time.monotonic() - PACE_S)
+                await asyncio.sleep(self._due - time.monotonic())
+                self._due += len(part) / self._rate
+            await producer.send_many(part if self._separator is None else self._split(part, self._separator))
+            self.records += len(part)
+            self.bytes += sum(map(len, part))
+            self._now = time.monotonic()
+            self._progress()
+
+    def _split(self, lines: list[bytes], separator: bytes) -> list[tuple[bytes, bytes]]:
+        pairs = []
+        for number, line in enumerate(lines, self.records + 1):
+            key, found, value = line.partition(separator)
+            if not found:
+                raise InvalidArgument(f"line {number} has no key: there is no {separator.decode()!r} in it")
+            pairs.append((key, value))
+        return pairs
+
+    def _stop_on_signals(self, reader: LineReader) -> None:
+        """The first signal ends the input; what was sent is still confirmed. The second one ends the process."""
+
+        def interrupt(number: int) -> None:
+            if self.interrupted_by:
+                os._exit(128 + number)
+            self.interrupted_by = number
+            reader.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
+
+    @property
+    def seconds(self) -> float:
+        return self._now - self._began
+
+    def summary(self) -> str:
+        rate = f", {count_text(round(self.records / self.seconds))} records/s" if self.seconds > 1 else ""
+        plural = "record" if self.records == 1 else "records"
+        return f"{count_text(self.records)} {plural}, {bytes_text(self.bytes)} in {duration_text(self.seconds)}{rate}"
+
+    def _progress(self) -> None:
+        if self._show_progress and self._now - self._shown > PROGRESS_S:
+            self._shown = self._now
+            share = (
+                f"  {min(self.bytes + self.records, self._input_bytes) * 100 // self._input_bytes} %"
+                if self._input_bytes
+                else ""
+            )
+            sys.stderr.write(f"\r\x1b[K{self.summary()}{share}")
+            sys.stderr.flush()
+
+    def _clear_progress(self) -> None:
+        if self._show_progress:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _size_of_file(descriptor: int) -> int:
+    """0 for what is no file: nobody knows how long a pipe is."""
+    try:
+        info = os.fstat(descriptor)
+    except OSError:
+        return 0
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0

@@ -1,0 +1,186 @@
+"""`braid serve`: one broker, until it is told to stop.
+
+The first SIGTERM or SIGINT stops it in order: nothing new is taken, what was taken is confirmed, cursors are stored. A
+second one ends the process at once; that loses nothing that was confirmed either, only the time that recovery takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from braid.cli.output import json_option, paint
+from braid.model.errors import BraidError, InvalidConfig
+
+if TYPE_CHECKING:
+    from braid.admin.server import AdminServer
+    from braid.broker.broker import Broker
+    from braid.broker.config import BrokerConfig
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long a thread may keep the interpreter while another wants it; Python's default is 5 ms. The logs write and sync
+in threads, and the loop waits for them: measured, the default makes the 99th percentile of a publish 1.43 ms instead of
+0.75 ms."""
+
+GC_THRESHOLDS: Final = (50_000, 20, 20)
+"""Allocations before the young generation is collected, and such collections before the older ones are. Batches and
+requests form no cycles, so collecting finds next to nothing; Python's default (700) would look for it 70 times as
+often, and each time stop every client."""
+
+
+@click.command()
+@click.option("--config", "file", envvar="BRAID_CONFIG", metavar="FILE", help="TOML; options win over it.")
+@click.option("--id", "id_", envvar="BRAID_ID", metavar="NAME", help="Unique in the cluster. [default: broker-1]")
+@click.option("--data", envvar="BRAID_DATA", metavar="DIR", help="Where its files are. [default: ./braid-data]")
+@click.option("--listen", envvar="BRAID_LISTEN", metavar="HOST:PORT", help="For clients. [default: 127.0.0.1:6660]")
+@click.option(
+    "--advertise", envvar="BRAID_ADVERTISE", metavar="HOST:PORT", help="What clients connect to. [default: --listen]"
+)
+@click.option(
+    "--admin", envvar="BRAID_ADMIN", metavar="HOST:PORT", help="REST, metrics, health. [default: 127.0.0.1:8660]"
+)
+@click.option(
+    "--metadata",
+    envvar="BRAID_METADATA",
+    metavar="URL",
+    help="sqlite:PATH or etcd://HOST:PORT,…  [default: a file in the data folder]",
+)
+@click.option(
+    "--storage",
+    envvar="BRAID_STORAGE",
+    metavar="URL",
+    help="Where history goes: local, file:///PATH or s3://BUCKET/PREFIX. [default: local]",
+)
+@click.option(
+    "--log-level",
+    envvar="BRAID_LOG_LEVEL",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@click.option(
+    "--log-format", envvar="BRAID_LOG_FORMAT", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@json_option
+def serve(
+    file: str | None,
+    id_: str | None,
+    data: str | None,
+    listen: str | None,
+    advertise: str | None,
+    admin: str | None,
+    metadata: str | None,
+    storage: str | None,
+    log_level: str,
+    log_format: str,
+    as_json: bool,
+) -> int:
+    """Run a broker. No option is needed: one broker, its data in ./braid-data.
+
+    It prints its addresses on stdout when it is ready (one line of JSON with --json) and logs to stderr. Ctrl-C or
+    SIGTERM stops it in order. Each option also has an environment variable: BRAID_ID, BRAID_DATA, BRAID_LISTEN,
+    BRAID_ADVERTISE, BRAID_ADMIN, BRAID_METADATA, BRAID_STORAGE, BRAID_CONFIG, BRAID_LOG_LEVEL, BRAID_LOG_FORMAT.
+
+    \b
+    Examples:
+      braid serve
+      braid serve --data /var/lib/braid --listen 0.0.0.0:6660
+      braid serve --config broker.toml
+    """
+    from braid.admin.logs import configure_logging
+    from braid.cli.config import load_config
+
+    settings = {"id": id_, "data": data, "listen": listen, "advertise": advertise, "admin": admin}
+    config = load_config(file, {**settings, "metadata": metadata, "storage": storage})
+    configure_logging(log_level, log_format)
+    tune_process()
+    return asyncio.run(_serve(config, as_json=as_json))
+
+
+def tune_process() -> None:
+    from braid.ports.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop, number)
+    opening = loop.create_task(_open(config), name="open broker")
+    stopping = loop.create_task(stop.wait(), name="wait for a signal")
+    try:
+        await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()  # told to stop while it was still starting
+            with contextlib.suppress(asyncio.CancelledError, BraidError):
+                await opening
+            return 0
+        broker, admin = opening.result()
+        # What lives now lives as long as the broker: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        _announce(broker, admin, as_json=as_json)
+        await stopping
+        await admin.close()
+        await broker.close()
+        return 0
+    finally:
+        stopping.cancel()
+
+
+def _on_signal(stop: asyncio.Event, number: signal.Signals) -> None:
+    if stop.is_set():
+        os._exit(128 + number)
+    stop.set()
+
+
+async def _open(config: BrokerConfig) -> tuple[Broker, AdminServer]:
+    from braid.broker.broker import Broker
+    from braid.broker.tls import server_tls
+    from braid.client.address import parse_address
+
+    admin_tls = server_tls(config.admin_tls) if config.admin_tls is not None else None
+    # What REST needs takes half a second to import, which the broker can spend on opening its logs.
+    importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "braid.admin.server")
+    broker = await Broker.open(config)
+    try:
+        admin: type[AdminServer] = (await importing).AdminServer
+        return broker, await admin.start(broker, parse_address(config.admin), admin_tls)
+    except BaseException as error:
+        await broker.close()
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}; is another broker running?"
+            raise InvalidConfig(f"cannot listen on {config.admin} for admin: {reason}") from error
+        raise
+
+
+def _announce(broker: Broker, admin: AdminServer, *, as_json: bool) -> None:
+    from braid.client.address import format_address, format_url
+
+    config = broker.config
+    url = format_url([broker.address])
+    scheme = "https" if config.admin_tls is not None else "http"
+    admin_url = f"{scheme}://{format_address(admin.address)}"
+    data = os.path.abspath(config.data)
+    if as_json:
+        ready = {"id": broker.id, "url": url, "adminUrl": admin_url, "data": data, "pid": os.getpid()}
+        click.echo(msgspec.json.encode(ready))
+    else:
+        click.echo(f"{paint('Braid broker', '1')} {paint(broker.id, '1;36')} {paint('is ready.', '1')}")
+        click.echo(f"  clients  {paint(url, '4')}")
+        click.echo(f"  admin    {paint(admin_url, '4')}")
+        click.echo(f"  data     {data}")
+    sys.stdout.flush()

@@ -1,0 +1,370 @@
+"""`braid topic`"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from braid.cli.output import (
+    Column,
+    bytes_text,
+    confirm,
+    count_text,
+    json_option,
+    print_done,
+    print_fields,
+    print_json,
+    print_table,
+    range_text,
+    time_text,
+)
+from braid.cli.quantities import DURATION, SIZE
+from braid.cli.target import Target, ask, with_target
+from braid.model.errors import PermissionDenied, TopicNotFound
+from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
+
+if TYPE_CHECKING:
+    from braid.client.admin import Admin
+    from braid.client.client import Client
+
+MAX_QUESTIONS: Final = 32
+"""Topics that a list asks about at the same time."""
+
+
+@click.group()
+def topic() -> None:
+    """Create, look at, change and delete topics.
+
+    NAME is `orders`, `tenant/namespace/orders` or `topic://tenant/namespace/orders`; `orders` alone is
+    `public/default/orders`.
+    """
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--segments", default=1, show_default=True, metavar="N", help="Ranges of keys, each a log of its own.")
+@click.option("--replicas", default=1, show_default=True, metavar="N", help="Brokers that hold each segment.")
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "fsync", "replicated"]),
+    default="fsync",
+    show_default=True,
+    help="What a confirm waits for.",
+)
+@click.option("--write-quorum", type=int, metavar="W", help="Replicas that a confirm waits for. [default: a majority]")
+@click.option("--retention", type=DURATION, metavar="TIME", help="Delete what is older: 12h, 7d. [default: keep]")
+@click.option(
+    "--retention-bytes",
+    type=SIZE,
+    metavar="SIZE",
+    help="Delete the oldest beyond this, per segment: 10GiB. [default: keep]",
+)
+@json_option
+@with_target
+def create(
+    target: Target,
+    name: str,
+    segments: int,
+    replicas: int,
+    durability: str,
+    write_quorum: int | None,
+    retention: int | None,
+    retention_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Create a topic.
+
+    \b
+    Examples:
+      braid topic create orders
+      braid topic create orders --segments 4 --retention 7d
+    """
+    path = TopicName.parse(name).path
+
+    async def make(client: Client) -> dict[str, Any]:
+        return await client.admin.create_topic(
+            path,
+            segments,
+            durability=durability,
+            replicas=replicas,
+            write_quorum=write_quorum,
+            retention_ms=None if retention is None else retention * 1000,
+            retention_bytes=retention_bytes,
+        )
+
+    made = ask(target, make)
+    plural = "segment" if segments == 1 else "segments"
+    print_done(f"Created topic {path} with {segments} {plural}.", made, as_json=as_json)
+
+
+@topic.command("list")
+@click.option(
+    "--namespace",
+    default=f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}",
+    show_default=True,
+    metavar="TENANT/NAMESPACE",
+    help="Whose topics.",
+)
+@json_option
+@with_target
+def list_topics(target: Target, namespace: str, as_json: bool) -> None:
+    """List the topics of a namespace.
+
+    \b
+    Examples:
+      braid topic list
+      braid topic list --namespace acme/sales --json
+    """
+
+    async def look(client: Client) -> tuple[list[str], list[dict[str, Any] | None]]:
+        names = await client.admin.list_topics(namespace)
+        return names, [] if as_json else await _stats_of(client.admin, names)
+
+    names, stats = ask(target, look)
+    if as_json:
+        print_json(names)
+        return
+    columns = [
+        Column("TOPIC"),
+        Column("SEGMENTS", right=True),
+        Column("RECORDS", right=True),
+        Column("SIZE", right=True),
+        Column("SUBSCRIPTIONS", right=True),
+    ]
+    rows = [
+        (
+            TopicName.parse(name).path,
+            count_text(len(found["segments"])),
+            count_text(_sum(found, "records")),
+            bytes_text(_sum(found, "bytes")),
+            count_text(len(found["subscriptions"])),
+        )
+        if found is not None
+        else (TopicName.parse(name).path, "-", "-", "-", "-")
+        for name, found in zip(names, stats)
+    ]
+    print_table(columns, rows, empty=f"No topics in {namespace}. Create one with `braid topic create NAME`.")
+
+
+def _sum(stats: dict[str, Any], field: str) -> int | None:
+    """Of all segments; None if that of one is not known, because another broker serves it."""
+    values = [segment[field] for segment in stats["segments"].values()]
+    return None if None in values else sum(values)
+
+
+async def _stats_of(admin: Admin, names: list[str]) -> list[dict[str, Any] | None]:
+    """The statistics of each topic; None for one that is gone by now, or whose numbers we may not see."""
+    slots = asyncio.Semaphore(MAX_QUESTIONS)
+
+    async def stats(name: str) -> dict[str, Any] | None:
+        async with slots:
+            try:
+                return await admin.topic_stats(name)
+            except (TopicNotFound, PermissionDenied):
+                return None
+
+    return await asyncio.gather(*map(stats, names))
+
+
+@topic.command()
+@click.argument("name")
+@json_option
+@with_target
+def show(target: Target, name: str, as_json: bool) -> None:
+    """Show a topic's layout and policies.
+
+    \b
+    Examples:
+      braid topic show orders
+    """
+    found = ask(target, lambda client: client.admin.topic(name))
+    if as_json:
+        print_json(found)
+        return
+    policies = found["policies"]
+    retention_ms, retention_bytes = policies.get("retentionMs"), policies.get("retentionBytes")
+    print_fields(
+        [
+            ("topic", TopicName.parse(found["name"]).path),
+            ("id", str(found["topicId"])),
+            ("created", time_text(found["createdAt"])),
+            ("layout epoch", str(found["epoch"])),
+            ("durability", policies["durability"]),
+            ("replicas", f"{policies['replicas']} (write quorum {policies['writeQuorum']})"),
+            ("retention", _retention_text(retention_ms, retention_bytes)),
+            *found["properties"].items(),
+        ]
+    )
+    click.echo()
+    columns = [Column("SEGMENT", right=True), Column("RANGE"), Column("STATE"), Column("PARENTS"), Column("CHILDREN")]
+    rows = [
+        (
+            str(segment["segmentId"]),
+            range_text(segment["hashRange"]),
+            segment["state"],
+            ", ".join(map(str, segment["parentIds"])) or "-",
+            ", ".join(map(str, segment["childIds"])) or "-",
+        )
+        for segment in found["segments"].values()
+    ]
+    print_table(columns, rows, empty="No segments.")
+
+
+def _retention_text(retention_ms: int | None, retention_bytes: int | None) -> str:
+    limits = []
+    if retention_ms is not None:
+        limits.append(DURATION.text(retention_ms // 1000))
+    if retention_bytes is not None:
+        limits.append(f"{bytes_text(retention_bytes)} per segment")
+    return ", ".join(limits) or "keeps everything"
+
+
+@topic.command()
+@click.argument("name")
+@json_option
+@with_target
+def stats(target: Target, name: str, as_json: bool) -> None:
+    """Show how much is in a topic, who serves it, and how far its subscriptions are.
+
+    \b
+    Examples:
+      braid topic stats orders
+      braid topic stats orders --json | jq '.subscriptions.billing.backlog'
+    """
+    found = ask(target, lambda client: client.admin.topic_stats(name))
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("SEGMENT", right=True),
+        Column("RANGE"),
+        Column("STATE"),
+        Column("OWNER"),
+        Column("EARLIEST", right=True),
+        Column("END", right=True),
+        Column("RECORDS", right=True),
+        Column("SIZE", right=True),
+    ]
+    rows = [
+        (
+            str(segment["segmentId"]),
+            range_text(segment["hashRange"]),
+            segment["state"],
+            segment["owner"] or "-",
+            count_text(segment["earliestOffset"]),
+            count_text(segment["endOffset"]),
+            count_text(segment["records"]),
+            bytes_text(segment["bytes"]),
+        )
+        for segment in found["segments"].values()
+    ]
+    print_table(columns, rows, empty="No segments.")
+    if found["subscriptions"]:
+        click.echo()
+        _print_subscriptions(found["subscriptions"])
+
+
+def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
+    columns = [Column("SUBSCRIPTION"), Column("KIND"), Column("BACKLOG", right=True), Column("CONSUMERS", right=True)]
+    rows = [
+        (name, each["kind"], count_text(each["backlog"]), count_text(len(each["consumers"])))
+        for name, each in subscriptions.items()
+    ]
+    print_table(columns, rows, empty="")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Also if consumers are connected.")
+@json_option
+@with_target
+def delete(target: Target, name: str, yes: bool, force: bool, as_json: bool) -> None:
+    """Delete a topic with all its records and subscriptions.
+
+    \b
+    Examples:
+      braid topic delete orders
+      braid topic delete orders --yes          # in a script
+    """
+    path = TopicName.parse(name).path
+    confirm(f"Delete topic {path} with all its records and subscriptions?", yes=yes)
+    ask(target, lambda client: client.admin.delete_topic(path, force=force))
+    print_done(f"Deleted topic {path}.", {"deleted": path}, as_json=as_json)
+
+
+# Changes of layout and of owners.
+
+
+@topic.command()
+@click.argument("name")
+@click.argument("segment_id", type=int)
+@click.option("--at", metavar="HEX", help="The first hash of the upper half, four hex digits. [default: the middle]")
+@json_option
+@with_target
+def split(target: Target, name: str, segment_id: int, at: str | None, as_json: bool) -> None:
+    """Split a segment in two.
+
+    \b
+    Examples:
+      braid topic split orders 0
+      braid topic split orders 0 --at 4000
+    """
+    done = ask(target, lambda client: client.admin.split(name, segment_id, at=at))
+    print_done(f"Split segment {segment_id} of {name}.", done, as_json=as_json)
+
+
+@topic.command()
+@click.argument("name")
+@click.argument("first_id", type=int)
+@click.argument("second_id", type=int)
+@json_option
+@with_target
+def merge(target: Target, name: str, first_id: int, second_id: int, as_json: bool) -> None:
+    """Merge two neighbouring segments into one.
+
+    \b
+    Examples:
+      braid topic merge orders 1 2
+    """
+    done = ask(target, lambda client: client.admin.merge(name, first_id, second_id))
+    print_done(f"Merged segments {first_id} and {second_id} of {name}.", done, as_json=as_json)
+
+
+@topic.command()
+@click.argument("name")
+@click.argument("segments", type=click.IntRange(min=1), metavar="N")
+@json_option
+@with_target
+def repartition(target: Target, name: str, segments: int, as_json: bool) -> None:
+    """Change a topic to N segments of equal size.
+
+    \b
+    Examples:
+      braid topic repartition orders 8
+    """
+    done = ask(target, lambda client: client.admin.repartition(name, segments))
+    print_done(f"Topic {name} now has {segments} segments.", done, as_json=as_json)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all]")
+@click.option("--to", metavar="BROKER", help="The broker that takes over. [default: the least loaded]")
+@json_option
+@with_target
+def move(target: Target, name: str, segment: int | None, to: str | None, as_json: bool) -> None:
+    """Move a topic, or one segment of it, to another broker. `unload` is another name for it.
+
+    \b
+    Examples:
+      braid topic move orders --to broker-2
+      braid topic move orders --segment 3
+    """
+    done = ask(target, lambda client: client.admin.move(name, segment=segment, to=to))
+    print_done(f"Moved {name}.", done, as_json=as_json)
+
+
+topic.add_command(move, "unload")

@@ -1,0 +1,188 @@
+"""`braid up`: several brokers on this machine, each a process of its own.
+
+In this version each has its own metadata, so they are brokers side by side and not yet a cluster: brokers that share
+metadata would all open a new topic, and consumers of one could not reach segments of another.
+
+Their logs come here, each line with its broker's name in front. Ctrl-C or SIGTERM stops all in order; a second one
+kills them. A broker that ends by itself ends the others too: half a cluster that looks whole helps nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+
+from braid.cli.output import Column, json_option, paint, print_json, print_table
+from braid.model.errors import BraidError, InvalidConfig
+
+MAX_BROKERS: Final = 64
+LINE_BYTES: Final = 1 << 20
+"""A log line that is longer ends the reading of it."""
+_PR_SET_PDEATHSIG: Final = 1
+_COLOURS: Final = ("36", "35", "33", "32", "34", "31")
+
+
+@click.command()
+@click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=3, metavar="N", help="How many. [default: 3]")
+@click.option("--data", default="./braid-data", show_default=True, metavar="DIR", help="Broker i uses DIR/broker-i.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=6660,
+    metavar="PORT",
+    help="Broker i listens on PORT + i. [default: 6660]",
+)
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, 65_535),
+    default=8660,
+    metavar="PORT",
+    help="Broker i: PORT + i. [default: 8660]",
+)
+@json_option
+def up(brokers: int, data: str, port: int, admin_port: int, as_json: bool) -> int:
+    """Run several brokers on this machine, until Ctrl-C.
+
+    Broker i, from 0 on, is called broker-i and listens on PORT + i and ADMIN_PORT + i. (Port 0: any free ones.) In this
+    version they do not share work yet: each has its own topics, those created on it.
+
+    \b
+    Examples:
+      braid up
+      braid up --brokers 1 --data /tmp/braid
+    """
+    for name, first in ("--port", port), ("--admin-port", admin_port):
+        if first and first + brokers - 1 > 65_535:
+            raise click.BadParameter(f"{first} + {brokers - 1} is above 65535", param_hint=f"'{name}'")
+    try:
+        os.makedirs(data, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"the folder {data} cannot be made: {error.strerror}") from error
+    members = [_Member(number, data, port, admin_port) for number in range(brokers)]
+    return asyncio.run(_run(members, as_json=as_json))
+
+
+class _Member:
+    """One broker's process."""
+
+    def __init__(self, number: int, data: str, port: int, admin_port: int) -> None:
+        self.id: Final = f"broker-{number}"
+        self.ready: dict[str, Any] = {}
+        """What it says of itself when it is ready."""
+        self._prefix = paint(f"{self.id} | ", _COLOURS[number % len(_COLOURS)], sys.stderr)
+        self._command = [
+            *(sys.executable, "-m", "braid.cli.main", "serve", "--json"),
+            *("--id", self.id),
+            *("--data", os.path.join(data, self.id)),
+            *("--listen", f"127.0.0.1:{port + number if port else 0}"),
+            *("--admin", f"127.0.0.1:{admin_port + number if admin_port else 0}"),
+        ]
+        self._process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        """Returns when it is ready. Raises when it ended before."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+            start_new_session=True,  # A terminal's Ctrl-C is for us: we stop it in order.
+            preexec_fn=_die_with_parent,
+        )
+        self._logs = asyncio.get_running_loop().create_task(self._show_logs(), name=f"logs of {self.id}")
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            await self._process.wait()
+            raise InvalidConfig(f"{self.id} did not start; its last lines say why")
+        self.ready = msgspec.json.decode(line)
+
+    async def ended(self) -> int:
+        """Its exit code, when it has ended and said everything."""
+        code = await self._process.wait()
+        await self._logs
+        return code
+
+    def signal(self, number: int) -> None:
+        if hasattr(self, "_process"):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    @property
+    def running(self) -> bool:
+        return hasattr(self, "_process") and self._process.returncode is None
+
+    async def _show_logs(self) -> None:
+        assert self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            sys.stderr.write(self._prefix + line.decode(errors="replace").rstrip("\n") + "\n")
+            sys.stderr.flush()
+
+
+async def _run(members: Sequence[_Member], *, as_json: bool) -> int:
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[None] = loop.create_future()
+
+    def interrupt() -> None:
+        if stop.done():
+            for member in members:
+                member.signal(signal.SIGKILL)
+        else:
+            stop.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        starting = asyncio.gather(*(member.start() for member in members))
+        waiting: list[asyncio.Future[Any]] = [starting, stop]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return 0
+        starting.result()
+        _announce(members, as_json=as_json)
+        ends = {loop.create_task(member.ended()): member for member in members}
+        waiting = [*ends, stop]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task, member in ends.items():
+            if task.done() and not stop.done():
+                raise BraidError(f"{member.id} has ended with exit code {task.result()}; the others are stopped")
+        return 0
+    finally:
+        await _stop(members)
+
+
+async def _stop(members: Sequence[_Member]) -> None:
+    running = [member for member in members if member.running]
+    for member in running:
+        member.signal(signal.SIGTERM)
+    await asyncio.gather(*(member.ended() for member in running))
+
+
+def _announce(members: Sequence[_Member], *, as_json: bool) -> None:
+    ready = [member.ready for member in members]
+    if as_json:
+        print_json(ready)
+        return
+    rows = [(each["id"], each["url"], each["adminUrl"]) for each in ready]
+    print_table([Column("BROKER"), Column("CLIENTS"), Column("ADMIN")], rows, empty="")
+    if len(members) > 1:
+        click.echo("In this version they do not share work yet: each broker has its own topics, those created on it.")
+    click.echo("Ctrl-C stops them.")
+    sys.stdout.flush()
+
+
+def _die_with_parent() -> None:
+    """In the new process: ask the kernel for a SIGTERM when `braid up` is gone, even if it was killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,277 @@
+"""Topics, subscriptions and brokers, from a program: the calls that the REST interface offers too, over the client's link.
+
+Results are what REST answers: plain dictionaries and lists with camelCase keys.
+
+What can be retried is retried until the client's timeout. When the outcome of a try is not known, because the link was lost
+before the answer came, the next try may find its own work done: a create then meets "exists already", a delete "not
+found". Both count as success: for a create only if what exists has the shape that was asked for. A call that does
+something else each time (`skip` by a count) is not tried again once its outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from braid.client.link import within
+from braid.model.errors import (
+    BraidError,
+    ConnectFailed,
+    ConnectionLost,
+    InvalidArgument,
+    MetadataUncertain,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    TimedOut,
+    TopicExists,
+    TopicNotFound,
+)
+from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
+from braid.wire.operations import AdminReply, AdminRequest, Kind, decode, encode
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+Json = dict[str, Any]
+
+_UNKNOWN_OUTCOME: Final = (ConnectionLost, MetadataUncertain, TimedOut)
+"""After these, the call may have happened."""
+
+
+class Admin:
+    """Made by `Client.admin`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    # Topics.
+
+    async def create_topic(
+        self,
+        topic: str,
+        segments: int = 1,
+        *,
+        durability: str = "fsync",
+        replicas: int = 1,
+        write_quorum: int | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        retention_ignores_subscriptions: bool = False,
+        properties: Mapping[str, str] | None = None,
+    ) -> Json:
+        """Create a topic whose key hashes are cut into `segments` equal ranges. `TopicExists` if there is one.
+
+        `durability` is what a publish waits for: `memory`, `fsync` or `replicated`. `retention_ms` and
+        `retention_bytes` (of each segment) say what may be deleted; without them, nothing is.
+        """
+        policies: Json = {
+            "durability": durability,
+            "replicas": replicas,
+            "writeQuorum": (replicas // 2 + 1) if write_quorum is None else write_quorum,
+            "retentionMs": retention_ms,
+            "retentionBytes": retention_bytes,
+            "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
+        }
+        arguments: Json = {
+            "topic": topic,
+            "segments": segments,
+            "policies": {name: value for name, value in policies.items() if value is not None},
+        }
+        if properties:
+            arguments["properties"] = dict(properties)
+
+        async def ours(error: BraidError) -> Json:
+            found = await self.topic(topic)
+            same = {name: found["policies"].get(name) for name in policies} == policies
+            if not same or len(found["segments"]) != segments:
+                raise error
+            return found
+
+        result: Json = await self._call("create_topic", arguments, done=(TopicExists, ours))
+        return result
+
+    async def list_topics(self, namespace: str = f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}") -> list[str]:
+        """The topics of a namespace, as `topic://tenant/namespace/name`."""
+        tenant, slash, name = namespace.partition("/")
+        if not slash:
+            raise InvalidArgument(f"{namespace!r} is no namespace: write 'tenant/namespace'")
+        result: list[str] = await self._call("list_topics", {"tenant": tenant, "namespace": name})
+        return result
+
+    async def topic(self, topic: str) -> Json:
+        """A topic's layout and policies. `TopicNotFound`."""
+        result: Json = await self._call("get_topic", {"topic": topic})
+        return result
+
+    async def topic_stats(self, topic: str) -> Json:
+        """What is in a topic's segments, what went in and out, and how far its subscriptions are."""
+        result: Json = await self._call("topic_stats", {"topic": topic})
+        return result
+
+    async def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete a topic and everything in it. `force`: also if it has connected consumers."""
+        await self._call("delete_topic", {"topic": topic, "force": force}, done=(TopicNotFound, _nothing))
+
+    async def split(self, topic: str, segment: int, *, at: str | None = None) -> Json:
+        """Split a segment in two, at the middle of its range or at a hash of four hex digits."""
+        return await self._change("split_segment", {"topic": topic, "segment": segment, "at": at})
+
+    async def merge(self, topic: str, first: int, second: int) -> Json:
+        """Merge two adjacent segments into one."""
+        return await self._change("merge_segments", {"topic": topic, "segments": [first, second]})
+
+    async def repartition(self, topic: str, segments: int) -> Json:
+        """Give the topic so many equal segments."""
+        return await self._change("repartition_topic", {"topic": topic, "segments": segments})
+
+    async def move(self, topic: str, *, segment: int | None = None, to: str | None = None) -> Json:
+        """Move a segment, or all of a topic, to another broker: to the one named, or wherever it fits best."""
+        return await self._change("move_topic", {"topic": topic, "segment": segment, "to": to})
+
+    async def auto_scale_policy(self, topic: str) -> Json:
+        return await self._change("get_auto_scale_policy", {"topic": topic})
+
+    async def set_auto_scale_policy(self, topic: str, policy: Mapping[str, Any]) -> Json:
+        return await self._change("set_auto_scale_policy", {"topic": topic, "policy": dict(policy)})
+
+    async def delete_auto_scale_policy(self, topic: str) -> None:
+        await self._change("delete_auto_scale_policy", {"topic": topic})
+
+    async def create_segment(self, topic: str, descriptor: str, *, subscriptions: list[str] | None = None) -> Json:
+        """Create one segment, named by its descriptor (`0000-7fff-1`). For repairs; layouts change by split and merge."""
+        arguments = {"topic": topic, "descriptor": descriptor, "subscriptions": subscriptions or []}
+        return await self._change("create_segment", arguments)
+
+    async def delete_segment(self, topic: str, descriptor: str) -> None:
+        await self._change("delete_segment", {"topic": topic, "descriptor": descriptor})
+
+    async def terminate_segment(self, topic: str, descriptor: str) -> Json:
+        """Seal one segment."""
+        return await self._change("terminate_segment", {"topic": topic, "descriptor": descriptor})
+
+    # Subscriptions.
+
+    async def create_subscription(
+        self, topic: str, subscription: str, *, start: str = "latest", kind: str = "stream"
+    ) -> Json:
+        """Create a subscription at `earliest` or `latest`. `SubscriptionExists` if there is one."""
+        arguments = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
+
+        async def ours(error: BraidError) -> Json:
+            found = await self.subscription(topic, subscription)
+            if found["kind"] != kind:
+                raise error
+            return found
+
+        result: Json = await self._call("create_subscription", arguments, done=(SubscriptionExists, ours))
+        return result
+
+    async def subscriptions(self, topic: str) -> list[Json]:
+        """All subscriptions of a topic, each as `subscription` has it."""
+        result: list[Json] = await self._call("list_subscriptions", {"topic": topic})
+        return result
+
+    async def subscription(self, topic: str, subscription: str) -> Json:
+        """Where a subscription is, how much it lags, and who consumes. `SubscriptionNotFound`."""
+        arguments = {"topic": topic, "subscription": subscription}
+        result: Json = await self._call("get_subscription", arguments)
+        return result
+
+    async def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
+        """Delete a subscription and its cursors. `force`: also if it has connected consumers."""
+        arguments = {"topic": topic, "subscription": subscription, "force": force}
+        await self._call("delete_subscription", arguments, done=(SubscriptionNotFound, _nothing))
+
+    async def seek(self, topic: str, subscription: str, to: str | int | datetime.datetime | Mapping[int, int]) -> Json:
+        """Set a subscription to another place; its consumers go on from there. Returns the offsets.
+
+        `to`: `earliest`, `latest`, a time (datetime, or ms since 1970: the first record of that time or later), or the
+        next offset by segment id; segments that are not named stay where they are.
+        """
+        arguments: Json = {"topic": topic, "subscription": subscription}
+        match to:
+            case str():
+                arguments["to"] = to
+            case datetime.datetime():
+                arguments["timestamp"] = round(to.timestamp() * 1_000)
+            case int():
+                arguments["timestamp"] = to
+            case _:
+                arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}
+        result: Json = await self._call("seek_subscription", arguments)
+        return result
+
+    async def skip(
+        self, topic: str, subscription: str, *, segment: int | None = None, count: int | None = None
+    ) -> Json:
+        """Skip everything that waits, or `count` records of one segment. Returns the offsets."""
+        arguments: Json = {"topic": topic, "subscription": subscription}
+        if segment is not None:
+            arguments["segment"] = segment
+        if count is not None:
+            arguments["count"] = count
+        result: Json = await self._call("skip_subscription", arguments, repeatable=count is None)
+        return result
+
+    # The cluster.
+
+    async def brokers(self) -> list[Json]:
+        result: list[Json] = await self._call("list_brokers", {})
+        return result
+
+    async def drain(self, broker: str) -> Json:
+        """Move everything away from a broker, for maintenance."""
+        return await self._change("drain_broker", {"broker": broker})
+
+    async def activate(self, broker: str) -> Json:
+        """Give a drained broker work again."""
+        return await self._change("activate_broker", {"broker": broker})
+
+    async def topology(self) -> Json:
+        """What clients are told: every topic with its segments and their owners."""
+        result: Json = await self._call("topology", {})
+        return result
+
+    # How.
+
+    async def _change(self, call: str, arguments: Json) -> Json:
+        """A call that must not happen twice."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        result: Json = await self._call(call, given, repeatable=False)
+        return result
+
+    async def _call(
+        self,
+        call: str,
+        arguments: Json,
+        *,
+        repeatable: bool = True,
+        done: tuple[type[BraidError], Callable[[BraidError], Awaitable[Any]]] | None = None,
+    ) -> Any:
+        """`done`: the error that a try meets if an earlier one did the work, and what then gives the result."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._client.timeout_s
+        backoff = self._client.backoff()
+        body = encode(AdminRequest(call, arguments))
+        in_doubt = False
+        while True:
+            try:
+                link = await self._client.pool.any()
+                reply = link.request(Kind.ADMIN, body)
+                frame = await within(reply, max(0.0, deadline - loop.time()), f"{call} was not answered")
+                return decode(AdminReply, frame.body).result
+            except BraidError as error:
+                if in_doubt and done is not None and isinstance(error, done[0]):
+                    return await done[1](error)
+                unknown = isinstance(error, _UNKNOWN_OUTCOME) and not isinstance(error, ConnectFailed)
+                in_doubt = in_doubt or unknown
+                delay_s = backoff.next()
+                if not error.retriable or (unknown and not repeatable) or loop.time() + delay_s > deadline:
+                    raise
+            await asyncio.sleep(delay_s)
+
+
+async def _nothing(_: BraidError) -> None:
+    """A delete found that what it was to delete is gone."""

@@ -1,0 +1,285 @@
+"""Batches while they are being filled, and what a program holds to learn what became of its records.
+
+A record costs a few list operations here and nothing else: no task, no future, no encoding. All records of a batch
+share its fate, so they share one future, and a receipt is only the batch and a number. Encoding happens once, when the
+batch leaves (`Batch.encode`), in loops that run in C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from braid.model.batch import Codec
+from braid.model.encode import Headers, encode_batch, encode_table
+from braid.model.errors import BraidError
+from braid.model.message import MessageId
+
+RECORD_BYTES: Final = 22
+"""What a record costs in a batch besides its key, value and headers (model/draft.py, `largest_body`)."""
+UNKNOWN_OFFSET: Final = -1
+"""Of a record that is stored, at an offset that the broker no longer remembers."""
+
+message_id: Final[Callable[[tuple[int, int]], MessageId]] = partial(tuple.__new__, MessageId)
+"""A `MessageId` of a pair, without the Python function that a named tuple's constructor is."""
+
+
+class Batch:
+    """Records for one segment. Filled by the producer, then owned by the segment's lane until it is settled."""
+
+    __slots__ = (
+        "answer",
+        "base_offset",
+        "count",
+        "data",
+        "deadline",
+        "done",
+        "doubtful",
+        "error",
+        "first_sequence",
+        "future",
+        "headers",
+        "keyed",
+        "keys",
+        "looked_at",
+        "now_us",
+        "opened_at",
+        "segment",
+        "size",
+        "table",
+        "timestamps",
+        "values",
+        "waiters",
+    )
+
+    def __init__(self, segment: int, opened_at: float, deadline: float, now_us: int) -> None:
+        self.segment = segment
+        self.opened_at = opened_at
+        self.deadline = deadline
+        """The loop's time at which its records are given up."""
+        self.now_us = now_us
+        """The time of records that bring none."""
+        self.values: list[bytes] = []
+        self.keys: list[bytes | None] = []
+        self.keyed = False
+        self.headers: dict[int, Headers] | None = None
+        self.timestamps: dict[int, int] | None = None
+        self.table: Any = None
+        """An Arrow table instead of the lists."""
+        self.size = 0
+        """Bytes, about as many as will be sent."""
+        self.count = 0
+        """Records; set when the batch is closed."""
+        self.waiters = 0
+        """How many of the records have somebody who waits in `send`."""
+        self.looked_at = False
+        """Whether somebody asked a receipt what became of it."""
+
+        self.data: bytearray | None = None
+        """Encoded; from then on it has its number."""
+        self.first_sequence = 0
+        self.answer: BraidError | None = None
+        """What the broker refused it with in this round; None: not answered yet, or stored."""
+        self.doubtful = False
+        """It was sent, and whether it was stored then is not known: it must never be sent under another number."""
+
+        self.done = False
+        self.base_offset = 0
+        self.error: BraidError | None = None
+        self.future: asyncio.Future[None] | None = None
+
+    def add_headers(self, headers: Headers) -> None:
+        """Of the record that was added last."""
+        if self.headers is None:
+            self.headers = {}
+        self.headers[len(self.values) - 1] = headers
+
+    def add_timestamp(self, timestamp_us: int) -> None:
+        if self.timestamps is None:
+            self.timestamps = {}
+        self.timestamps[len(self.values) - 1] = timestamp_us
+
+    def encode(self, codec: Codec, producer_id: int, first_sequence: int) -> bytearray:
+        if self.table is not None:
+            data = encode_table(
+                self.table, now_us=self.now_us, codec=codec, producer_id=producer_id, first_sequence=first_sequence
+            )
+        else:
+            values = self.values
+            headers, timestamps = self.headers, self.timestamps
+            data = encode_batch(
+                values,
+                keys=self.keys if self.keyed else None,
+                timestamps=None if timestamps is None else [timestamps.get(n, self.now_us) for n in range(len(values))],
+                headers=None if headers is None else [headers.get(n) for n in range(len(values))],
+                now_us=self.now_us,
+                codec=codec,
+                producer_id=producer_id,
+                first_sequence=first_sequence,
+            )
+        self.data = data
+        self.first_sequence = first_sequence
+        return data
+
+    def settle(self, base_offset: int, error: BraidError | None) -> None:
+        """Say once and for all what became of it, and let go of its records."""
+        self.done = True
+        self.base_offset = base_offset
+        self.error = error
+        self.values = []
+        self.keys = []
+        self.headers = self.timestamps = self.table = self.data = None
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    async def settled(self) -> None:
+        """Returns when it is known what became of it, be it good or bad. May be waited for by many, and cancelled."""
+        while not self.done:
+            try:
+                await self.waiting()
+            except asyncio.CancelledError:
+                if cancelled_itself():
+                    raise
+
+    def waiting(self) -> asyncio.Future[None]:
+        """The future that everybody waits on.
+
+        Cancelling a task cancels the future it waits on, which here wakes all others too: each of them asks
+        `cancelled_itself`, and if it was not, waits again on a new future. (A future for each record would cost
+        a third of the speed of `send`.)
+        """
+        future = self.future
+        if future is None or future.cancelled():
+            future = self.future = asyncio.get_running_loop().create_future()
+        return future
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error.again()
+
+
+def cancelled_itself() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+class Receipt(msgspec.Struct, gc=False):
+    """What `submit` returns: await it, or ask it later. Costs nothing to drop; `flush` reports what nobody looked at."""
+
+    # gc=False: a batch never refers to its receipts, so there are no cycles for the collector to look for.
+    batch: Batch
+    number: int
+
+    def done(self) -> bool:
+        return self.batch.done
+
+    def result(self) -> MessageId:
+        """Where the record is stored. `InvalidStateError` before it is known; raises what it failed with."""
+        batch = self.batch
+        batch.looked_at = True
+        if not batch.done:
+            raise asyncio.InvalidStateError("what became of the record is not known yet; await the receipt")
+        batch.raise_error()
+        return id_at(batch, self.number)
+
+    def exception(self) -> BraidError | None:
+        """What the record failed with, or None. `InvalidStateError` before it is known."""
+        self.batch.looked_at = True
+        if not self.batch.done:
+            raise asyncio.InvalidStateError("what became of the record is not known yet; await the receipt")
+        return self.batch.error
+
+    def __await__(self) -> Generator[Any, None, MessageId]:
+        self.batch.looked_at = True
+        if not self.batch.done:
+            yield from self.batch.settled().__await__()
+        return self.result()
+
+
+def id_at(batch: Batch, number: int) -> MessageId:
+    base = batch.base_offset
+    return message_id((batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET))
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """Records `first`, `first + 1`, … of a batch."""
+
+    batch: Batch
+    first: int
+    count: int
+
+
+class MessageIds(Sequence[MessageId]):
+    """The ids of many records in the order in which they were given. Made of runs: an id exists when it is asked for."""
+
+    def __init__(self, pieces: Sequence[Piece], order: npt.NDArray[np.int64] | None = None) -> None:
+        """`order`: which number of all records of the pieces each given record is; None: the same."""
+        self._pieces = pieces
+        self._order = order
+        self._starts = [0]
+        for piece in pieces:
+            self._starts.append(self._starts[-1] + piece.count)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> MessageId: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[MessageId]: ...
+
+    def __getitem__(self, index: int | slice) -> MessageId | list[MessageId]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        if self._order is not None:
+            number = int(self._order[number])
+        at = bisect_right(self._starts, number) - 1
+        piece = self._pieces[at]
+        return id_at(piece.batch, piece.first + number - self._starts[at])
+
+    def __iter__(self) -> Iterator[MessageId]:
+        if self._order is not None:
+            yield from map(self.__getitem__, range(len(self)))
+            return
+        for piece in self._pieces:
+            for number in range(piece.first, piece.first + piece.count):
+                yield id_at(piece.batch, number)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:3]))
+        return f"MessageIds([{shown}{', …' if len(self) > 3 else ''}], {len(self)} records)"
+
+
+def cut_points(sizes: npt.NDArray[np.int64], room_bytes: int, batch_bytes: int, max_records: int) -> list[int]:
+    """Where to cut records of these sizes: the first piece has up to `room_bytes`, the others up to `batch_bytes`.
+
+    Returns the ends of the pieces, the last of which is the number of records. A record that is larger than a
+    batch is a piece of its own; only the first piece may be empty, when its first record does not fit.
+    """
+    ends = np.cumsum(sizes)
+    cuts: list[int] = []
+    start, limit = 0, room_bytes
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        end = int(np.searchsorted(ends, before + limit, "right"))
+        if cuts or room_bytes >= batch_bytes:
+            end = max(end, start + 1)
+        end = min(end, start + max_records)
+        cuts.append(end)
+        start, limit = end, batch_bytes
+    return cuts

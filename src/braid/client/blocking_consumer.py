@@ -1,0 +1,204 @@
+"""Consumers for callers who block (braid.sync tells how they are used).
+
+They take whole deliveries from the asyncio consumer and hand out the messages in the caller's thread, so that a change
+of threads is paid per delivery. What the caller has got, it notes in the delivery's feed; whether the rest may still be
+handed out, it reads there: single words that each have one writer. Acks leave marks that the loop collects.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from braid.client.checkpoint import CheckpointConsumer
+from braid.client.consumer import NO_MESSAGES, Consumer, Taken
+from braid.client.loop_thread import LoopThread
+from braid.client.received import ReceivedBatch
+from braid.client.stream import ACK_DELAY_S, StreamConsumer
+from braid.model.errors import ClientClosed
+from braid.model.message import Message
+
+C = TypeVar("C", bound=Consumer)
+
+
+class BlockingConsumer(Generic[C]):
+    """Takes whole deliveries from the asyncio consumer and hands out their messages in the caller's thread."""
+
+    def __init__(self, thread: LoopThread, consumer: C) -> None:
+        self._thread = thread
+        self._consumer: Final = consumer
+        self._taking: concurrent.futures.Future[Taken | None] | None = None
+        """Waits for the next delivery. It outlives a receive that timed out or was interrupted: nothing is lost."""
+        self._current: Taken | None = None
+        self._messages: Iterator[Message] = NO_MESSAGES
+
+    @property
+    def topic(self) -> str:
+        return self._consumer.topic
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when none came within `timeout` seconds."""
+        message = self._next_message()
+        while message is None:
+            taken = self._take(timeout)
+            if taken is None:
+                return None
+            self._current = taken
+            self._messages = iter(taken.batch.messages())
+            message = self._next_message()
+        return message
+
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
+        """What came next of one segment, whole; None when nothing came within `timeout` seconds."""
+        current, self._current, self._messages = self._current, None, NO_MESSAGES
+        if current is None or not self._consumer.may_hand_out(current):
+            current = self._take(timeout)
+            if current is None:
+                return None
+        batch = current.batch.since(current.feed.handed)
+        current.feed.handed = batch.next_offset
+        return batch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        """Never stops by itself: ended by `break`, by an error, or by `ClientClosed` when somebody closes it."""
+        message = self._next_message()
+        if message is None:
+            message = self.receive()
+            assert message is not None
+        return message
+
+    def _next_message(self) -> Message | None:
+        """Hot: called for each message."""
+        current = self._current
+        if current is None:
+            return None
+        message = next(self._messages, None)
+        if message is None or not self._consumer.may_hand_out(current):
+            self._current, self._messages = None, NO_MESSAGES
+            return None
+        current.feed.handed = message.offset + 1
+        return message
+
+    def _take(self, timeout: float | None) -> Taken | None:
+        if self._taking is None:
+            self._taking = self._thread.begin(self._consumer.take())
+        try:
+            taken = self._taking.result(timeout)
+        except TimeoutError:
+            return None
+        except concurrent.futures.CancelledError:
+            raise ClientClosed("the consumer is closed; make another one") from None
+        finally:
+            if self._taking.done():
+                self._taking = None
+        return taken
+
+    def start(self) -> None:
+        """Begin to receive; `with` does it."""
+        self._thread.call(self._consumer.start())
+
+    def close(self) -> None:
+        """End receiving. Closing twice is fine."""
+        self._thread.call(self._consumer.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.call(self._consumer.__aexit__(kind, error, trace))
+
+
+class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
+    """Made by `client.stream_consumer`."""
+
+    def __init__(self, thread: LoopThread, consumer: StreamConsumer) -> None:
+        super().__init__(thread, consumer)
+        self._marks: dict[int, int] = {}
+        """What was acked and the loop does not know yet: segment → everything below."""
+        self._marks_lock = threading.Lock()
+        self._collecting = False
+
+    @property
+    def subscription(self) -> str:
+        return self._consumer.subscription
+
+    @property
+    def name(self) -> str:
+        return self._consumer.name
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that are assigned to this consumer now."""
+        return self._consumer.segments
+
+    def ack(self, acked: Message | ReceivedBatch) -> None:
+        """This and everything before it in its segment is done. Only leaves a mark: see `flush_acks`."""
+        self._consumer.check_usable()
+        offset = acked.next_offset if isinstance(acked, ReceivedBatch) else acked.offset + 1
+        with self._marks_lock:
+            if offset > self._marks.get(acked.segment, 0):
+                self._marks[acked.segment] = offset
+            if self._collecting:
+                return
+            self._collecting = True
+        self._thread.call_soon(self._collect_soon)
+
+    def flush_acks(self) -> None:
+        """Returns when everything that was acked is stored: no consumer of the subscription will get it again."""
+        self._thread.call(self._flush_acks())
+
+    def close(self) -> None:
+        """Store what was acked, then leave the subscription: its segments go to others at once."""
+        self._thread.call(self._close())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.call(self._exit(kind, error, trace))
+
+    # On the loop.
+
+    def _collect_soon(self) -> None:
+        self._thread.loop.call_later(ACK_DELAY_S, self.collect_marks)
+
+    def collect_marks(self) -> None:
+        """Tell the asyncio consumer what was acked."""
+        with self._marks_lock:
+            marks, self._marks = self._marks, {}
+            self._collecting = False
+        for segment, offset in marks.items():
+            self._consumer.mark_acked(segment, offset)
+
+    async def _flush_acks(self) -> None:
+        self.collect_marks()
+        await self._consumer.flush_acks()
+
+    async def _close(self) -> None:
+        self.collect_marks()
+        await self._consumer.close()
+
+    async def _exit(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.collect_marks()
+        await self._consumer.__aexit__(kind, error, trace)
+
+
+class BlockingCheckpointConsumer(BlockingConsumer[CheckpointConsumer]):
+    """Made by `client.checkpoint_consumer`."""
+
+    def checkpoint(self) -> bytes:
+        """Where the application has come to: behind the last record that it got of each segment."""
+        return self._thread.call(self._checkpoint())
+
+    async def _checkpoint(self) -> bytes:
+        return self._consumer.checkpoint()

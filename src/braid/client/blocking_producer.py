@@ -1,0 +1,263 @@
+"""A producer for callers who block (braid.sync tells how it is used).
+
+`send`, `send_many` and `send_table` are one change of threads each. `submit` is none: records gather in the caller's
+thread, and the loop takes all that have gathered at once. It waits, unlike the asyncio one's, when more has gathered
+than the producer may have under way: whoever blocks anyway needs no `ProducerFull` (I12).
+
+Order is that of the calls, whichever of them it were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import datetime
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+from braid.client.batcher import Batch, MessageIds, Receipt
+from braid.client.loop_thread import LoopThread
+from braid.client.producer import Producer
+from braid.model.encode import Headers
+from braid.model.errors import BraidError, ClientClosed, TimedOut
+from braid.model.message import MessageId
+
+T = TypeVar("T")
+
+MAX_GATHERED_RECORDS: Final = 16_384
+MAX_GATHERED_BYTES: Final = 4 << 20
+"""Above one of these, `submit` waits until the loop has taken what gathered."""
+
+
+class _Record(NamedTuple):
+    value: bytes | str
+    key: bytes | str | None
+    headers: Headers | None
+    timestamp: int | datetime.datetime | None
+
+
+class _Gathered:
+    """Records that were submitted and that the loop takes together."""
+
+    def __init__(self) -> None:
+        self.records: list[_Record] = []
+        self.size = 0
+        self.receipts: list[Receipt | BraidError] = []
+        """What the producer said to each of them."""
+        self.taken = threading.Event()
+
+    @property
+    def full(self) -> bool:
+        return len(self.records) >= MAX_GATHERED_RECORDS or self.size >= MAX_GATHERED_BYTES
+
+
+class BlockingReceipt:
+    """What `submit` returns: ask it whenever it matters. `flush` reports what nobody asked for."""
+
+    __slots__ = ("_gathered", "_number", "_producer")
+
+    def __init__(self, producer: BlockingProducer, gathered: _Gathered, number: int) -> None:
+        self._producer = producer
+        self._gathered = gathered
+        self._number = number
+
+    def done(self) -> bool:
+        if not self._gathered.taken.is_set():
+            return False
+        receipt = self._gathered.receipts[self._number]
+        return isinstance(receipt, BraidError) or receipt.done()
+
+    def result(self, timeout: float | None = None) -> MessageId:
+        """Where the record is stored, once it is. Raises what it failed with, or `TimedOut`."""
+        receipt = self._settled(timeout)
+        if isinstance(receipt, BraidError):
+            raise receipt.again()
+        return receipt.result()
+
+    def exception(self, timeout: float | None = None) -> BraidError | None:
+        """What the record failed with, or None once it is stored."""
+        receipt = self._settled(timeout)
+        return receipt if isinstance(receipt, BraidError) else receipt.exception()
+
+    def _settled(self, timeout: float | None) -> Receipt | BraidError:
+        if not self.done():
+            self._producer.wait_for(self._wait(), timeout)
+        return self._gathered.receipts[self._number]
+
+    async def _wait(self) -> None:
+        if not self._gathered.taken.is_set():
+            await self._producer.hand_over()
+        receipt = self._gathered.receipts[self._number]
+        if isinstance(receipt, Receipt):
+            await receipt.batch.settled()
+
+
+class BlockingProducer:
+    """Made by the blocking client's `producer`. May be used by several threads."""
+
+    def __init__(self, thread: LoopThread, producer: Producer) -> None:
+        self._thread = thread
+        self._producer: Final = producer
+        self._lock = threading.Lock()
+        self._gathered: _Gathered | None = None
+        self._closed = False
+        # The loop's own.
+        self._handing_over: Final = asyncio.Lock()
+        self._half_taken: _Gathered | None = None
+        """What is being handed over. It stays here if whoever did that was interrupted."""
+        self._unsettled: deque[Batch] = deque()
+        self._refused: BraidError | None = None
+        """The first record that the producer did not take since the last flush."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(
+        self,
+        value: bytes | str,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: int | datetime.datetime | None = None,
+    ) -> MessageId:
+        """Publish a record and wait until it is stored. Returns where."""
+        return self._thread.call(self._in_order(self._producer.send(value, key, headers, timestamp)))
+
+    def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
+        """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids."""
+        return self._thread.call(self._in_order(self._producer.send_many(records)))
+
+    def send_table(self, table: Any) -> MessageIds:
+        """Publish the rows of an Arrow table (columns value, and if wanted key, timestamp, headers), as `send_many`."""
+        return self._thread.call(self._in_order(self._producer.send_table(table)))
+
+    def submit(
+        self,
+        value: bytes | str,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: int | datetime.datetime | None = None,
+    ) -> BlockingReceipt:
+        """Publish a record without waiting for it, unless too many are under way. What is wrong with the record itself
+        also comes by the receipt, or by `flush`."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ClientClosed("the producer is closed")
+                gathered = self._gathered
+                if gathered is None:
+                    gathered = self._gathered = _Gathered()
+                    self._thread.call_soon(self._begin_handing_over)
+                if not gathered.full:
+                    number = len(gathered.records)
+                    gathered.records.append(_Record(value, key, headers, timestamp))
+                    gathered.size += _length(value)
+                    return BlockingReceipt(self, gathered, number)
+            self._thread.call(self.hand_over())
+
+    def wait_for(self, work: Coroutine[Any, Any, None], timeout: float | None) -> None:
+        """For a receipt."""
+        waiting = self._thread.begin(work)
+        try:
+            waiting.result(timeout)
+        except TimeoutError:
+            raise TimedOut(f"what became of the record was not known after {timeout:g} s") from None
+        except concurrent.futures.CancelledError:
+            raise ClientClosed("the client was closed before the record was confirmed") from None
+        finally:
+            waiting.cancel()
+
+    def flush(self) -> None:
+        """Wait until everything given so far is settled. Raises the first failure that nobody has looked at."""
+        self._thread.call(self._flush())
+
+    def open(self) -> None:
+        """Learn where the topic's segments are; `with` does it."""
+        self._thread.call(self._producer.open())
+
+    def close(self) -> None:
+        """Take no more records, wait for those that were given, and raise as `flush` does. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+        self._thread.call(self._close(None, None, None))
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._closed = True
+        self._thread.call(self._close(kind, error, trace))
+
+    # On the loop.
+
+    async def _in_order(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self.hand_over()
+        except BaseException:
+            work.close()
+            raise
+        return await work
+
+    def _begin_handing_over(self) -> None:
+        task = asyncio.get_running_loop().create_task(self.hand_over())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def hand_over(self) -> None:
+        """Give the producer what has gathered."""
+        async with self._handing_over:
+            while (gathered := self._half_taken or self._take_gathered()) is not None:
+                self._half_taken = gathered
+                records, receipts = gathered.records, gathered.receipts
+                while len(receipts) < len(records):
+                    if self._producer.unconfirmed_bytes > self._producer.options.max_in_flight_bytes:
+                        await self._room()
+                    receipts.append(self._submit(records[len(receipts)]))
+                self._half_taken = None
+                gathered.taken.set()
+
+    def _take_gathered(self) -> _Gathered | None:
+        with self._lock:
+            gathered, self._gathered = self._gathered, None
+        return gathered
+
+    def _submit(self, record: _Record) -> Receipt | BraidError:
+        try:
+            receipt = self._producer.submit(*record)
+        except BraidError as error:
+            self._refused = self._refused or error
+            return error
+        if not self._unsettled or self._unsettled[-1] is not receipt.batch:
+            while self._unsettled and self._unsettled[0].done:
+                self._unsettled.popleft()
+            self._unsettled.append(receipt.batch)
+        return receipt
+
+    async def _room(self) -> None:
+        """Wait until the producer has no more under way than it may."""
+        while self._unsettled and self._producer.unconfirmed_bytes > self._producer.options.max_in_flight_bytes:
+            await self._unsettled.popleft().settled()
+
+    async def _flush(self) -> None:
+        await self.hand_over()
+        await self._producer.flush()
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused.again()
+
+    async def _close(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.hand_over()
+        await self._producer.__aexit__(kind, error, trace)
+        refused, self._refused = self._refused, None
+        if refused is not None and error is None:
+            raise refused.again()
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, bytes | str) else 0

@@ -1,0 +1,319 @@
+"""The checkpoint consumer: reads a topic in order from positions that the caller keeps.
+
+It belongs to no subscription and leaves nothing on the brokers. `checkpoint()` says where the application has come to,
+as bytes that it may store beside its results; a consumer that begins at those bytes goes on exactly there. In them,
+
+    {"version": 1, "topic": "public/default/orders", "topicId": 7, "positions": {"0": "END", "1": 17, "2": 0}}
+
+a number is the next offset of a segment, and END says that the segment is sealed and was read to its end. END is kept
+as long as the layout has the segment: without it, a restored consumer would read the segment again.
+
+Order across layouts: a segment is read only when every ancestor of it was read to its end (I4). Which ones may be read
+is a pure function of the segments and the positions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from braid.client.channel import Channel, checked_window
+from braid.client.consumer import Consumer, Feed, Taken, closed_error, may_pass
+from braid.client.retry import retrying
+from braid.model.errors import BraidError, InvalidArgument, OffsetOutOfRange, SegmentNotFound, TopicNotFound
+from braid.model.names import TopicName
+from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, encode
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+CHECKPOINT_VERSION: Final = 1
+END: Final = "END"
+Position = int | Literal["END"]
+
+_MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    version: int = CHECKPOINT_VERSION
+    topic: str
+    topic_id: int
+    positions: dict[int, Position]
+
+    def to_bytes(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Checkpoint:
+        try:
+            version = msgspec.json.decode(data, type=_Version).version
+            if version != CHECKPOINT_VERSION:
+                raise InvalidArgument(f"the checkpoint has version {version}; this build reads {CHECKPOINT_VERSION}")
+            checkpoint = msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(f"these bytes are no checkpoint: {error}") from error
+        if any(position != END and position < 0 for position in checkpoint.positions.values()):
+            raise InvalidArgument("these bytes are no checkpoint: it has a negative offset")
+        return checkpoint
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def readable_segments(parents: Mapping[int, Iterable[int]], positions: Mapping[int, Position]) -> tuple[int, ...]:
+    """The segments that may be read now: not read to their end, while every ancestor that the layout has is."""
+
+    def ancestors_read(segment: int) -> bool:
+        seen: set[int] = set()
+        to_visit = [parent for parent in parents[segment] if parent in parents]
+        while to_visit:
+            parent = to_visit.pop()
+            if positions.get(parent) != END:
+                return False
+            if parent not in seen:
+                seen.add(parent)
+                to_visit += (each for each in parents[parent] if each in parents)
+        return True
+
+    unread = (segment for segment in sorted(parents) if positions.get(segment) != END)
+    return tuple(segment for segment in unread if ancestors_read(segment))
+
+
+def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -> dict[int, Position]:
+    """Positions for exactly the segments of a layout. One that is new begins at its first record, because its parents
+    are read before it; one that is gone must have been read."""
+    known = set(segments)
+    lost = sorted(segment for segment, position in positions.items() if position != END and segment not in known)
+    if lost:
+        raise SegmentNotFound(
+            f"the topic has no segment {', '.join(map(str, lost))} any more, and it was not read to its end: what was "
+            "left of it is gone; begin at 'earliest' to read what there is"
+        )
+    return {segment: positions.get(segment, 0) for segment in sorted(known)}
+
+
+def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> dict[int, Position]:
+    """Where to begin: at `earliest`, at `latest`, or at a time in µs, at which the segments were asked."""
+
+    def first(segment: SegmentPositions) -> Position:
+        if start == "earliest":
+            return segment.earliest
+        if start == "latest":
+            return END if segment.sealed else segment.end
+        return max(segment.at_time, segment.earliest)
+
+    return {segment.segment: first(segment) for segment in segments}
+
+
+class CheckpointConsumer(Consumer):
+    """Made by `client.checkpoint_consumer`."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: TopicName,
+        *,
+        start: str | bytes | datetime.datetime = "earliest",
+        window_bytes: int | None = None,
+    ) -> None:
+        super().__init__(topic.path)
+        self._client = client
+        self._window_bytes = checked_window(window_bytes)
+        self._start = _checked_start(start, topic)
+        self._topic_id = 0
+        self._positions: dict[int, Position] = {}
+        """Of segments that are not being read: they wait for their ancestors, or have ended."""
+        self._feeds: dict[int, Feed] = {}
+        self._ending: dict[Feed, None] = {}
+        """Those whose last delivery is on its way to the application."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._started = False
+        self._closed = False
+
+    def checkpoint(self) -> bytes:
+        """Where the application has come to: behind the last record that it got of each segment."""
+        if not self._started:
+            raise InvalidArgument("the consumer has not begun, so it has no positions: use it in `async with`")
+        positions = self._positions | {segment: feed.handed for segment, feed in self._feeds.items()}
+        return Checkpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
+
+    async def start(self) -> None:
+        if self._closed:
+            raise closed_error("the consumer")
+        if self._started:
+            return
+        deadline = asyncio.get_running_loop().time() + self._client.timeout_s
+        await retrying(self._find_positions, deadline, self._client.backoff())
+        await retrying(self._read_what_may_be_read, deadline, self._client.backoff())
+        self._client.add_consumer(self)
+        self._started = True
+
+    async def close(self) -> None:
+        """End reading. `checkpoint` still answers."""
+        if self._closed:
+            return
+        self._closed = True
+        self._client.forget_consumer(self)
+        self._fail(closed_error("the consumer"))
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+        for feed in self._feeds.values():
+            if feed.channel is not None:
+                with contextlib.suppress(BraidError):
+                    await feed.channel.close(self._client.timeout_s)
+
+    async def _find_positions(self) -> None:
+        topic = await self._client.routing.topic(self.topic)
+        self._topic_id = topic.topic_id
+        if isinstance(self._start, Checkpoint):
+            if self._start.topic_id != topic.topic_id:
+                raise InvalidArgument(
+                    f"the checkpoint is of topic {self._start.topic} with id {self._start.topic_id}; that topic was "
+                    f"deleted and created again with id {topic.topic_id}, so the checkpoint's offsets mean nothing"
+                )
+            self._positions = kept_positions(topic.by_id, self._start.positions)
+            return
+        link = await self._client.pool.any()
+        request = PositionsRequest(self.topic, self._start if isinstance(self._start, int) else None)
+        answer = await link.ask(Kind.POSITIONS, encode(request), Positions, self._client.timeout_s)
+        self._positions = first_positions(self._start, answer.segments)
+
+    async def _read_what_may_be_read(self) -> None:
+        topic = await self._client.routing.topic(self.topic)
+        if topic.topic_id != self._topic_id:
+            raise TopicNotFound(f"topic {self.topic} was deleted and created again; its positions mean nothing now")
+        positions = self._positions | {segment: feed.taken for segment, feed in self._feeds.items()}
+        positions = kept_positions(topic.by_id, positions)
+        parents = {segment.id: segment.parents for segment in topic.route.segments}
+        for segment in readable_segments(parents, positions):
+            if segment not in self._feeds:
+                position = positions.pop(segment)
+                assert position != END
+                feed = self._feeds[segment] = Feed(segment, position)
+                self._in_background(segment, self._read(feed))
+        self._positions = {each: position for each, position in positions.items() if each not in self._feeds}
+
+    def _in_background(self, segment: int, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[segment] = asyncio.get_running_loop().create_task(self._or_fail(work), name=f"segment {segment}")
+
+    async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except BraidError as error:
+            self._fail(error)
+
+    # One segment.
+
+    async def _read(self, feed: Feed) -> None:
+        """Keep a channel open until the segment has ended."""
+        backoff = self._client.backoff()
+        while True:
+            try:
+                if await self._read_channel(feed):
+                    return
+                backoff.reset()
+            except OffsetOutOfRange as error:
+                raise self._out_of_range(feed, error) from error
+            except BraidError as error:
+                if not may_pass(error):
+                    raise
+            await asyncio.sleep(backoff.next())
+            with contextlib.suppress(BraidError):
+                await self._client.routing.refresh(self.topic)
+
+    async def _read_channel(self, feed: Feed) -> bool:
+        """Open a channel where the feed stands. Returns True when the segment has ended, False when the channel worked
+        and then broke in a way that may pass."""
+        over = asyncio.Event()
+
+        def on_news() -> None:
+            if not channel.working:
+                over.set()
+            if feed.channel is channel:
+                self._arrived(feed)
+
+        link = await self._client.routing.owner_link(self.topic, feed.segment)
+        channel = Channel(link, self.topic, feed.segment, self._window_bytes, on_news)
+        await channel.open(self._topic_id, session=0, offset=feed.taken, timeout_s=self._client.timeout_s)
+        feed.channel = channel
+        channel.begin(feed.taken)
+        if channel.working:
+            await over.wait()
+        if channel.ended:
+            return True
+        assert channel.over is not None
+        feed.channel = None
+        if isinstance(channel.over, OffsetOutOfRange) or (channel.delivered and may_pass(channel.over)):
+            return False  # Opening again tells what is there now.
+        raise channel.over
+
+    def _out_of_range(self, feed: Feed, error: OffsetOutOfRange) -> OffsetOutOfRange:
+        where = f"offset {feed.taken} of segment {feed.segment} of {self.topic}"
+        if feed.taken < error.earliest:
+            message = (
+                f"{where} is gone: retention has deleted everything before offset {error.earliest}. Begin at "
+                "'earliest' to read what is left, or at a later checkpoint; and let the topic keep its records longer "
+                "than its readers may pause"
+            )
+        else:
+            message = (
+                f"{where} does not exist: the segment ends at {error.end}. The checkpoint is of another topic, or the "
+                "topic has lost records; begin at 'earliest' or 'latest'"
+            )
+        return OffsetOutOfRange(message, error.earliest, error.end)
+
+    def _take(self) -> Taken | None:
+        for feed in [feed for feed in self._ending if feed.finished]:
+            self._finish(feed)
+        return super()._take()
+
+    def _on_nothing_left(self, feed: Feed) -> None:
+        if feed.finished:
+            self._finish(feed)
+        elif feed.channel is not None and feed.channel.ended:
+            self._ending[feed] = None
+
+    def _finish(self, feed: Feed) -> None:
+        """The application has all of a segment that has ended: its children may be read now."""
+        self._ending.pop(feed, None)
+        del self._feeds[feed.segment]
+        self._positions[feed.segment] = END
+        self._in_background(feed.segment, self._read_children(feed.segment))
+
+    async def _read_children(self, segment: int) -> None:
+        """The segment was sealed before the layout that has its children became visible, so this may take a moment."""
+        backoff = self._client.backoff()
+        while True:
+            try:
+                topic = await self._client.routing.refresh(self.topic)
+                if segment not in topic.by_id or not topic.by_id[segment].active:
+                    return await self._read_what_may_be_read()
+            except BraidError as error:
+                if not may_pass(error):
+                    raise
+            await asyncio.sleep(backoff.next())
+
+
+def _checked_start(start: str | bytes | datetime.datetime, topic: TopicName) -> str | int | Checkpoint:
+    """`earliest`, `latest`, a time in µs since 1970, or a checkpoint of this topic."""
+    if isinstance(start, bytes | bytearray | memoryview):
+        checkpoint = Checkpoint.from_bytes(bytes(start))
+        if checkpoint.topic != topic.path:
+            raise InvalidArgument(f"the checkpoint is of topic {checkpoint.topic}; it says nothing about {topic.path}")
+        return checkpoint
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise InvalidArgument(f"start is {start}, a time without a zone; give it one, such as datetime.UTC")
+        return (start - _EPOCH) // _MICROSECOND
+    if start not in ("earliest", "latest"):
+        raise InvalidArgument(f"start is {start!r}; it must be 'earliest', 'latest', a datetime or a checkpoint")
+    return start

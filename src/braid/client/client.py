@@ -1,0 +1,245 @@
+"""The client: one object for each cluster that a program talks to, with everything else made from it.
+
+    async with braid.connect("braid://127.0.0.1:6660") as client:
+        async with client.producer("orders") as producer: …
+
+A client has one link for each broker that it talks to (pool.py) and knows which broker serves what (routing.py). Both
+are shared by its producers, consumers and `admin`. Losing a link is no error of its own: whoever has something to do
+asks for a link again, and the pool connects to any of the brokers that it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import random
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+from braid.client.address import DEFAULT_URL, parse_url
+from braid.client.pool import Pool
+from braid.client.retry import Backoff, retrying
+from braid.client.routing import Routing
+from braid.model.errors import ClientClosed, InvalidArgument, NotAvailable
+from braid.model.names import TopicName
+from braid.ports.clock import Clock, SystemClock
+from braid.ports.network import Network, SocketNetwork
+
+if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
+    from braid.client.admin import Admin
+    from braid.client.checkpoint import CheckpointConsumer
+    from braid.client.consumer import Consumer
+    from braid.client.producer import Producer
+    from braid.client.stream import StreamConsumer
+
+DEFAULT_TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 5.0
+"""How long one broker may take to answer a connection's hello before the next one is tried."""
+
+
+def connect(
+    url: str = DEFAULT_URL,
+    *,
+    token: str | Callable[[], str] = "",
+    tls: bool | str | ssl.SSLContext | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    name: str = "",
+    network: Network | None = None,
+    clock: Clock | None = None,
+    random: random.Random | None = None,
+) -> Client:
+    """A client for the cluster at `url`, to be used as `async with connect(…) as client`.
+
+    `url`: `braid://host:port`, several brokers by comma; any of them will do to begin with. `token`: a bearer token, or a
+    function that returns one, asked at every connect. `tls`: True trusts the system's certificate authorities, a
+    string is the path of a file with those to trust, or bring an `SSLContext`. `timeout`: for how many seconds what can
+    be retried is retried before it is an error. `name`: how the client is called in the brokers' logs. `network`,
+    `clock` and `random` exist for simulations.
+    """
+    if network is None:
+        network = SocketNetwork(client_tls=_tls_context(tls))
+    elif tls:
+        raise InvalidArgument("tls and network were both given; a network brings its own TLS")
+    return Client(url, token, timeout, name, network, clock or SystemClock(), random or _fresh_random())
+
+
+class Client:
+    """Made by `connect`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | Callable[[], str],
+        timeout_s: float,
+        name: str,
+        network: Network,
+        clock: Clock,
+        random: random.Random,
+    ) -> None:
+        if not timeout_s > 0:
+            raise InvalidArgument(f"timeout is {timeout_s}; it must be a positive number of seconds")
+        self.timeout_s: Final = timeout_s
+        self.name: Final = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.clock: Final = clock
+        self.random: Final = random
+        self.routing: Final = Routing(timeout_s)
+        self.pool: Final = Pool(
+            network,
+            parse_url(url),
+            client=self.name,
+            token=token if callable(token) else lambda: token,
+            connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s),
+            on_topology=self.routing.on_topology,
+            shuffle=random,
+        )
+        self.routing.pool = self.pool
+        self.closed = False
+        self._producers: dict[Producer, None] = {}
+        self._consumers: dict[Consumer, None] = {}
+
+    @property
+    def admin(self) -> Admin:
+        """Topics, subscriptions, brokers: everything that the REST interface offers too."""
+        from braid.client.admin import Admin
+
+        return Admin(self)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger: float = 0.0,
+        max_batch_bytes: int | None = None,
+        max_batch_records: int | None = None,
+        compression: str | None = None,
+        max_in_flight_bytes: int | None = None,
+        timeout: float | None = None,
+    ) -> Producer:
+        """A producer for `topic`, to be used as `async with`. What the options mean: see `ProducerOptions`."""
+        from braid.client.producer import Producer, ProducerOptions
+
+        given: dict[str, Any] = {
+            "linger_s": linger,
+            "max_batch_bytes": max_batch_bytes,
+            "max_batch_records": max_batch_records,
+            "compression": compression,
+            "max_in_flight_bytes": max_in_flight_bytes,
+            "timeout_s": self.timeout_s if timeout is None else timeout,
+        }
+        options = ProducerOptions(**{option: value for option, value in given.items() if value is not None})
+        self._check_open()
+        producer = Producer(self, TopicName.parse(topic), options)
+        self._producers[producer] = None
+        return producer
+
+    def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        name: str = "",
+        start: str = "latest",
+        window_bytes: int | None = None,
+    ) -> StreamConsumer:
+        """A consumer of an ordered subscription, which is created at `start` (`earliest` or `latest`) if need be.
+
+        `name` is unique in the subscription. At most `window_bytes` of each segment wait here for the application.
+        """
+        from braid.client.stream import StreamConsumer
+
+        self._check_open()
+        return StreamConsumer(
+            self, TopicName.parse(topic), subscription, name=name, start=start, window_bytes=window_bytes
+        )
+
+    def queue_consumer(self, topic: str, subscription: str, **options: object) -> NoReturn:
+        raise NotAvailable("queue consumers are not in this version yet; use a stream consumer")
+
+    def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        start: str | bytes | datetime.datetime = "latest",
+        window_bytes: int | None = None,
+    ) -> CheckpointConsumer:
+        """A consumer whose positions the caller keeps. `start` is `earliest`, `latest`, a saved checkpoint, or a time
+        with its zone: then it begins with the batch that holds the first record of that time or later."""
+        from braid.client.checkpoint import CheckpointConsumer
+
+        self._check_open()
+        return CheckpointConsumer(self, TopicName.parse(topic), start=start, window_bytes=window_bytes)
+
+    async def open(self) -> None:
+        """Connect to one of the brokers; `async with` does it."""
+        deadline = asyncio.get_running_loop().time() + self.timeout_s
+        await retrying(self.pool.any, deadline, self.backoff())
+
+    async def close(self) -> None:
+        """Close the producers, which waits for what they sent, the consumers, which stores their acks, then every link.
+        Closing twice is fine."""
+        await self._close(wait=True)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(wait=error is None)
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.random)
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """It has begun to receive."""
+        self._check_open()
+        self._consumers[consumer] = None
+
+    def forget_consumer(self, consumer: Consumer) -> None:
+        """It is closed."""
+        self._consumers.pop(consumer, None)
+
+    def forget_producer(self, producer: Producer) -> None:
+        """It is closed."""
+        self._producers.pop(producer, None)
+
+    async def _close(self, *, wait: bool) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            for producer in tuple(self._producers):
+                if wait:
+                    await producer.close()
+                else:
+                    producer.abandon()
+            for consumer in tuple(self._consumers) if wait else ():
+                await consumer.close()
+        finally:
+            await self.pool.close(ClientClosed("the client is closed"))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClientClosed("the client is closed; connect again")
+
+
+def _tls_context(tls: bool | str | ssl.SSLContext | None) -> ssl.SSLContext | None:
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if isinstance(tls, str):
+        try:
+            return ssl.create_default_context(cafile=tls)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument(
+                f"tls={tls!r} must be the path of a PEM file of authorities to trust: {error}"
+            ) from error
+    return ssl.create_default_context() if tls else None
+
+
+def _fresh_random() -> random.Random:
+    return random.Random(int.from_bytes(os.urandom(16), "little"))

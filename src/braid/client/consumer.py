@@ -1,0 +1,233 @@
+"""What all consumers share: they take deliveries from the channels of several segments and hand them out in turn.
+
+    channel ─ take ─► delivery ─ hand out ─► application
+      `waiting`         `taken`                `handed`
+
+A `Feed` is one segment on its way to the application, with two positions in it. A delivery that was taken left the
+channel and will not be asked for again; its records count as handed out when the application got them, one by one or
+all at once. What was taken but not handed out is dropped when the feed becomes invalid: another consumer has the
+segment now, or its subscription was set to another place. After a lost connection the feed stays, gets another channel,
+and goes on where it was.
+
+Segments take turns by deliveries, so one with a long backlog does not keep the others waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from braid.client.channel import Channel
+from braid.client.received import ReceivedBatch
+from braid.model.errors import BraidError, ClientClosed, TimedOut
+from braid.model.message import Message
+
+NO_MESSAGES: Final[Iterator[Message]] = iter(())
+
+
+class Feed:
+    """One segment, as far as it has come to the application."""
+
+    def __init__(self, segment: int, offset: int) -> None:
+        self.segment: Final = segment
+        self.taken = offset
+        """The offset behind the last record that left a channel."""
+        self.handed = offset
+        """The offset behind the last record that the application got."""
+        self.valid = True
+        """Whether what was taken may still be handed out. Read also by the thread of a blocking consumer."""
+        self.channel: Channel | None = None
+        self.listed = False
+        """Whether it waits for its turn."""
+
+    @property
+    def has_batch(self) -> bool:
+        return self.channel is not None and self.channel.has_batch
+
+    @property
+    def finished(self) -> bool:
+        """The segment has ended, and the application got all of it."""
+        channel = self.channel
+        return channel is not None and channel.ended and not channel.has_batch and self.handed >= self.taken
+
+    def end(self) -> None:
+        """Hand out nothing more of it."""
+        self.valid = False
+        self.channel = None
+
+
+class Taken(NamedTuple):
+    feed: Feed
+    batch: ReceivedBatch
+
+
+class Consumer(ABC):
+    """Use it with `async with`; it belongs to its client's event loop. One task at a time should receive."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic: Final = topic
+        """The path `tenant/namespace/name`."""
+        self._failure: BraidError | None = None
+        """Why nothing more can be received."""
+        self._news = asyncio.Event()
+        self._turns: deque[Feed] = deque()
+        self._current: Taken | None = None
+        """The delivery that is being handed out message by message."""
+        self._messages = NO_MESSAGES
+
+    # Receiving.
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when none came within `timeout` seconds."""
+        message = self._next_message()
+        if message is None:
+            deadline = _deadline(timeout)
+            while message is None:
+                if not await self._news_before(deadline):
+                    return None
+                message = self._next_message()
+        return message
+
+    async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
+        """What came next of one segment, whole; None when nothing came within `timeout` seconds."""
+        taken = await self.take(timeout)
+        if taken is None:
+            return None
+        taken.feed.handed = taken.batch.next_offset
+        return taken.batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Never stops by itself: ended by `break`, by an error, or by `ClientClosed` when somebody closes it."""
+        message = self._next_message()
+        while message is None:
+            await self._news_before(None)
+            message = self._next_message()
+        return message
+
+    async def take(self, timeout: float | None = None) -> Taken | None:
+        """The next delivery, for somebody who hands out its records and sets `feed.handed` accordingly."""
+        taken = self._take()
+        if taken is None:
+            deadline = _deadline(timeout)
+            while taken is None:
+                if not await self._news_before(deadline):
+                    return None
+                taken = self._take()
+        return taken
+
+    def may_hand_out(self, taken: Taken) -> bool:
+        """Whether the records of this delivery still belong to this consumer. From any thread."""
+        return taken.feed.valid and self._failure is None
+
+    def check_usable(self) -> None:
+        """Raises why nothing more can be done with the consumer, if so. From any thread."""
+        if self._failure is not None:
+            raise self._failure.again()
+
+    def _next_message(self) -> Message | None:
+        """Hot: called for each message."""
+        while True:
+            message = next(self._messages, None)
+            if message is None:
+                self._current = None
+                taken = self._take()
+                if taken is None:
+                    return None
+                self._current = taken
+                self._messages = iter(taken.batch.messages())
+            elif (current := self._current) is not None and self.may_hand_out(current):
+                current.feed.handed = message.offset + 1
+                return message
+            else:
+                self._messages = NO_MESSAGES
+
+    def _take(self) -> Taken | None:
+        self.check_usable()
+        if (current := self._current) is not None:
+            # Somebody changed from messages to batches: the rest of the delivery comes first.
+            self._current = None
+            self._messages = NO_MESSAGES
+            if current.feed.valid and current.feed.handed < current.batch.next_offset:
+                return Taken(current.feed, current.batch.since(current.feed.handed))
+        while self._turns:
+            feed = self._turns.popleft()
+            feed.listed = False
+            batch = feed.channel.take() if feed.channel is not None else None
+            if batch is None:
+                self._on_nothing_left(feed)
+                continue
+            feed.taken = batch.next_offset
+            self._list(feed)
+            return Taken(feed, batch)
+        return None
+
+    def _arrived(self, feed: Feed) -> None:
+        """Its channel has something new to say."""
+        self._list(feed)
+        self._news.set()
+
+    def _list(self, feed: Feed) -> None:
+        if not feed.listed:
+            feed.listed = True
+            self._turns.append(feed)
+
+    def _on_nothing_left(self, feed: Feed) -> None:  # noqa: B027 — most have nothing to do here
+        """The application asked for more, and this feed's channel had nothing in its turn."""
+
+    async def _news_before(self, deadline: float | None) -> bool:
+        self._news.clear()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # Ending.
+
+    def _fail(self, error: BraidError) -> None:
+        """From now on receiving raises this."""
+        if self._failure is None:
+            self._failure = error
+            self._news.set()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin to receive; `async with` does it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End receiving. Closing twice is fine."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except BraidError:
+            if error is None:  # Otherwise it would hide what the application did wrong.
+                raise
+
+
+def closed_error(what: str) -> ClientClosed:
+    return ClientClosed(f"{what} is closed; make another one")
+
+
+def may_pass(error: BraidError) -> bool:
+    """Whether trying again may help. A question that was not answered in time may be answered the next time."""
+    return error.retriable or isinstance(error, TimedOut)
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else asyncio.get_running_loop().time() + timeout

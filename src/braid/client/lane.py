@@ -1,0 +1,448 @@
+"""One producer's way to one segment: strict order, and what is sent again is stored once (I10).
+
+A lane numbers its records 0, 1, 2, … under a random producer id. The broker stores a batch if its number continues what
+it has from that producer, and answers one that it has already with the offsets that it got; it remembers the last 8
+batches. So at most 8 are under way, and whatever happens, sending the oldest unconfirmed one and all behind it again,
+in order, with their old numbers, is safe.
+
+A *round* is one pass of the unconfirmed batches over one link. When something in it is refused or the link is lost, the
+lane sends nothing new and waits until every batch of the round has its answer (a lost link answers for all). Then
+`verdict` decides about all of them at once:
+
+- The oldest can be retried: all go again, in order, after a pause, by refreshed routing. That later ones were out of
+  sequence was only a consequence.
+- The oldest is refused for good: its records fail. Those behind it cannot be stored under their numbers any more, as
+  there would be a gap. They go on under a new producer id, numbered from 0, but only those of which it is certain that
+  they were not stored under the old one: each copy that was ever sent has been answered, by a refusal that says so.
+  The others are *doubtful*, and fail with `TimedOut`: whether they are stored is not known.
+- The oldest is out of sequence and its every copy was refused: the broker has forgotten the producer, which happens
+  to those that 10,000 others have outlived. It goes on under a new id too.
+
+Replies belong to the round in which their request was sent; those of an earlier round are not looked at.
+
+A batch that is not confirmed by its deadline fails with `TimedOut`. It stays in its place and is sent again as long as
+batches behind it, which may have been stored, still hope: without it they would be out of sequence. When all that was
+sent has timed out, the lane forgets it and goes on under a new id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from braid.client.batcher import UNKNOWN_OFFSET, Batch
+from braid.client.link import Link
+from braid.model.batch import renumber
+from braid.model.errors import (
+    BatchTooLarge,
+    BraidError,
+    BrokenInvariant,
+    ConnectionLost,
+    InvalidArgument,
+    LogBusy,
+    NotServing,
+    OutOfSequence,
+    Overloaded,
+    StaleRoute,
+    TimedOut,
+)
+from braid.wire.frame import Frame
+from braid.wire.operations import Kind, Published, decode
+
+if TYPE_CHECKING:
+    from braid.client.producer import Producer
+
+MAX_BATCHES_IN_FLIGHT: Final = 8
+"""As many as a broker remembers of one producer (storage/producers.py): a batch that is sent again gets its offset."""
+
+LINGER_SLACK_S: Final = 0.0005
+"""A timer may fire this much early; a batch that is so near to the end of its linger has lingered."""
+
+NOT_STORED: Final = (LogBusy, Overloaded, NotServing, StaleRoute, OutOfSequence)
+"""Refusals which say that this copy of the batch was not stored and will not be."""
+
+
+class Fate(Enum):
+    """What is to be done with a batch when its round is over."""
+
+    AGAIN = "again"
+    """Send it under its number."""
+    RENUMBER = "renumber"
+    """Send it under a new producer id: it is certain that it is not stored."""
+    FAIL = "fail"
+    """Its answer is final."""
+    UNKNOWN = "unknown"
+    """It cannot be sent again, and whether it is stored is not known."""
+
+
+class Answered(NamedTuple):
+    """A batch as `verdict` sees it."""
+
+    stored: bool
+    error: BraidError | None
+    doubtful: bool
+    first_sequence: int
+
+
+def verdict(round_: Sequence[Answered]) -> list[Fate]:
+    """What to do with the batches of a round, oldest first. The oldest that is not stored decides about the rest."""
+    fates: list[Fate] = []
+    again = False  # something in front goes again under its number: what is behind it is judged another time
+    gap = False  # something in front is not stored and never will be under its number
+    for batch in round_:
+        error = batch.error
+        if batch.stored or again:
+            fates.append(Fate.AGAIN)
+            continue
+        if error is None:
+            raise BrokenInvariant("I10: a batch without an answer was judged")
+        out_of_sequence = isinstance(error, OutOfSequence)
+        if not gap and error.retriable:
+            fates.append(Fate.AGAIN)
+            again = True
+            continue
+        if not (out_of_sequence or error.retriable) or (out_of_sequence and not gap and not batch.first_sequence):
+            fates.append(Fate.FAIL)
+        else:
+            fates.append(Fate.UNKNOWN if batch.doubtful else Fate.RENUMBER)
+        gap = True
+    return fates
+
+
+class Lane:
+    def __init__(self, producer: Producer, segment: int) -> None:
+        self.segment: Final = segment
+        self.open: Batch | None = None
+        """Takes records."""
+        self._producer = producer
+        self._options = producer.options
+        self._codec = producer.codec
+        self._loop = asyncio.get_running_loop()
+        self._closed_batches: deque[Batch] = deque()
+        """Full, or cut off by something behind them; never sent yet, so without a number."""
+        self._sent: deque[Batch] = deque()
+        """Numbered; the oldest unconfirmed one and all behind it."""
+        self._id = producer.new_id()
+        self._next_sequence = 0
+        self._link: Link | None = None
+        self._route = b""
+        self._round = 0
+        self._unanswered = 0
+        self._broken = False
+        """Something in this round was refused: nothing new is sent until the round is over."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._backoff = producer.client.backoff()
+        self._last_error: BraidError | None = None
+        self._departing = False
+        self._lingering: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not (self._sent or self._closed_batches or self.open is not None)
+
+    # Filling.
+
+    def begin(self) -> Batch:
+        """Open a batch. Unless it lingers, it leaves at the end of the loop's turn, with all that came in that turn."""
+        producer = self._producer
+        producer.check_room()
+        now = self._loop.time()
+        batch = self.open = Batch(self.segment, now, now + self._options.timeout_s, producer.client.clock.now_us())
+        producer.watch_deadlines()
+        if self._options.linger_s <= 0:
+            self._depart_soon()
+        elif self._lingering is None:
+            self._lingering = self._loop.call_later(self._options.linger_s, self._end_linger)
+        return batch
+
+    def close_open(self) -> None:
+        """What is open takes no more records."""
+        if self.open is not None:
+            self._closed_batches.append(self._take_open(self.open))
+            self._depart_soon()
+
+    def add_table(self, table: object, count: int, size: int) -> Batch:
+        """A batch of an Arrow table, behind everything that is open."""
+        self.close_open()
+        batch = self.begin()
+        batch.table, batch.count, batch.size = table, count, size
+        self.close_open()
+        return batch
+
+    def press(self) -> None:
+        """Do not linger."""
+        self.close_open()
+        self.dispatch()
+
+    def unsettled(self) -> list[Batch]:
+        return [batch for batch in (*self._sent, *self._closed_batches) if not batch.done]
+
+    def _take_open(self, batch: Batch) -> Batch:
+        self.open = None
+        if batch.table is None:
+            batch.count = len(batch.values)
+        self._producer.on_closed(self, batch)
+        return batch
+
+    def _depart_soon(self) -> None:
+        if not self._departing:
+            self._departing = True
+            self._loop.call_soon(self._depart)
+
+    def _depart(self) -> None:
+        self._departing = False
+        self.dispatch()
+
+    def _end_linger(self) -> None:
+        self._lingering = None
+        self.dispatch()
+        if self.open is not None:
+            left_s = self.open.opened_at + self._options.linger_s - self._loop.time()
+            self._lingering = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._end_linger)
+
+    # Sending.
+
+    def dispatch(self) -> None:
+        """Send what may be sent."""
+        if self._broken or self._connecting is not None:
+            return
+        link = self._link
+        if link is None or not link.alive:
+            if not self.idle:
+                self._connect()
+            return
+        while len(self._sent) < MAX_BATCHES_IN_FLIGHT:
+            if self._closed_batches:
+                batch = self._closed_batches.popleft()
+            elif self.open is not None and not self._lingers(self.open):
+                batch = self._take_open(self.open)
+            else:
+                return
+            if self._number(batch, link):
+                self._sent.append(batch)
+                self._send(batch, link)
+
+    def _lingers(self, batch: Batch) -> bool:
+        linger_s = self._options.linger_s
+        return linger_s > 0 and self._loop.time() < batch.opened_at + linger_s - LINGER_SLACK_S
+
+    def _number(self, batch: Batch, link: Link) -> bool:
+        """Encode it under the next number. False: it can never be sent, and has failed."""
+        try:
+            data = batch.encode(self._codec, self._id, self._next_sequence)
+            if len(data) + len(self._route) + 8 > link.max_frame_bytes:
+                raise BatchTooLarge(
+                    f"a batch of {len(data)} bytes is above the broker's limit of {link.max_frame_bytes} for a frame"
+                )
+        except BraidError as error:
+            self._settle(batch, 0, error)
+            return False
+        except Exception as error:  # what Arrow or numpy say to a strange table; the lane must live on
+            refusal = InvalidArgument(f"the records cannot be encoded: {error}")
+            refusal.__cause__ = error
+            self._settle(batch, 0, refusal)
+            return False
+        self._next_sequence += batch.count
+        return True
+
+    def _send(self, batch: Batch, link: Link) -> None:
+        assert batch.data is not None
+        batch.answer = None
+        self._unanswered += 1
+        link.request(Kind.PUBLISH, self._route, (batch.data,)).add_done_callback(
+            partial(self._on_reply, batch, self._round)
+        )
+
+    # Answers.
+
+    def _on_reply(self, batch: Batch, round_: int, reply: asyncio.Future[Frame]) -> None:
+        error = reply.exception()
+        if round_ != self._round:
+            return  # The lane has left that link.
+        self._unanswered -= 1
+        if error is None:
+            self._on_stored(batch, decode(Published, reply.result().body).base_offset)
+        else:
+            assert isinstance(error, BraidError)
+            assert self._link is not None
+            if not self._link.alive:
+                # Whatever ended the link, it is no answer to this batch.
+                error = error if isinstance(error, ConnectionLost) else ConnectionLost(f"the link ended: {error}")
+            self._on_refused(batch, error)
+        if not self._broken:
+            self.dispatch()
+        elif not self._unanswered:
+            self._end_round()
+
+    def _on_stored(self, batch: Batch, base_offset: int) -> None:
+        self._backoff.reset()
+        self._last_error = None
+        if batch.done:  # Timed out before; now it is stored after all.
+            batch.answer = None
+            batch.data = None
+        else:
+            self._settle(batch, base_offset if base_offset >= 0 else UNKNOWN_OFFSET, None)
+        self._forget_stored()
+
+    def _forget_stored(self) -> None:
+        sent = self._sent
+        while sent and sent[0].data is None:
+            sent.popleft()
+
+    def _on_refused(self, batch: Batch, error: BraidError) -> None:
+        batch.answer = error
+        if not isinstance(error, NOT_STORED):
+            batch.doubtful = True
+        self._broken = True
+        self._last_error = error
+
+    def _end_round(self) -> None:
+        """Every batch of the round has its answer."""
+        self._leave_round()
+        sent = list(self._sent)
+        fates = verdict(
+            [Answered(batch.data is None, batch.answer, batch.doubtful, batch.first_sequence) for batch in sent]
+        )
+        cause = next((batch.answer for batch, fate in zip(sent, fates) if fate in (Fate.FAIL, Fate.UNKNOWN)), None)
+        self._sent.clear()
+        renumbered: list[Batch] = []
+        for batch, fate in zip(sent, fates):
+            if fate is Fate.AGAIN:
+                self._sent.append(batch)
+            elif fate is Fate.RENUMBER:
+                renumbered.append(batch)
+            elif fate is Fate.FAIL:
+                assert batch.answer is not None
+                self._settle(batch, 0, batch.answer)
+            else:
+                message = f"whether the records are stored is not known: a batch before them failed ({cause})"
+                self._settle(batch, 0, TimedOut(message))
+        if len(self._sent) < len(sent):
+            self._start_anew(renumbered)
+        self._forget_stored()
+        if not self.idle:
+            self._connect()
+
+    def _start_anew(self, batches: Sequence[Batch]) -> None:
+        """Go on under another producer id, with these batches first."""
+        self._id = self._producer.new_id()
+        self._next_sequence = 0
+        for batch in batches:
+            assert batch.data is not None
+            assert not batch.doubtful
+            if batch.done:
+                continue  # Timed out; nobody waits for it any more.
+            renumber(batch.data, self._id, self._next_sequence)
+            batch.first_sequence = self._next_sequence
+            self._next_sequence += batch.count
+            self._sent.append(batch)
+
+    def _leave_round(self) -> None:
+        """Replies that come from now on to what was sent until now are not looked at."""
+        self._round += 1
+        self._unanswered = 0
+        self._broken = False
+        self._link = None
+
+    # Connecting.
+
+    def _connect(self) -> None:
+        if self._connecting is None:
+            self._connecting = self._loop.create_task(self._find_link(), name=f"lane to segment {self.segment}")
+            self._connecting.add_done_callback(self._on_connected)
+
+    def _on_connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            raise error
+        if self._link is not None:
+            for batch in self._sent:
+                if batch.data is not None:
+                    self._send(batch, self._link)
+            self.dispatch()
+        elif not self.idle:
+            self._connect()
+
+    async def _find_link(self) -> None:
+        """A link to the segment's owner, tried until there is nothing left to send."""
+        while not self.idle:
+            if self._last_error is not None:
+                await asyncio.sleep(self._backoff.next())
+            try:
+                await self._attach()
+                return
+            except BraidError as error:
+                if not error.retriable and not isinstance(error, TimedOut):
+                    self.fail_all(error)
+                    return
+                self._last_error = error
+
+    async def _attach(self) -> None:
+        producer = self._producer
+        topic = await producer.topic_map(fresh=self._last_error is not None)
+        link = await producer.client.pool.link(topic.owner(self.segment))
+        self._route = topic.publish_route(self.segment)
+        self._link = link
+
+    # Giving up.
+
+    def expire(self, now: float, open_age_s: float) -> None:
+        """Fail what has passed its deadline; close what has been open for so long."""
+        if self.open is not None and now - self.open.opened_at >= open_age_s and self._options.linger_s < open_age_s:
+            self.close_open()
+        for batch in self._sent:
+            if batch.deadline <= now and not batch.done:
+                self._give_up(batch, "whether they are stored is not known")
+        if self._sent and all(batch.done for batch in self._sent):
+            self._sent.clear()
+            self._leave_round()
+            self._start_anew(())
+        while self._closed_batches and self._closed_batches[0].deadline <= now:
+            self._give_up(self._closed_batches.popleft(), "they were not sent")
+        if self.open is not None and self.open.deadline <= now:
+            self.close_open()
+            self._give_up(self._closed_batches.pop(), "they were not sent")
+        self.dispatch()
+
+    def _give_up(self, batch: Batch, outcome: str) -> None:
+        why = f"; the last error: {self._last_error}" if self._last_error is not None else ""
+        message = f"{batch.count} records were not confirmed within {self._options.timeout_s:g} s, {outcome}{why}"
+        error = TimedOut(message)
+        error.__cause__ = self._last_error
+        keep = batch.data  # It may have to be sent again, see the theory.
+        self._settle(batch, 0, error)
+        batch.data = keep
+
+    def fail_all(self, error: BraidError) -> None:
+        """Nothing that waits here can be sent any more."""
+        self.close_open()
+        for batch in (*self._sent, *self._closed_batches):
+            self._settle(batch, 0, error)
+        self._sent.clear()
+        self._closed_batches.clear()
+        self._leave_round()
+        self._start_anew(())
+        self._last_error = None
+
+    async def stop(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([self._connecting])
+
+    def _settle(self, batch: Batch, base_offset: int, error: BraidError | None) -> None:
+        if batch.done:
+            batch.data = None
+            return
+        batch.settle(base_offset, error)
+        self._producer.on_settled(batch)

@@ -1,0 +1,645 @@
+"""Publishing records to one topic.
+
+The producer batches by itself, clocked by the brokers, as the log's group commit is by its disk: without linger, a
+record leaves at the end of the loop's turn with everything else that came in that turn; while a segment has 8 batches
+under way, new records gather in the next one. So one waiting task gets its answer after one round trip, and thousands
+of them share batches.
+
+    send / submit / send_many / send_table   →   Batch, one open in each lane   →   Lane, one for each segment
+
+Records with a key go to the segment whose range has the key's hash. Records without one go to the segments in turn, a
+batch at a time. Each lane keeps strict order and stores once what it sends again (lane.py tells how).
+
+Memory is bounded (I12): above `max_in_flight_bytes` unconfirmed, `send`, `send_many` and `send_table` wait; `submit`,
+which cannot wait, goes on to a hard limit and then raises `ProducerFull`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from braid.client.batcher import (
+    RECORD_BYTES,
+    Batch,
+    MessageIds,
+    Piece,
+    Receipt,
+    cancelled_itself,
+    cut_points,
+    id_at,
+)
+from braid.client.lane import Lane
+from braid.client.routing import TopicMap
+from braid.model.batch import MAX_BODY_BYTES, MAX_RECORDS, Codec
+from braid.model.encode import Headers
+from braid.model.errors import (
+    BatchTooLarge,
+    BraidError,
+    ClientClosed,
+    InvalidArgument,
+    NotAvailable,
+    ProducerFull,
+    TopicNotFound,
+)
+from braid.model.hashing import key_hash, key_hashes
+from braid.model.message import MessageId
+from braid.model.names import TopicName
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+CODECS: Final = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+TICKS: Final = 16
+"""Deadlines are looked at so often within a timeout."""
+SUBMIT_ROOM: Final = 8
+"""`submit` may gather so many times `max_in_flight_bytes`."""
+MANY_RECORDS: Final = 1 << 16
+"""`send_many` looks at its records in slices of this many, so that the first are under way while it sees the rest."""
+EXIT_WAIT_S: Final = 1.0
+"""When its block is left by an error, a producer waits this long for what is under way."""
+REMEMBERED_FAILURES: Final = 16
+"""Failed batches that `flush` looks through for one that nobody has looked at."""
+
+_UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_INT64: Final = 1 << 63
+
+
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    linger_s: float = 0.0
+    """How long a batch that is not full waits for more records. 0: it leaves at the end of the loop's turn."""
+    max_batch_bytes: int = 256 << 10
+    """A batch that has this many bytes is full. A larger record is a batch of its own."""
+    max_batch_records: int = 65_536
+    compression: str | None = None
+    """`lz4` or `zstd`, per batch, where it saves something."""
+    max_in_flight_bytes: int = 16 << 20
+    """Above so many unconfirmed bytes, `send` waits."""
+    timeout_s: float = 30.0
+    """For so long after a record was given, what can be retried is retried."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.linger_s <= 60:
+            raise InvalidArgument(f"linger is {self.linger_s}; it must be 0 to 60 seconds")
+        if not 1 <= self.max_batch_bytes <= MAX_BODY_BYTES // 2:
+            raise InvalidArgument(f"max_batch_bytes is {self.max_batch_bytes}; it must be 1 to {MAX_BODY_BYTES // 2}")
+        if not 1 <= self.max_batch_records <= MAX_RECORDS:
+            raise InvalidArgument(f"max_batch_records is {self.max_batch_records}; it must be 1 to {MAX_RECORDS}")
+        if self.compression not in CODECS:
+            raise InvalidArgument(f"compression is {self.compression!r}; it must be None, 'lz4' or 'zstd'")
+        if self.max_in_flight_bytes < 1:
+            raise InvalidArgument(f"max_in_flight_bytes is {self.max_in_flight_bytes}; it must be at least 1")
+        if not self.timeout_s > 0:
+            raise InvalidArgument(f"timeout is {self.timeout_s}; it must be a positive number of seconds")
+
+
+class Producer:
+    """Made by `Client.producer`. Values, keys and header values are bytes; text is taken as UTF-8."""
+
+    def __init__(self, client: Client, topic: TopicName, options: ProducerOptions) -> None:
+        self.client: Final = client
+        self.topic: Final = topic
+        self.options: Final = options
+        self.codec: Final = CODECS[options.compression]
+        self.unconfirmed_bytes = 0
+        """Of closed batches that are not settled."""
+        self._only: Lane | None = None
+        """The lane, if the topic has one active segment."""
+        self._lanes: list[Lane] = []
+        self._starts: list[int] = []
+        self._keyless = 0
+        """The lane that takes records without a key now."""
+        self._topic_id = 0
+        self._layout_epoch = 0
+        self._max_in_flight = options.max_in_flight_bytes
+        self._full_bytes = options.max_batch_bytes
+        self._last_number = options.max_batch_records - 1
+        self._large_bytes = options.max_batch_bytes // 2
+        self._waiting_for_room: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._granted_bytes = 0
+        self._failures: deque[Batch] = deque(maxlen=REMEMBERED_FAILURES)
+        self._tick: asyncio.TimerHandle | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # Life.
+
+    async def open(self) -> Self:
+        """Learn where the topic's segments are; `async with` and `send` do it. `TopicNotFound` if it does not exist."""
+        if not self._lanes:
+            if self._opening is None:
+                self._opening = asyncio.get_running_loop().create_task(self._open())
+            await asyncio.shield(self._opening)
+        return self
+
+    async def _open(self) -> None:
+        from braid.client.retry import retrying
+
+        try:
+            deadline = asyncio.get_running_loop().time() + self.options.timeout_s
+            topic = await retrying(lambda: self.client.routing.topic(self.topic.path), deadline, self.client.backoff())
+            self._topic_id = topic.topic_id
+            self._layout_epoch = topic.route.layout_epoch
+            self._lanes = [Lane(self, segment.id) for segment in topic.active]
+            self._starts = topic.starts
+            self._only = self._lanes[0] if len(self._lanes) == 1 else None
+        finally:
+            self._opening = None
+
+    async def flush(self) -> None:
+        """Wait until everything given so far is settled, without lingering.
+
+        Raises the first failure since the last flush that nobody has looked at, by `send` or by a receipt.
+        """
+        for lane in self._lanes:
+            lane.press()
+        for batch in [batch for lane in self._lanes for batch in lane.unsettled()]:
+            await batch.settled()
+        failures, self._failures = self._failures, deque(maxlen=REMEMBERED_FAILURES)
+        for batch in failures:
+            if not batch.looked_at and batch.waiters < batch.count:
+                batch.raise_error()
+
+    async def close(self) -> None:
+        """Take no more records, wait for those that were given, and raise as `flush` does. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.flush()
+        finally:
+            await self._end()
+
+    def abandon(self) -> None:
+        """Close without waiting: what is not confirmed fails with `ClientClosed`, and may be stored or not."""
+        self._closed = True
+        for lane in self._lanes:
+            lane.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(EXIT_WAIT_S):
+                await self.flush()
+        except (BraidError, TimeoutError):
+            pass  # The error that is under way is the one to see.
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        self.abandon()
+        if self._tick is not None:
+            self._tick.cancel()
+        for waiter, _ in self._waiting_for_room:
+            if not waiter.done():
+                waiter.set_exception(ClientClosed("the producer is closed"))
+        self._waiting_for_room.clear()
+        for lane in self._lanes:
+            await lane.stop()
+        self.client.forget_producer(self)
+
+    # One record.
+
+    async def send(
+        self,
+        value: bytes | str,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: int | datetime.datetime | None = None,
+    ) -> MessageId:
+        """Publish a record and wait until it is stored. Returns where.
+
+        `timestamp`: µs since 1970 or a datetime; without it, now. Cancelling stops the waiting, not the record.
+        """
+        if not self._lanes:
+            await self.open()
+        if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room:
+            await self._room(len(value))
+        lane = self._only
+        if (
+            lane is None
+            or headers is not None
+            or timestamp is not None
+            or type(value) is not bytes
+            or len(value) > self._large_bytes
+            or not (key is None or type(key) is bytes)
+        ):
+            receipt = self._add_any(value, key, headers, timestamp)
+            batch, number = receipt.batch, receipt.number
+        else:
+            # Hot: the same lines stand in `submit`.
+            batch = lane.open or lane.begin()
+            values = batch.values
+            number = len(values)
+            values.append(value)
+            if key is None:
+                batch.keys.append(None)
+                size = batch.size = batch.size + RECORD_BYTES + len(value)
+            else:
+                batch.keys.append(key)
+                batch.keyed = True
+                size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
+            if size >= self._full_bytes or number >= self._last_number:
+                lane.close_open()
+        batch.waiters += 1
+        while not batch.done:
+            try:
+                await (batch.future or batch.waiting())
+            except asyncio.CancelledError:
+                if cancelled_itself():
+                    batch.waiters -= 1
+                    raise
+                batch.waiting()
+        if batch.error is not None:
+            raise batch.error.again()
+        return id_at(batch, number)
+
+    def submit(
+        self,
+        value: bytes | str,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: int | datetime.datetime | None = None,
+    ) -> Receipt:
+        """Publish a record without waiting. The receipt can be awaited, or asked later; or `flush` reports for all.
+
+        Whoever submits without end must `await flush()` now and then: `ProducerFull` is raised when far more waits to be
+        confirmed than `max_in_flight_bytes`. The producer must be open (`async with`).
+        """
+        lane = self._only
+        if (
+            lane is None
+            or headers is not None
+            or timestamp is not None
+            or type(value) is not bytes
+            or len(value) > self._large_bytes
+            or not (key is None or type(key) is bytes)
+        ):
+            return self._add_any(value, key, headers, timestamp)
+        # Hot: the same lines stand in `send`.
+        batch = lane.open or lane.begin()
+        values = batch.values
+        number = len(values)
+        values.append(value)
+        if key is None:
+            batch.keys.append(None)
+            size = batch.size = batch.size + RECORD_BYTES + len(value)
+        else:
+            batch.keys.append(key)
+            batch.keyed = True
+            size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
+        if size >= self._full_bytes or number >= self._last_number:
+            lane.close_open()
+        return Receipt(batch, number)
+
+    def _add_any(
+        self,
+        value: bytes | str,
+        key: bytes | str | None,
+        headers: Headers | None,
+        timestamp: int | datetime.datetime | None,
+    ) -> Receipt:
+        """The general way: any lane, any type, any size."""
+        data = _as_bytes("value", value)
+        key_data = None if key is None else _as_bytes("key", key)
+        header_bytes = _check_headers(headers) if headers else 0
+        time_us = None if timestamp is None else _as_microseconds(timestamp)
+        size = RECORD_BYTES + len(data) + len(key_data or b"") + header_bytes
+        if size > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
+            raise BatchTooLarge(f"a record of {size} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
+        lane = self._lane_of(key_data)
+        if lane.open is not None and lane.open.size + size > self._full_bytes:
+            lane.close_open()
+        batch = lane.open or lane.begin()
+        number = len(batch.values)
+        batch.values.append(data)
+        batch.keys.append(key_data)
+        if key_data is not None:
+            batch.keyed = True
+        if headers:
+            batch.add_headers(dict(headers))
+        if time_us is not None:
+            batch.add_timestamp(time_us)
+        batch.size += size
+        if batch.size >= self._full_bytes or number >= self._last_number:
+            lane.close_open()
+        return Receipt(batch, number)
+
+    def _lane_of(self, key: bytes | None) -> Lane:
+        if not self._lanes:
+            raise InvalidArgument("the producer is not open yet: use it as `async with client.producer(…) as producer`")
+        if self._only is not None:
+            return self._only
+        if key is None:
+            return self._lanes[self._keyless]
+        return self._lanes[bisect_right(self._starts, key_hash(key)) - 1]
+
+    # Many records.
+
+    async def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
+        """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids in order.
+
+        If some fail, the first failure is raised when all are settled; the others are stored.
+        """
+        await self.open()
+        pieces: list[Piece] = []
+        orders: list[npt.NDArray[np.int64]] = []
+        given = 0
+        for values, keys in _columns(records):
+            for piece, order in self._add_columns(values, keys, given):
+                pieces.append(piece)
+                if order is not None:
+                    orders.append(order)
+                await self._pace()
+            given += len(values)
+        return await _stored(pieces, orders)
+
+    async def send_table(self, table: Any) -> MessageIds:
+        """Publish the rows of an Arrow table (columns value, and if wanted key, timestamp, headers), as `send_many`."""
+        await self.open()
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table) or "value" not in table.column_names:
+            raise InvalidArgument("send_table takes a pyarrow Table or RecordBatch with a column value")
+        pieces: list[Piece] = []
+        orders: list[npt.NDArray[np.int64]] = []
+        for first in range(0, table.num_rows, MANY_RECORDS):
+            rows = table.slice(first, MANY_RECORDS)
+            for lane, part, order in self._by_lane_table(rows, first):
+                sizes = _row_sizes(part)
+                start = 0
+                for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
+                    batch = lane.add_table(part.slice(start, end - start), end - start, int(sizes[start:end].sum()))
+                    pieces.append(Piece(batch, 0, end - start))
+                    if order is not None:
+                        orders.append(order[start:end])
+                    start = end
+                    await self._pace()
+        return await _stored(pieces, orders)
+
+    def _add_columns(
+        self, values: list[bytes], keys: list[bytes | None] | None, given: int
+    ) -> Iterator[tuple[Piece, npt.NDArray[np.int64] | None]]:
+        """Add records to their lanes' batches, a piece at a time; with several lanes, with its records' places."""
+        if self._only is not None:
+            for piece in self._add_to(self._only, values, keys):
+                yield piece, None
+            return
+        for lane, chosen in self._by_lane(keys, len(values)):
+            numbers = chosen.tolist()
+            lane_values = [values[number] for number in numbers]
+            lane_keys = [keys[number] for number in numbers] if keys is not None else None
+            start = 0
+            for piece in self._add_to(lane, lane_values, lane_keys):
+                yield piece, chosen[start : start + piece.count] + given
+                start += piece.count
+
+    def _add_to(self, lane: Lane, values: list[bytes], keys: list[bytes | None] | None) -> Iterator[Piece]:
+        sizes = np.fromiter(map(len, values), np.int64, len(values)) + RECORD_BYTES
+        if keys is not None:
+            sizes += np.fromiter([len(key) if key is not None else 0 for key in keys], np.int64, len(keys))
+        if len(sizes) and int(sizes.max()) > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
+            raise BatchTooLarge(f"a record of {int(sizes.max())} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
+        room = self._full_bytes - lane.open.size if lane.open is not None else self._full_bytes
+        start = 0
+        for at, end in enumerate(cut_points(sizes, room, self._full_bytes, self.options.max_batch_records)):
+            if at or (lane.open is not None and len(lane.open.values) + end > self.options.max_batch_records):
+                lane.close_open()
+            if end == start:
+                continue
+            batch = lane.open or lane.begin()
+            first = len(batch.values)
+            batch.values += values[start:end]
+            if keys is None:
+                batch.keys += [None] * (end - start)
+            else:
+                batch.keys += keys[start:end]
+                batch.keyed = True
+            batch.size += int(sizes[start:end].sum())
+            if batch.size >= self._full_bytes:
+                lane.close_open()
+            yield Piece(batch, first, end - start)
+            start = end
+
+    def _by_lane(self, keys: Sequence[bytes | None] | None, count: int) -> Iterator[tuple[Lane, npt.NDArray[np.int64]]]:
+        """Which of `count` records go to which lane, in order. Those without a key go to one, next time to another."""
+        keyless = self._keyless
+        self._keyless = (keyless + 1) % len(self._lanes)
+        if keys is None:
+            yield self._lanes[keyless], np.arange(count)
+            return
+        null = np.fromiter([key is None for key in keys], np.bool_, count)
+        hashes = key_hashes([b"" if key is None else key for key in keys] if null.any() else keys)  # type: ignore[arg-type]
+        lanes = np.searchsorted(np.array(self._starts), hashes, "right") - 1
+        lanes[null] = keyless
+        for at, lane in enumerate(self._lanes):
+            chosen = np.flatnonzero(lanes == at)
+            if len(chosen):
+                yield lane, chosen
+
+    def _by_lane_table(self, rows: Any, given: int) -> Iterator[tuple[Lane, Any, npt.NDArray[np.int64] | None]]:
+        if self._only is not None:
+            yield self._only, rows, None
+            return
+        keys = None
+        if "key" in rows.column_names:
+            column = rows.column("key")
+            keys = [key.encode() if isinstance(key, str) else key for key in column.to_pylist()]
+        for lane, chosen in self._by_lane(keys, rows.num_rows):
+            yield lane, rows.take(pa.array(chosen)) if keys is not None else rows, chosen + given
+
+    async def _pace(self) -> None:
+        """Between two batches: let the loop send, and wait while too much is under way."""
+        if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room:
+            await self._room(0)
+        else:
+            await asyncio.sleep(0)
+
+    # What the lanes ask and tell.
+
+    def new_id(self) -> int:
+        return self.client.random.getrandbits(64) or 1
+
+    def check_room(self) -> None:
+        """Whether another batch may be begun."""
+        if self._closed:
+            raise ClientClosed("the producer is closed")
+        if self.unconfirmed_bytes > SUBMIT_ROOM * self._max_in_flight:
+            raise ProducerFull(
+                f"{self.unconfirmed_bytes} bytes wait to be confirmed, the limit is "
+                f"{SUBMIT_ROOM * self._max_in_flight}: await flush() before more is submitted, or use send"
+            )
+
+    def on_closed(self, lane: Lane, batch: Batch) -> None:
+        """The batch takes no more records."""
+        self.unconfirmed_bytes += batch.size
+        if self._only is None and self._lanes[self._keyless] is lane:
+            self._keyless = (self._keyless + 1) % len(self._lanes)
+
+    def on_settled(self, batch: Batch) -> None:
+        self.unconfirmed_bytes -= batch.size
+        if batch.error is not None and len(self._failures) < REMEMBERED_FAILURES:
+            self._failures.append(batch)
+        if self._waiting_for_room:
+            self._give_room()
+
+    async def topic_map(self, *, fresh: bool) -> TopicMap:
+        """The topic's routing, if it is still the topic and the layout that the lanes were made for."""
+        routing = self.client.routing
+        path = self.topic.path
+        topic = await (routing.refresh(path) if fresh else routing.topic(path))
+        if topic.topic_id != self._topic_id:
+            raise TopicNotFound(
+                f"topic {path} was deleted, and another of the same name was created: make a new producer for it"
+            )
+        if topic.route.layout_epoch != self._layout_epoch:
+            raise NotAvailable(
+                f"topic {path} has a new layout, which this version's producers cannot follow: make a new producer"
+            )
+        return topic
+
+    def watch_deadlines(self) -> None:
+        if self._tick is None:
+            self._tick = asyncio.get_running_loop().call_later(self.options.timeout_s / TICKS, self._look_at_deadlines)
+
+    def _look_at_deadlines(self) -> None:
+        self._tick = None
+        now = asyncio.get_running_loop().time()
+        for lane in self._lanes:
+            lane.expire(now, self.options.timeout_s / TICKS)
+        if not all(lane.idle for lane in self._lanes):
+            self.watch_deadlines()
+
+    # Room.
+
+    async def _room(self, size: int) -> None:
+        """Wait, behind those who came before, until less than `max_in_flight_bytes` is unconfirmed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_for_room.append((waiter, size))
+        try:
+            await waiter
+        finally:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._granted_bytes -= size
+                self._give_room()
+
+    def _give_room(self) -> None:
+        waiting = self._waiting_for_room
+        while waiting and self.unconfirmed_bytes + self._granted_bytes <= self._max_in_flight:
+            waiter, size = waiting.popleft()
+            if not waiter.done():
+                self._granted_bytes += size
+                waiter.set_result(None)
+
+
+async def _stored(pieces: Sequence[Piece], orders: Sequence[npt.NDArray[np.int64]]) -> MessageIds:
+    for piece in pieces:
+        piece.batch.looked_at = True
+        await piece.batch.settled()
+    for piece in pieces:
+        piece.batch.raise_error()
+    if not orders:
+        return MessageIds(pieces)
+    places = np.concatenate(orders)
+    order = np.empty(len(places), np.int64)
+    order[places] = np.arange(len(places))
+    return MessageIds(pieces, order)
+
+
+def _columns(records: Iterable[Any]) -> Iterator[tuple[list[bytes], list[bytes | None] | None]]:
+    """Values, and keys if there are, of slices of the records. All are values, or all are pairs."""
+    if isinstance(records, bytes | str | bytearray | memoryview):
+        raise InvalidArgument("send_many takes many values; use send for one")
+    source = iter(records)
+    pairs: bool | None = None
+    while part := list(islice(source, MANY_RECORDS)):
+        kinds = set(map(type, part))
+        if pairs is None:
+            pairs = tuple in kinds
+        if pairs:
+            if kinds != {tuple} or set(map(len, part)) != {2}:
+                raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
+            keys, values = map(list, zip(*part))
+            yield _all_bytes("value", values), _all_bytes("key", keys, None)
+        else:
+            if tuple in kinds:
+                raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
+            yield _all_bytes("value", part, kinds=kinds), None
+
+
+def _all_bytes(what: str, items: list[Any], *absent: None, kinds: set[type] | None = None) -> list[Any]:
+    if (kinds or set(map(type, items))) == {bytes}:
+        return items
+    return [item if type(item) is bytes or (item is None and absent) else _as_bytes(what, item) for item in items]
+
+
+def _as_bytes(what: str, item: object) -> bytes:
+    if isinstance(item, bytes):
+        return bytes(item)
+    if isinstance(item, str):
+        try:
+            return item.encode()
+        except UnicodeError as error:
+            raise InvalidArgument(f"the {what} is text that UTF-8 cannot write: {error}") from error
+    if isinstance(item, bytearray | memoryview):
+        return bytes(item)
+    raise InvalidArgument(f"the {what} is of type {type(item).__name__}; it must be bytes or text")
+
+
+def _as_microseconds(timestamp: object) -> int:
+    if isinstance(timestamp, datetime.datetime):
+        if timestamp.tzinfo is None:
+            timestamp = timestamp.astimezone()
+        return (timestamp - _UNIX_EPOCH) // _MICROSECOND
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and -_INT64 <= timestamp < _INT64:
+        return timestamp
+    raise InvalidArgument(f"{timestamp!r} is no time: give microseconds since 1970, or a datetime")
+
+
+def _check_headers(headers: object) -> int:
+    """Roughly how many bytes they will take; `InvalidArgument` if they cannot be headers."""
+    total = 0
+    try:
+        for name, value in headers.items():  # type: ignore[attr-defined]
+            total += (
+                8 + len(name.encode()) + len(value.encode() if isinstance(value, str) else bytes(memoryview(value)))
+            )
+    except (AttributeError, TypeError, UnicodeError) as error:
+        raise InvalidArgument(f"headers must map text to bytes or text: {error}") from error
+    return total
+
+
+def _row_sizes(rows: Any) -> npt.NDArray[np.int64]:
+    """About what each row takes in a batch."""
+    sizes = np.full(rows.num_rows, RECORD_BYTES, np.int64)
+    for name in ("key", "value"):
+        if name in rows.column_names:
+            column = rows.column(name)
+            try:
+                sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError):
+                sizes += column.nbytes // max(1, rows.num_rows)
+    if "headers" in rows.column_names:
+        sizes += rows.column("headers").nbytes // max(1, rows.num_rows)
+    return sizes

@@ -1,0 +1,103 @@
+"""What one delivery brought: record batches of one segment, still as the broker sent them.
+
+The batches stay the bytes that arrived. What an application wants of them is made when it asks: Arrow columns that
+stand on those bytes, a list of values, or one object for each record; so the cost of receiving is a cost per delivery.
+The first batch may begin before the offset that is wanted, because batches travel whole: the records before it are left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from braid.model.batch import BatchHeader, verify
+from braid.model.columns import COLUMNS, RECORD_SCHEMA, decode_arrow, decode_messages
+from braid.model.message import Message
+
+
+class Part(NamedTuple):
+    """One checked batch and where it begins in the payload."""
+
+    header: BatchHeader
+    position: int
+
+
+def checked_parts(payload: memoryview) -> list[Part]:
+    """The batches of a delivery, each with its checksums verified. Control batches are among them."""
+    parts = []
+    position = 0
+    size = len(payload)
+    while position < size:
+        header = verify(payload, position)
+        parts.append(Part(header, position))
+        position += header.size
+    return parts
+
+
+class ReceivedBatch:
+    """Records of one segment with consecutive offsets. It keeps the memory of its delivery alive."""
+
+    def __init__(
+        self, topic: str, segment: int, payload: memoryview, parts: Sequence[Part], base_offset: int, next_offset: int
+    ) -> None:
+        self.topic: Final = topic
+        """The path `tenant/namespace/name`."""
+        self.segment: Final = segment
+        self.base_offset: Final = base_offset
+        self.next_offset: Final = next_offset
+        """The offset behind the last record."""
+        self._payload = payload
+        self._parts = [part for part in parts if part.header.next_offset > base_offset]
+
+    def __len__(self) -> int:
+        return self.next_offset - self.base_offset
+
+    def __repr__(self) -> str:
+        return f"<ReceivedBatch {self.topic} segment {self.segment} offsets {self.base_offset} to {self.next_offset}>"
+
+    @cached_property
+    def table(self) -> Any:
+        """A `pyarrow.Table` with the columns offset, key, value, timestamp, headers and key_hash."""
+        return self.columns(COLUMNS)
+
+    def columns(self, names: Sequence[str]) -> Any:
+        """A `pyarrow.Table` of only these columns: what is not asked for is not looked at."""
+        if not self._parts:
+            return RECORD_SCHEMA.empty_table().select(list(names))
+        return pa.Table.from_batches(self._rows(names))
+
+    def values(self) -> list[bytes]:
+        """The values alone, in order: the fast way to Python objects."""
+        values: list[bytes] = []
+        for rows in self._rows(("value",)):
+            values += rows.column(0).to_pylist()
+        return values
+
+    def messages(self) -> list[Message]:
+        messages: list[Message] = []
+        for header, position in self._parts:
+            messages += decode_messages(self._payload, header, position, segment=self.segment, topic=self.topic)
+        # Only the first batch can begin too early.
+        early = self._early_records()
+        return messages[early:] if early else messages
+
+    def _rows(self, names: Sequence[str]) -> Iterator[Any]:
+        early = self._early_records()
+        for header, position in self._parts:
+            rows = decode_arrow(self._payload, header, position, columns=names)
+            yield rows.slice(early) if early else rows
+            early = 0
+
+    def _early_records(self) -> int:
+        return max(self.base_offset - self._parts[0].header.base_offset, 0) if self._parts else 0
+
+    def since(self, offset: int) -> ReceivedBatch:
+        """The records from this offset on; the whole batch if it begins there or later."""
+        if offset <= self.base_offset:
+            return self
+        end = max(self.next_offset, offset)
+        return ReceivedBatch(self.topic, self.segment, self._payload, self._parts, offset, end)

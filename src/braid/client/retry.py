@@ -1,0 +1,49 @@
+"""When to try again: delays that double, each spread by chance, so that clients that failed together return apart."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from braid.model.errors import BraidError
+
+T = TypeVar("T")
+
+
+class Backoff:
+    """How long to wait before the next attempt: between half and all of `first_s`, then of twice that, up to `max_s`.
+
+    The caller brings the random numbers, so that a simulation repeats itself.
+    """
+
+    __slots__ = ("_first_s", "_max_s", "_next_s", "_random")
+
+    def __init__(self, random: random.Random, first_s: float = 0.02, max_s: float = 1.0) -> None:
+        self._random = random
+        self._first_s = first_s
+        self._max_s = max_s
+        self._next_s = first_s
+
+    def next(self) -> float:
+        delay_s = self._next_s
+        self._next_s = min(2 * delay_s, self._max_s)
+        return delay_s * self._random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Something worked: the next failure is a first one again."""
+        self._next_s = self._first_s
+
+
+async def retrying(operation: Callable[[], Awaitable[T]], deadline: float, backoff: Backoff) -> T:
+    """The operation's result. Errors that say `retriable` are tried again until the loop's clock shows `deadline`."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await operation()
+        except BraidError as error:
+            delay_s = backoff.next()
+            if not error.retriable or loop.time() + delay_s > deadline:
+                raise
+        await asyncio.sleep(delay_s)

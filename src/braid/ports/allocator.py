@@ -1,0 +1,25 @@
+"""Keep memory that was freed, instead of giving it back to the kernel after each batch.
+
+glibc returns large blocks when they are freed, and the next batch then pays a page fault for every 4 KiB that it
+touches: measured here, a join of 256 KiB takes 7 µs in memory that the process already has and 235 µs in new pages.
+Whether it happens depends on the sizes that were freed before, so numbers without this setting jump by a factor of ten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+KEPT_BYTES = 256 << 20
+LARGEST_KEPT_BLOCK_BYTES = 32 << 20
+"""glibc takes no higher value."""
+
+
+def keep_freed_memory() -> bool:
+    """Whether the C library took the setting; others than glibc may not know it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))

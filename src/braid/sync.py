@@ -1,0 +1,211 @@
+"""The blocking client: the same as `braid.connect`, without `await`.
+
+    with braid.sync.connect("braid://127.0.0.1:6660") as client:
+        with client.stream_consumer("orders", subscription="billing", start="earliest") as consumer:
+            for message in consumer:
+                consumer.ack(message)
+
+It is the asyncio client on an event loop of its own, which runs in a background thread. So it works everywhere, also in
+a notebook, where a loop already runs in the main thread; and Ctrl-C ends any call that waits. Results and errors are
+the asyncio client's own objects.
+
+A change of threads costs tens of microseconds, so it is paid per delivery and per group of records, not per record: a
+consumer fetches whole deliveries and hands out their messages in the caller's thread, acks leave marks that the loop
+collects, and submitted records gather until the loop takes all of them.
+
+A client may be used by several threads. A consumer belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import ssl
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from braid.client import client as asynchronous
+from braid.client.address import DEFAULT_URL
+from braid.client.blocking_consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
+from braid.client.blocking_producer import BlockingProducer, BlockingReceipt
+from braid.client.client import DEFAULT_TIMEOUT_S
+from braid.client.loop_thread import LoopThread
+from braid.model.errors import ClientClosed
+
+__all__ = [
+    "Admin",
+    "BlockingCheckpointConsumer",
+    "BlockingProducer",
+    "BlockingReceipt",
+    "BlockingStreamConsumer",
+    "Client",
+    "connect",
+]
+
+
+def connect(
+    url: str = DEFAULT_URL,
+    *,
+    token: str | Callable[[], str] = "",
+    tls: bool | str | ssl.SSLContext | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    name: str = "",
+) -> Client:
+    """A client for the cluster at `url`, to be used as `with connect(…) as client`. The arguments are those of
+    `braid.connect`."""
+    return Client(lambda: asynchronous.connect(url, token=token, tls=tls, timeout=timeout, name=name))
+
+
+class Client:
+    """Made by `connect`."""
+
+    def __init__(self, make: Callable[[], asynchronous.Client]) -> None:
+        self._make = make
+        self._thread: LoopThread | None = None
+        self._client: asynchronous.Client | None = None
+        self._producers: weakref.WeakSet[BlockingProducer] = weakref.WeakSet()
+        self._stream_consumers: weakref.WeakSet[BlockingStreamConsumer] = weakref.WeakSet()
+
+    @property
+    def admin(self) -> Admin:
+        """Topics, subscriptions, brokers: the methods of the asyncio client's `admin`, blocking."""
+        thread, client = self._open()
+        return Admin(thread, client)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger: float = 0.0,
+        max_batch_bytes: int | None = None,
+        max_batch_records: int | None = None,
+        compression: str | None = None,
+        max_in_flight_bytes: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingProducer:
+        thread, client = self._open()
+        producer = client.producer(
+            topic,
+            linger=linger,
+            max_batch_bytes=max_batch_bytes,
+            max_batch_records=max_batch_records,
+            compression=compression,
+            max_in_flight_bytes=max_in_flight_bytes,
+            timeout=timeout,
+        )
+        blocking = BlockingProducer(thread, producer)
+        self._producers.add(blocking)
+        return blocking
+
+    def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        name: str = "",
+        start: str = "latest",
+        window_bytes: int | None = None,
+    ) -> BlockingStreamConsumer:
+        thread, client = self._open()
+        consumer = BlockingStreamConsumer(
+            thread, client.stream_consumer(topic, subscription, name=name, start=start, window_bytes=window_bytes)
+        )
+        self._stream_consumers.add(consumer)
+        return consumer
+
+    def queue_consumer(self, topic: str, subscription: str) -> NoReturn:
+        _, client = self._open()
+        client.queue_consumer(topic, subscription)
+
+    def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        start: str | bytes | datetime.datetime = "latest",
+        window_bytes: int | None = None,
+    ) -> BlockingCheckpointConsumer:
+        thread, client = self._open()
+        return BlockingCheckpointConsumer(
+            thread, client.checkpoint_consumer(topic, start=start, window_bytes=window_bytes)
+        )
+
+    def open(self) -> None:
+        """Connect to one of the brokers; `with` does it."""
+        if self._thread is not None:
+            return
+        thread = LoopThread()
+        try:
+
+            async def connected() -> asynchronous.Client:
+                client = self._make()
+                await client.open()
+                return client
+
+            self._client = thread.call(connected())
+            self._thread = thread
+        finally:
+            if self._thread is None:
+                thread.stop()
+
+    def close(self) -> None:
+        """Wait for what was sent, store what was acked, close every connection. Closing twice is fine."""
+        self._close(None, None, None)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(kind, error, trace)
+
+    def _close(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        client, thread = self._client, self._thread
+        if client is None or thread is None:
+            return
+
+        async def close() -> None:
+            if error is None:
+                for producer in list(self._producers):
+                    await producer.hand_over()
+            for consumer in list(self._stream_consumers):
+                consumer.collect_marks()
+            await client.__aexit__(kind, error, trace)
+
+        try:
+            if not client.closed:
+                thread.call(close())
+        finally:
+            thread.stop()
+
+    def _open(self) -> tuple[LoopThread, asynchronous.Client]:
+        if self._thread is None or self._client is None:
+            raise ClientClosed("the client is not connected: use it in `with braid.sync.connect(…) as client`")
+        if self._client.closed:
+            raise ClientClosed("the client is closed; connect again")
+        return self._thread, self._client
+
+
+class Admin:
+    """Each method of the asyncio client's `admin`, blocking, under the same name."""
+
+    def __init__(self, thread: LoopThread, client: asynchronous.Client) -> None:
+        self._thread = thread
+        self._admin = client.admin
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._admin, name)
+
+        @functools.wraps(method)
+        def blocking(*arguments: Any, **named: Any) -> Any:
+            return self._thread.call(method(*arguments, **named))
+
+        return blocking
+
+    def __dir__(self) -> list[str]:
+        return [name for name in dir(self._admin) if not name.startswith("_")]

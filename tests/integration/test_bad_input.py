@@ -1,0 +1,876 @@
+"""A real broker, and clients that send what no client should: a clear error, the broker lives, memory is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from braid.model.batch import Flag, control_batch, verify
+from braid.model.columns import encode_batch
+from braid.model.errors import (
+    BatchCorrupt,
+    BatchTooLarge,
+    BatchTruncated,
+    BatchUnsupported,
+    BraidError,
+    ConnectionLost,
+    FrameTooLarge,
+    InvalidArgument,
+    InvalidName,
+    NotAvailable,
+    NotServing,
+    OffsetOutOfRange,
+    OutOfSequence,
+    Overloaded,
+    ProtocolError,
+    SegmentNotFound,
+    StaleRoute,
+    SubscriptionNotFound,
+    TopicNotFound,
+    UnknownOperation,
+    UnsupportedVersion,
+)
+from braid.model.hashing import key_hash
+from braid.wire.frame import FIRST_FRAME_BYTES, MAX_BODY_BYTES, MAX_FRAME_BYTES, PREFIX, Flags, encode_frame
+from braid.wire.operations import (
+    MAGIC,
+    VERSION,
+    Ack,
+    Assignment,
+    Close,
+    Credit,
+    Delivery,
+    Hello,
+    HelloReply,
+    Join,
+    Joined,
+    Kind,
+    Leave,
+    Need,
+    Open,
+    Opened,
+    Positions,
+    PositionsRequest,
+    Published,
+    Release,
+    Route,
+    Topology,
+    TopologyRequest,
+    decode,
+    encode,
+)
+from tests.raw_client import HELLO, BrokerProcess, Ended, RawClient, tracebacks, wait_until
+from tests.tls_files import make_certificate
+
+PLENTY = 1 << 20
+MEGABYTES = 1_000_000
+SHORT: dict[str, Any] = {"hello_timeout_s": 0.5, "heartbeat_s": 0.5, "max_connections": 5, "max_channels": 3}
+
+topic_numbers = iter(range(1_000_000))
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def running_short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """With limits that are quickly reached."""
+    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), limits=SHORT)
+    yield broker
+    broker.stop()
+
+
+def survives(broker: BrokerProcess) -> Iterator[BrokerProcess]:
+    before = broker.resident_bytes
+    yield broker
+    assert broker.process.poll() is None, f"the broker died:\n{broker.log[-4000:]}"
+    with contextlib.ExitStack() as stack:
+        wait_until(lambda: can_connect(broker), "the broker takes connections again")
+        client = stack.enter_context(broker.connect())
+        topic = make_topic(client)
+        assert client.ask(Kind.PUBLISH, topic.route, Published, a_batch()) == Published(0, False)
+    assert tracebacks(broker.log) == []
+    assert broker.resident_bytes - before < 100 * MEGABYTES
+
+
+def can_connect(broker: BrokerProcess) -> bool:
+    try:
+        broker.connect().socket.close()
+    except (BraidError, Ended):
+        return False
+    return True
+
+
+@pytest.fixture
+def broker(running: BrokerProcess) -> Iterator[BrokerProcess]:
+    yield from survives(running)
+
+
+@pytest.fixture
+def short(running_short: BrokerProcess) -> Iterator[BrokerProcess]:
+    yield from survives(running_short)
+
+
+class MadeTopic:
+    def __init__(self, path: str, topology: Topology) -> None:
+        (self.described,) = topology.topics
+        self.path = path
+        self.id = self.described.topic_id
+
+    @property
+    def route(self) -> Route:
+        return self.to(0)
+
+    def to(self, segment: int) -> Route:
+        return Route(self.path, self.id, segment, self.described.layout_epoch)
+
+    def open(
+        self, channel: int = 1, *, segment: int = 0, credit: int = PLENTY, session: int = 0, offset: int = -1
+    ) -> Open:
+        return Open(channel, self.path, self.id, segment, credit, session, offset)
+
+
+def make_topic(client: RawClient, segments: int = 1) -> MadeTopic:
+    path = f"public/default/topic-{next(topic_numbers)}"
+    client.admin("create_topic", topic=path, segments=segments)
+    return MadeTopic(path, client.topic(path))
+
+
+def a_batch(*values: bytes, **options: Any) -> bytearray:
+    return encode_batch(list(values) or [b"value"], now_us=1_700_000_000_000_000, **options)
+
+
+def refusal(broker: BrokerProcess, data: bytes, *, hello: bool) -> BraidError:
+    """How the broker ends a connection on which this came."""
+    with broker.connect(hello=hello) as client:
+        client.socket.sendall(data)
+        reason = client.ended_with()
+        assert reason is not None, "the broker did not say why"
+        return reason
+
+
+# ── bytes that are no frames ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("hello", [False, True], ids=["at once", "after hello"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost:6660\r\nAccept: */*\r\n\r\n",
+        bytes.fromhex("160301020001000 1fc0303".replace(" ", "")) + bytes(range(1, 200)),
+        b"\xff" * 100_000,
+        bytes(range(256)) * 8,
+        PREFIX.pack(0, 0, 1, Kind.PING, 0x40, 0),
+        PREFIX.pack(0, 0, 1, Kind.PING, 0, 1),
+        PREFIX.pack(10, 11, 1, Kind.PING, 0, 0),
+        PREFIX.pack(4, 1, 1, Kind.PING, 0, 0),
+    ],
+    ids=["http", "tls", "ones", "counting", "unknown flag", "not zero", "body longer than frame", "cut padding"],
+)
+def test_bytes_that_are_no_frames_are_refused_with_a_reason(broker: BrokerProcess, data: bytes, hello: bool) -> None:
+    assert isinstance(refusal(broker, data, hello=hello), ProtocolError)
+
+
+def test_a_tls_client_on_the_plain_port_fails_its_handshake(broker: BrokerProcess) -> None:
+    context = ssl.create_default_context()
+    with socket.create_connection(broker.address, timeout=10) as plain, pytest.raises((ssl.SSLError, OSError)):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+@pytest.mark.parametrize(
+    ("hello", "length", "limit"),
+    [
+        (False, FIRST_FRAME_BYTES + 1, FIRST_FRAME_BYTES),
+        (False, 0xFFFF_FFFF, FIRST_FRAME_BYTES),
+        (True, MAX_FRAME_BYTES + 1, MAX_FRAME_BYTES),
+        (True, 0xFFFF_FFFF, MAX_FRAME_BYTES),
+    ],
+)
+def test_a_frame_above_the_limit_is_refused_when_it_is_announced(
+    broker: BrokerProcess, hello: bool, length: int, limit: int
+) -> None:
+    reason = refusal(broker, PREFIX.pack(length, 0, 1, Kind.PING, 0, 0), hello=hello)
+    assert isinstance(reason, FrameTooLarge)
+    assert f"{length} bytes was announced; the limit is {limit}" in str(reason)
+
+
+def test_a_body_above_its_limit_is_refused_when_it_is_announced(broker: BrokerProcess) -> None:
+    size = MAX_BODY_BYTES + 1
+    assert isinstance(refusal(broker, PREFIX.pack(size, size, 1, Kind.ADMIN, 0, 0), hello=True), ProtocolError)
+
+
+def test_a_hundred_large_frames_that_are_announced_and_never_come_cost_next_to_nothing(broker: BrokerProcess) -> None:
+    before = broker.resident_bytes
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(broker.connect()) for _ in range(100)]
+        for client in clients:
+            client.socket.sendall(PREFIX.pack(MAX_FRAME_BYTES, 0, 1, Kind.PUBLISH, 0, 0) + b"x")
+        with broker.connect() as other:
+            other.ping()
+            assert broker.resident_bytes - before < 50 * MEGABYTES
+    wait_until(lambda: broker.open_sockets < 50, "the sockets are closed")
+
+
+def test_bodies_that_cannot_be_decoded_are_refused(broker: BrokerProcess) -> None:
+    kinds = [
+        Kind.TOPOLOGY, Kind.JOIN, Kind.RELEASE, Kind.LEAVE, Kind.OPEN, Kind.CREDIT, Kind.ACK, Kind.CLOSE,
+        Kind.POSITIONS, Kind.ADMIN,
+    ]  # fmt: skip
+    deep = b"\x92\xa1a\x81\xa1b" + b"\x91" * 100_000 + b"\xc0"
+    bodies = [b"", b"\xc1", b"\x90", b"\x80", b"\x91\x91\xa2\xff\xfe", b"\xdd\xff\xff\xff\xff", b"\x93\x01", deep]
+    for kind in kinds:
+        for body in bodies:
+            with broker.connect() as client, pytest.raises((ProtocolError, Ended)):
+                client.reply(client.send(kind, body))
+
+
+# ── hello ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [Kind.PING, Kind.PUBLISH, Kind.ADMIN, Kind.DELIVER, 200, 0])
+def test_the_first_frame_has_to_be_hello(broker: BrokerProcess, kind: int) -> None:
+    reason = refusal(broker, encode_frame(kind, b"", request=1), hello=False)
+    assert isinstance(reason, ProtocolError)
+    assert "the first frame of a connection is HELLO" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("hello", "error"),
+    [
+        (Hello("kafka", 1, 1, "me"), ProtocolError),
+        (Hello("", 1, 1, "me"), ProtocolError),
+        (Hello(MAGIC, 0, 0, "old"), UnsupportedVersion),
+        (Hello(MAGIC, VERSION + 1, VERSION + 9, "from the future"), UnsupportedVersion),
+        (Hello(MAGIC, 5, -5, "confused"), UnsupportedVersion),
+        (Hello(MAGIC, 1 << 63, (1 << 64) - 1, "huge"), UnsupportedVersion),
+    ],
+)
+def test_a_hello_that_cannot_be_accepted_is_answered_and_the_connection_closed(
+    broker: BrokerProcess, hello: Hello, error: type[BraidError]
+) -> None:
+    with broker.connect(hello=False) as client:
+        with pytest.raises(error):
+            client.ask(Kind.HELLO, hello, HelloReply)
+        with pytest.raises(Ended):
+            client.next_frame()
+
+
+def test_a_newer_client_that_also_speaks_this_version_is_welcome(broker: BrokerProcess) -> None:
+    with broker.connect(hello=False) as client:
+        body = [MAGIC, VERSION, VERSION + 3, "newer", "", ["teleport"], {"unknown": "field"}]
+        assert client.ask(Kind.HELLO, body, HelloReply).version == VERSION
+        client.ping()
+
+
+def test_hello_with_garbage_as_its_body_is_refused(broker: BrokerProcess) -> None:
+    for body in (b"", b"\xc1", b"\x91\x01", b"\x94\xa5braid\x01\x01\xa2\xff\xfe"):
+        assert isinstance(refusal(broker, encode_frame(Kind.HELLO, body, request=1), hello=False), ProtocolError)
+
+
+def test_a_long_client_name_and_a_long_token_do_no_harm(broker: BrokerProcess) -> None:
+    with broker.connect(hello=False) as client:
+        reply = client.ask(Kind.HELLO, Hello(MAGIC, 1, 1, "x" * 30_000, "t" * 30_000), HelloReply)
+        assert reply.version == VERSION
+
+
+def test_a_second_hello_changes_nothing(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        with pytest.raises(ProtocolError):
+            client.ask(Kind.HELLO, HELLO, HelloReply)
+        with contextlib.suppress(Ended, ConnectionError):
+            client.ping()
+
+
+def test_a_client_that_sends_replies_is_refused(broker: BrokerProcess) -> None:
+    for flags in (Flags.REPLY, Flags.ERROR, Flags.REPLY | Flags.ERROR):
+        reason = refusal(broker, encode_frame(Kind.PING, b"", request=1, flags=flags), hello=True)
+        assert isinstance(reason, ProtocolError)
+
+
+# ── operations ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "kind", [0, 4, 15, 99, 200, 255, Kind.DELIVER, Kind.ASSIGN, Kind.NEED, Kind.CLOSED, Kind.EXPEL]
+)
+def test_operations_that_the_broker_does_not_take_are_answered_and_the_connection_lives(
+    broker: BrokerProcess, kind: int
+) -> None:
+    with broker.connect() as client:
+        for body in (b"", encode(Delivery(1, 1)), b"\xc1" * 1_000):
+            with pytest.raises(UnknownOperation):
+                client.reply(client.send(kind, body))
+        client.send(kind, b"", request=0)
+        client.ping()
+
+
+def test_fields_and_payloads_that_nobody_asked_for_are_ignored(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        client.reply(client.send(Kind.PING, b"\xc1garbage", b"payload" * 100))
+        topic = make_topic(client)
+        client.ask(Kind.TOPOLOGY, [[topic.path], 0, "from", "the future"], Topology, b"payload")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "no such topic", "a/b", "a/b/c/d", "../../etc/passwd", "public/default/..", "ä/ö/ü", "x" * 10_000, "\0"],
+)
+def test_names_that_cannot_be_are_refused_by_every_operation(broker: BrokerProcess, name: str) -> None:
+    with broker.connect() as client:
+        for kind, body in (
+            (Kind.TOPOLOGY, TopologyRequest((name,))),
+            (Kind.POSITIONS, PositionsRequest(name)),
+            (Kind.JOIN, Join(name, "s", "c")),
+            (Kind.JOIN, Join("public/default/t", name, "c")),
+            (Kind.JOIN, Join("public/default/t", "s", name)),
+            (Kind.OPEN, Open(1, name, 1, 0, 100)),
+        ):
+            with pytest.raises(InvalidName):
+                client.reply(client.send(kind, body))
+        with pytest.raises(InvalidName):
+            client.ask(Kind.PUBLISH, Route(name, 1, 0, 0), Published, a_batch())
+        with pytest.raises(InvalidName):
+            client.admin("create_topic", topic=name)
+        client.ping()
+
+
+def test_topics_that_do_not_exist_are_not_found_by_every_operation(broker: BrokerProcess) -> None:
+    ghost = "public/default/ghost"
+    with broker.connect() as client:
+        assert client.topic(ghost).topics[0].topic_id == 0
+        for ask in (
+            lambda: client.ask(Kind.PUBLISH, Route(ghost, 1, 0, 0), Published, a_batch()),
+            lambda: client.ask(Kind.POSITIONS, PositionsRequest(ghost), Positions),
+            lambda: client.ask(Kind.JOIN, Join(ghost, "s", "c"), Joined),
+            lambda: client.ask(Kind.OPEN, Open(1, ghost, 1, 0, 100), Opened),
+            lambda: client.admin("get_topic", topic=ghost),
+            lambda: client.admin("topic_stats", topic=ghost),
+            lambda: client.admin("delete_topic", topic=ghost),
+        ):
+            with pytest.raises(TopicNotFound, match="ghost"):
+                ask()
+        client.ping()
+
+
+def test_admin_calls_of_the_wrong_shape_are_refused(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        for call, arguments in (
+            ("no_such_call", {}),
+            ("__init__", {}),
+            ("close", {}),
+            ("create_topic", {}),
+            ("create_topic", {"topic": 5}),
+            ("create_topic", {"topic": "fine", "segments": "two"}),
+            ("create_topic", {"topic": "fine", "segments": 0}),
+            ("create_topic", {"topic": "fine", "segments": -1}),
+            ("create_topic", {"topic": "fine", "segments": 1 << 40}),
+            ("create_topic", {"topic": "fine", "unknown": 1}),
+            ("create_topic", {"topic": "fine", "policies": {"durability": "hope"}}),
+            ("seek_subscription", {"topic": "fine"}),
+        ):
+            with pytest.raises(BraidError) as raised:
+                client.admin(call, **arguments)
+            assert isinstance(raised.value, InvalidArgument | NotAvailable), (call, arguments)
+        client.ping()
+
+
+# ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def changed(batch: bytearray, at: int, kind: str, value: int) -> bytearray:
+    """The batch with one header field changed, under a checksum that is right."""
+    struct.pack_into(kind, batch, at, value)
+    struct.pack_into("<I", batch, 92, crc32c(memoryview(batch)[:92]))
+    return batch
+
+
+def flipped(batch: bytearray, at: int) -> bytearray:
+    batch[at] ^= 1
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: flipped(a_batch(), 20), BatchCorrupt),
+        (lambda: flipped(a_batch(), 150), BatchCorrupt),
+        (lambda: a_batch()[:95], BatchTruncated),
+        (lambda: a_batch()[:-8], BatchTruncated),
+        (lambda: a_batch() + bytes(8), InvalidArgument),
+        (lambda: a_batch() + a_batch(), InvalidArgument),
+        (lambda: bytearray(200), BatchCorrupt),
+        (lambda: bytearray(b"x"), BatchTruncated),
+        (lambda: changed(a_batch(), 4, "B", 9), BatchUnsupported),
+        (lambda: changed(a_batch(), 5, "B", 9), BatchUnsupported),
+        (lambda: changed(a_batch(), 6, "<H", 0x100), BatchUnsupported),
+        (lambda: changed(a_batch(), 12, "<I", 0xFFFF_FFF0), BatchTooLarge),
+        (lambda: changed(a_batch(), 16, "<I", 0xFFFF_FFF0), BatchTooLarge),
+        (lambda: changed(a_batch(), 24, "<I", 0xFFFF_FFF0), BatchTooLarge),
+        (lambda: changed(a_batch(), 24, "<I", 0), BatchCorrupt),
+        (lambda: control_batch(Flag.SEAL), InvalidArgument),
+        (lambda: control_batch(Flag.BEGIN), InvalidArgument),
+        (lambda: a_batch(producer_id=77, first_sequence=5), OutOfSequence),
+        (lambda: bytearray(MAX_FRAME_BYTES - 4096), BatchTooLarge),
+    ],
+    ids=["header checksum", "body checksum", "cut header", "cut body", "zeros behind it", "two batches", "zeros", "a byte",
+         "version", "codec", "flags", "body length", "raw length", "count", "no records", "seal", "begin", "sequence",
+         "too large"],
+)  # fmt: skip
+def test_a_batch_that_is_wrong_is_refused_and_nothing_is_stored(
+    broker: BrokerProcess, make: Callable[[], bytearray], error: type[BraidError]
+) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        with pytest.raises(error):
+            client.ask(Kind.PUBLISH, topic.route, Published, make())
+        assert client.ask(Kind.PUBLISH, topic.route, Published, a_batch()).base_offset == 0
+        (positions,) = client.ask(Kind.POSITIONS, PositionsRequest(topic.path), Positions).segments
+        assert (positions.earliest, positions.end, positions.sealed) == (0, 1, False)
+
+
+def test_what_a_producer_writes_into_the_owners_half_does_not_count(broker: BrokerProcess) -> None:
+    batch = changed(a_batch(b"a", b"b"), 64, "<Q", 1_000_000)
+    with broker.connect() as client:
+        topic = make_topic(client)
+        assert client.ask(Kind.PUBLISH, topic.route, Published, batch).base_offset == 0
+        client.ask(Kind.OPEN, topic.open(), Opened)
+        payload = client.push(Kind.DELIVER).payload
+        assert payload is not None
+        assert verify(payload).next_offset == 2
+
+
+def test_routes_that_are_not_the_topics_are_refused(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client, segments=2)
+        epoch = topic.described.layout_epoch
+        for route in (
+            Route(topic.path, topic.id + 1, 0, epoch),
+            Route(topic.path, 0, 0, epoch),
+            Route(topic.path, topic.id, 2, epoch),
+            Route(topic.path, topic.id, -1, epoch),
+            Route(topic.path, topic.id, (1 << 64) - 1, epoch),
+            Route(topic.path, topic.id, 0, epoch + 1),
+            Route(topic.path, topic.id, 0, -1),
+        ):
+            with pytest.raises(StaleRoute):
+                client.ask(Kind.PUBLISH, route, Published, a_batch())
+        lower = next(key for key in (b"key-%d" % n for n in range(99)) if key_hash(key) < 0x8000)
+        with pytest.raises(StaleRoute, match="key hashes"):
+            client.ask(Kind.PUBLISH, topic.to(1), Published, a_batch(keys=[lower]))
+        assert client.ask(Kind.PUBLISH, topic.to(0), Published, a_batch(keys=[lower])).base_offset == 0
+
+
+def test_a_publish_that_could_never_be_confirmed_ends_the_connection(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+    without_id = encode_frame(Kind.PUBLISH, encode(topic.route), payload_bytes=len(a_batch())) + a_batch()
+    assert isinstance(refusal(broker, without_id, hello=True), ProtocolError)
+    without_batch = encode_frame(Kind.PUBLISH, encode(topic.route), request=1)
+    assert isinstance(refusal(broker, without_batch, hello=True), ProtocolError)
+
+
+def test_ten_thousand_different_routes_cost_bounded_memory(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        requests = []
+        for number in range(10_000):
+            body = [topic.path, topic.id, 0, topic.described.layout_epoch, "padding" * 20, number]
+            requests.append(client.send(Kind.PUBLISH, body, a_batch()))
+            if len(requests) == 100:
+                for request in requests:
+                    client.reply(request)
+                requests.clear()
+
+
+# ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_credits_that_cannot_be_are_refused(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        for credit in (-1, (1 << 31) + 1, (1 << 64) - 1, -(1 << 63)):
+            with pytest.raises(InvalidArgument, match="a credit of"):
+                client.ask(Kind.OPEN, topic.open(credit=credit), Opened)
+    for credit in (0, -1, (1 << 31) + 1, (1 << 64) - 1):
+        with broker.connect() as client:
+            client.ask(Kind.OPEN, topic.open(), Opened)
+            client.send(Kind.CREDIT, Credit(1, credit), request=0)
+            assert isinstance(client.ended_with(), ProtocolError)
+
+
+def test_credit_adds_up_to_its_limit_and_credit_for_unknown_channels_is_ignored(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        client.ask(Kind.OPEN, topic.open(credit=0), Opened)
+        for _ in range(10):
+            client.send(Kind.CREDIT, Credit(1, 1 << 31), request=0)
+            client.send(Kind.CREDIT, Credit(99, 1 << 31), request=0)
+        client.ask(Kind.PUBLISH, topic.route, Published, a_batch())
+        assert client.push(Kind.DELIVER).payload is not None
+
+
+def test_nothing_is_delivered_beyond_the_credit(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        batch = a_batch(b"x" * 1_000)
+        client.ask(Kind.OPEN, topic.open(credit=len(batch) - 1), Opened)
+        for _ in range(3):
+            client.ask(Kind.PUBLISH, topic.route, Published, batch)
+        need = decode(Need, client.push(Kind.NEED).body)
+        assert need == Need(1, len(batch))
+        client.ping()
+        assert client.pushes == []
+        client.send(Kind.CREDIT, Credit(1, 1), request=0)
+        delivered = client.push(Kind.DELIVER)
+        assert delivered.payload is not None
+        assert len(delivered.payload) == len(batch)
+        client.ping()
+        assert [frame.kind for frame in client.pushes if frame.kind == Kind.DELIVER] == []
+
+
+@pytest.mark.parametrize("channel", [0, -1, 1 << 32, (1 << 64) - 1])
+def test_channel_numbers_that_cannot_be_end_the_connection(broker: BrokerProcess, channel: int) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        client.send(Kind.OPEN, topic.open(channel))
+        assert isinstance(client.ended_with(), ProtocolError)
+
+
+def test_a_channel_number_that_is_in_use_ends_the_connection(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        client.ask(Kind.OPEN, topic.open(7), Opened)
+        client.send(Kind.OPEN, topic.open(7))
+        assert isinstance(client.ended_with(), ProtocolError)
+
+
+def test_opening_what_is_not_there_is_refused(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
+        refused: list[tuple[Open, type[BraidError]]] = [
+            (topic.open(segment=5), SegmentNotFound),
+            (topic.open(segment=-1), SegmentNotFound),
+            (topic.open(segment=(1 << 64) - 1), SegmentNotFound),
+            (Open(1, topic.path, topic.id + 1, 0, 100), TopicNotFound),
+            (topic.open(session=12345), NotServing),
+            (topic.open(session=-1), NotServing),
+            (topic.open(offset=3), OffsetOutOfRange),
+            (topic.open(offset=-2), OffsetOutOfRange),
+            (topic.open(offset=(1 << 64) - 1), OffsetOutOfRange),
+        ]
+        for request, error in refused:
+            with pytest.raises(error) as raised:
+                client.ask(Kind.OPEN, request, Opened)
+            if isinstance(raised.value, OffsetOutOfRange):
+                assert (raised.value.earliest, raised.value.end) == (0, 2)
+        assert client.ask(Kind.OPEN, topic.open(offset=2), Opened) == Opened(2, 2)
+
+
+def joined(client: RawClient, topic: MadeTopic, consumer: str = "worker") -> Assignment:
+    session = client.ask(Kind.JOIN, Join(topic.path, "s", consumer, "earliest"), Joined).session
+    while True:
+        assignment = decode(Assignment, client.push(Kind.ASSIGN).body)
+        if assignment.session == session and assignment.segments:
+            return assignment
+
+
+def test_acks_that_cannot_be_are_refused_and_move_nothing(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
+        session = joined(client, topic).session
+        client.ask(Kind.OPEN, topic.open(1, session=session), Opened)
+        client.ask(Kind.OPEN, topic.open(2), Opened)
+        for ack, error in (
+            (Ack(1, 3), InvalidArgument),
+            (Ack(1, (1 << 64) - 1), InvalidArgument),
+            (Ack(1, 3, True), InvalidArgument),
+            (Ack(2, 1), InvalidArgument),
+            (Ack(99, 1), NotServing),
+            (Ack(-1, 1), NotServing),
+        ):
+            with pytest.raises(error):
+                client.reply(client.send(Kind.ACK, ack))
+            client.send(Kind.ACK, ack, request=0)
+        client.reply(client.send(Kind.ACK, Ack(1, 1)))
+        for behind in (0, -1, -(1 << 63), 1):
+            client.reply(client.send(Kind.ACK, Ack(1, behind, True)))
+        described = client.admin("get_subscription", topic=topic.path, subscription="s")
+        assert described["segments"]["0"]["offset"] == 1
+
+
+def test_a_segment_can_be_opened_only_by_the_session_that_has_it(broker: BrokerProcess) -> None:
+    with broker.connect() as first, broker.connect() as second:
+        topic = make_topic(first)
+        held = joined(first, topic, "a")
+        other = second.ask(Kind.JOIN, Join(topic.path, "s", "b", "earliest"), Joined)
+        with pytest.raises(NotServing, match="is not assigned to this consumer"):
+            second.ask(Kind.OPEN, topic.open(session=other.session), Opened)
+        with pytest.raises(NotServing, match="is not one of this connection"):
+            second.ask(Kind.OPEN, topic.open(session=held.session), Opened)
+        for release in (Release(held.session, 0), Release(999, 0)):
+            with pytest.raises(NotServing):
+                second.reply(second.send(Kind.RELEASE, release))
+        second.reply(second.send(Kind.RELEASE, Release(other.session, 0)))
+        second.reply(second.send(Kind.LEAVE, Leave(held.session)))
+        assert first.ask(Kind.OPEN, topic.open(session=held.session), Opened) == Opened(0, 0)
+
+
+def test_joins_that_cannot_be_are_refused(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        refused: list[tuple[Join, type[BraidError]]] = [
+            (Join(topic.path, "s", "c", "yesterday"), InvalidArgument),
+            (Join(topic.path, "s", "c", "latest", "pigeon"), InvalidArgument),
+            (Join(topic.path, "s", "c", "latest", "queue"), NotAvailable),
+            (Join(topic.path, "s", "c", "latest", "stream", False), SubscriptionNotFound),
+        ]
+        for join, error in refused:
+            with pytest.raises(error):
+                client.ask(Kind.JOIN, join, Joined)
+        assert client.admin("list_subscriptions", topic=topic.path) == []
+        for leave in (Leave(0), Leave(-5), Leave((1 << 64) - 1)):
+            client.reply(client.send(Kind.LEAVE, leave))
+        client.reply(client.send(Kind.CLOSE, Close(12345)))
+
+
+@pytest.mark.parametrize("timestamp", [0, -1, -(1 << 63), 1 << 62, (1 << 64) - 1])
+def test_positions_at_any_time_are_answered(broker: BrokerProcess, timestamp: int) -> None:
+    with broker.connect() as client:
+        topic = make_topic(client)
+        client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
+        (positions,) = client.ask(Kind.POSITIONS, PositionsRequest(topic.path, timestamp), Positions).segments
+        assert positions.at_time == (0 if timestamp <= 0 else 2)
+
+
+# ── silence, slowness and crowds ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_connection_without_a_hello_is_closed_in_time(short: BrokerProcess) -> None:
+    for data in (b"", b"\x10", encode_frame(Kind.HELLO, encode(HELLO), request=1)[:-1]):
+        with short.connect(hello=False) as client:
+            client.socket.sendall(data)
+            started = time.monotonic()
+            assert isinstance(client.ended_with(), ConnectionLost)
+            assert time.monotonic() - started < 5
+
+
+def test_half_a_frame_and_then_silence_is_closed_in_time(short: BrokerProcess) -> None:
+    frame = encode_frame(Kind.PUBLISH, b"x" * 30, request=1, payload_bytes=1_000) + bytes(1_000)
+    for cut in (1, 16, 20, 500):
+        with short.connect() as client:
+            client.socket.sendall(frame[:cut])
+            started = time.monotonic()
+            assert isinstance(client.ended_with(), ConnectionLost)
+            assert time.monotonic() - started < 6
+
+
+def test_a_client_that_says_nothing_is_closed_and_one_that_pings_is_not(short: BrokerProcess) -> None:
+    with short.connect() as silent, short.connect() as lively:
+        assert silent.hello.heartbeat_ms == 500
+        stop = threading.Event()
+
+        def ping() -> None:
+            while not stop.wait(0.2):
+                lively.ping()
+
+        pinging = threading.Thread(target=ping)
+        pinging.start()
+        try:
+            reason = silent.ended_with()
+        finally:
+            stop.set()
+            pinging.join()
+        assert isinstance(reason, ConnectionLost)
+        assert "no whole frame came" in str(reason)
+        lively.ping()
+
+
+def test_a_slow_loris_that_sends_a_byte_now_and_then_is_closed(short: BrokerProcess) -> None:
+    with short.connect() as client:
+        client.socket.sendall(PREFIX.pack(1_000_000, 0, 1, Kind.PUBLISH, 0, 0))
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - started < 10:
+                client.socket.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - started < 8, "a byte is no sign of life"
+
+
+def test_more_connections_than_the_limit_are_refused_with_a_reason(short: BrokerProcess) -> None:
+    limit = SHORT["max_connections"]
+    with contextlib.ExitStack() as stack:
+        wait_until(lambda: short.open_sockets < 20, "earlier connections are gone")
+        clients: list[RawClient] = []
+        refused: BraidError | None = None
+        for _ in range(limit + 1):
+            try:
+                clients.append(stack.enter_context(short.connect()))
+            except Overloaded as error:
+                refused = error
+        assert len(clients) == limit
+        assert refused is not None
+        assert f"{limit} clients are connected" in str(refused)
+        with short.connect(hello=False) as unannounced:
+            assert isinstance(unannounced.ended_with(), Overloaded)
+        clients[0].ping()
+        clients[0].socket.close()
+        wait_until(lambda: can_connect(short), "there is room again")
+
+
+def test_more_channels_than_the_limit_are_refused(short: BrokerProcess) -> None:
+    with short.connect() as client:
+        topic = make_topic(client)
+        for number in range(1, SHORT["max_channels"] + 1):
+            client.ask(Kind.OPEN, topic.open(number), Opened)
+        with pytest.raises(Overloaded, match="channels"):
+            client.ask(Kind.OPEN, topic.open(50), Opened)
+        client.reply(client.send(Kind.CLOSE, Close(1)))
+        client.ask(Kind.OPEN, topic.open(51), Opened)
+
+
+def test_more_watched_topics_than_the_limit_are_refused(broker: BrokerProcess) -> None:
+    with broker.connect() as client:
+        paths = tuple(f"public/default/t-{number}" for number in range(4_000))
+        client.ask(Kind.TOPOLOGY, TopologyRequest(paths), Topology)
+        with pytest.raises(Overloaded):
+            client.ask(Kind.TOPOLOGY, TopologyRequest(tuple(path + "-more" for path in paths)), Topology)
+        client.ping()
+
+
+def test_a_client_that_floods_the_broker_with_requests_gets_every_answer(broker: BrokerProcess) -> None:
+    """More requests than the limit at once: the broker stops reading for a while and drops nothing."""
+    with broker.connect() as client:
+        topic = make_topic(client)
+        requests = [client.send(Kind.POSITIONS, PositionsRequest(topic.path)) for _ in range(6_000)]
+        for request in requests:
+            client.reply(request)
+
+
+def test_a_thousand_connections_that_do_nothing_cost_little_and_disturb_nobody(broker: BrokerProcess) -> None:
+    before = broker.resident_bytes
+    with contextlib.ExitStack() as stack:
+        idle = []
+        for _ in range(1_000):
+            idle.append(stack.enter_context(broker.connect(hello=False)))
+            idle[-1].send(Kind.HELLO, HELLO)
+        for client in idle:
+            client.next_frame()
+        with broker.connect() as client:
+            topic = make_topic(client)
+            started = time.monotonic()
+            for offset in range(200):
+                assert client.ask(Kind.PUBLISH, topic.route, Published, a_batch()).base_offset == offset
+            assert time.monotonic() - started < 10
+        cost = (broker.resident_bytes - before) / len(idle)
+        assert cost < 64 * 1024, f"an idle connection costs {cost:.0f} bytes"
+    wait_until(lambda: broker.open_sockets < 50, "the sockets are closed")
+
+
+def test_a_consumer_that_never_reads_costs_bounded_memory_and_disturbs_nobody(broker: BrokerProcess) -> None:
+    """It grants all the credit there is and takes nothing, while 300 MB are published and read by another one."""
+    batch = a_batch(b"x" * 1_000_000)
+    count = 300
+    with broker.connect() as stuck, broker.connect() as publisher, broker.connect() as reader:
+        topic = make_topic(publisher)
+        for number in range(1, 11):
+            stuck.ask(Kind.OPEN, topic.open(number, credit=1 << 31), Opened)
+        reader.ask(Kind.OPEN, topic.open(1, credit=1 << 31), Opened)
+        before = broker.resident_bytes
+        failures: list[BaseException] = []
+
+        def publish() -> None:
+            try:
+                waiting = [publisher.send(Kind.PUBLISH, topic.route, batch) for _ in range(4)]
+                for _ in range(count - 4):
+                    publisher.reply(waiting.pop(0))
+                    waiting.append(publisher.send(Kind.PUBLISH, topic.route, batch))
+                for request in waiting:
+                    publisher.reply(request)
+            except BaseException as error:
+                failures.append(error)
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        offset, most = 0, 0
+        while offset < count:
+            payload = reader.push(Kind.DELIVER).payload
+            assert payload is not None
+            at = 0
+            while at < len(payload):
+                header = verify(payload, at)
+                assert header.base_offset == offset
+                offset = header.next_offset
+                at += header.size
+            most = max(most, broker.resident_bytes)
+        publishing.join()
+        assert failures == []
+        assert most - before < 120 * MEGABYTES, f"memory grew by {(most - before) / MEGABYTES:.0f} MB"
+        stuck_bytes = stuck.socket.recv(1 << 20)
+        assert stuck_bytes, "it gets what waits for it when it reads at last"
+
+
+def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(broker: BrokerProcess) -> None:
+    """Its confirms fill its buffers; then the broker stops reading from it, and others go on."""
+    with broker.connect() as rude, broker.connect() as client:
+        topic = make_topic(client)
+        rude.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        rude.socket.settimeout(1.0)
+        frame = encode_frame(Kind.POSITIONS, encode(PositionsRequest("x" * 2_000)), request=1)
+        before = broker.resident_bytes
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 400 * MEGABYTES:
+                sent += rude.socket.send(frame * 50)
+        assert sent < 400 * MEGABYTES, "the broker went on reading"
+        assert broker.resident_bytes - before < 50 * MEGABYTES
+        for offset in range(50):
+            assert client.ask(Kind.PUBLISH, topic.route, Published, a_batch()).base_offset == offset
+
+
+# ── TLS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_handshakes_that_fail_or_never_end_leave_nothing_behind(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    tls = {"certificate": str(certificate), "key": str(key)}
+    broker = BrokerProcess(tmp_path, limits={"hello_timeout_s": 0.5, "max_connections": 10}, tls=tls)
+    context = ssl.create_default_context(cafile=str(certificate))
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(broker.address, timeout=5) as plain:
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped:
+                wrapped.sendall(encode_frame(Kind.HELLO, encode(HELLO), request=1))
+                prefix = wrapped.recv(16)
+                return len(prefix) == 16 and prefix[13] == Flags.REPLY
+        return False
+
+    try:
+        assert answers()
+        for data in (b"GET / HTTP/1.1\r\n\r\n", encode_frame(Kind.HELLO, encode(HELLO), request=1), b"\x16\x03\x01"):
+            for _ in range(10):
+                with socket.create_connection(broker.address, timeout=5) as plain:
+                    plain.sendall(data)
+        with contextlib.ExitStack() as stack:
+            for _ in range(9):
+                stack.enter_context(socket.create_connection(broker.address, timeout=5))
+            wait_until(answers, "those who began no handshake have made room")
+        wait_until(answers, "the broker still takes connections")
+        assert tracebacks(broker.log) == []
+    finally:
+        broker.stop()

@@ -1,0 +1,534 @@
+"""The command line against real broker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tls_files import make_certificate
+
+BRAID = (sys.executable, "-m", "braid.cli.main")
+WAIT_S = 60.0
+
+
+def environment(url: str = "") -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
+    return {**kept, **({"BRAID_URL": url} if url else {})}
+
+
+def run(url: str, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+    """What the command prints."""
+    done = subprocess.run([*BRAID, *arguments], input=given, capture_output=True, env=environment(url), timeout=WAIT_S)
+    assert done.returncode == code, done.stderr.decode()
+    return done.stdout.decode() if not code else done.stderr.decode()
+
+
+def ask(url: str, *arguments: str) -> Any:
+    return json.loads(run(url, *arguments, "--json"))
+
+
+def lines(url: str, *arguments: str) -> list[bytes]:
+    done = subprocess.run([*BRAID, *arguments], capture_output=True, env=environment(url), timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.splitlines()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+class Serving:
+    def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any]) -> None:
+        self.process = process
+        self.ready = ready
+        self.url: str = ready["url"]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(WAIT_S)
+
+
+@contextmanager
+def serving(data: Path, *arguments: str, python: Sequence[str] = (), log: Path | None = None) -> Iterator[Serving]:
+    command = [sys.executable, *python, "-m", "braid.cli.main", "serve", "--json", "--data", str(data)]
+    command += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments]
+    with (
+        open(log or os.devnull, "wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment()) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, "the broker did not start"
+            yield Serving(process, json.loads(line))
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("broker") / "data") as broker:
+        yield broker.url
+
+
+@pytest.fixture
+def topic(url: str, request: pytest.FixtureRequest) -> str:
+    """A topic of its own for each test."""
+    name = re.sub(r"\W", "-", request.node.name)[:100]
+    run(url, "topic", "create", name)
+    return name
+
+
+# Serving.
+
+
+def test_serve_says_where_it_is_when_it_is_ready_and_stops_in_order(tmp_path: Path) -> None:
+    command = [*BRAID, "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        try:
+            assert process.stdout is not None
+            printed = [process.stdout.readline().decode().strip() for _ in range(4)]
+            assert printed[0] == "Braid broker broker-1 is ready."
+            address = re.fullmatch(r"clients +braid://127\.0\.0\.1:(\d+)", printed[1])
+            assert address is not None
+            socket.create_connection(("127.0.0.1", int(address[1]))).close()
+            admin = re.fullmatch(r"admin +http://127\.0\.0\.1:(\d+)", printed[2])
+            assert admin is not None
+            socket.create_connection(("127.0.0.1", int(admin[1]))).close()
+            assert printed[3].endswith(str(tmp_path / "data"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+
+
+def test_serve_imports_nothing_that_opens_batches_or_draws_tables(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(tmp_path / "data", python=["-X", "importtime"], log=log) as broker:
+        assert broker.stop() == 0
+    imported = set(re.findall(r"\| +([\w.]+)$", log.read_text(), flags=re.MULTILINE))
+    assert "braid.broker.broker" in imported
+    assert not {name.partition(".")[0] for name in imported} & {"pyarrow", "numpy", "rich"}
+
+
+def test_everything_is_there_again_after_an_orderly_stop(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as broker:
+        run(broker.url, "topic", "create", "orders", "--segments", "2")
+        run(broker.url, "produce", "orders", given=b"a\nb\nc\nd\n")
+        assert sorted(lines(broker.url, "consume", "orders", "-s", "s", "--count", "3")) != []
+        assert broker.stop() == 0
+    with serving(tmp_path / "data") as broker:
+        assert len(lines(broker.url, "consume", "orders", "-s", "s")) == 1
+        assert sorted(lines(broker.url, "consume", "orders", "-s", "again")) == [b"a", b"b", b"c", b"d"]
+        assert broker.stop() == 0
+
+
+def refused(*arguments: str) -> str:
+    """The one line that `braid serve` ends with. Its log lines, which stand before it, have a time in front."""
+    done = subprocess.run(
+        [*BRAID, "serve", "--log-level", "error", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert done.stderr.startswith("braid: "), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+
+
+def test_a_second_broker_on_one_data_folder_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as broker:
+        assert "is used by another broker" in refused("--data", str(tmp_path / "data"), *FREE)
+        assert ask(broker.url, "topic", "list") == []
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused("--data", str(tmp_path / "data"), "--listen", address, "--admin", "127.0.0.1:0")
+        assert f"cannot listen on {address}" in said
+        said = refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--admin", address)
+        assert f"cannot listen on {address} for admin" in said
+
+
+def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as broker:
+        assert broker.stop() == 0
+    mark = tmp_path / "data" / "braid.json"
+    mark.write_text(mark.read_text().replace('"format":1', '"format":99'))
+    assert "99" in refused("--data", str(tmp_path / "data"), *FREE)
+
+
+def test_metadata_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    said = refused("--data", str(tmp_path / "data"), "--metadata", f"sqlite:{tmp_path}/none/metadata.db", *FREE)
+    assert f"{tmp_path}/none/metadata.db" in said
+
+
+def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("no key")
+    config = tmp_path / "broker.toml"
+    config.write_text(f'[tls]\ncertificate = "{tmp_path}/key.pem"\nkey = "{tmp_path}/key.pem"\n')
+    assert f"{tmp_path}/key.pem" in refused("--data", str(tmp_path / "data"), "--config", str(config), *FREE)
+    config.write_text(f'[admin_tls]\ncertificate = "{tmp_path}/none.pem"\nkey = "{tmp_path}/key.pem"\n')
+    said = refused("--data", str(tmp_path / "data"), "--config", str(config), *FREE)
+    assert f"admin_tls.certificate: {tmp_path}/none.pem cannot be read" in said
+
+
+# Topics and subscriptions.
+
+
+def test_a_topic_from_its_creation_to_its_end(url: str) -> None:
+    assert "Created topic public/default/life with 2 segments." in run(
+        url, "topic", "create", "life", "--segments", "2"
+    )
+    assert "exists" in run(url, "topic", "create", "life", code=1)
+    listed = run(url, "topic", "list")
+    assert re.search(r"^public/default/life +2 +0 +0 B +0$", listed, flags=re.MULTILINE)
+    shown = ask(url, "topic", "show", "life")
+    assert sorted(shown["segments"]) == ["0", "1"]
+    run(url, "produce", "topic://public/default/life", given=b"x\n")
+    assert sum(each["records"] for each in ask(url, "topic", "stats", "life")["segments"].values()) == 1
+    assert "SEGMENT" in run(url, "topic", "stats", "life")
+    assert "durability" in run(url, "topic", "show", "life")
+    assert "Deleted topic" in run(url, "topic", "delete", "life", "--yes")
+    assert "public/default/life" in run(url, "topic", "show", "life", code=1)
+    assert "public/default/life" not in run(url, "topic", "list")
+
+
+def test_retention_and_durability_are_policies_of_the_topic(url: str) -> None:
+    options = ("--durability", "memory", "--retention", "7d", "--retention-bytes", "10GiB")
+    run(url, "topic", "create", "policies", *options)
+    policies = ask(url, "topic", "show", "policies")["policies"]
+    assert (policies["durability"], policies["retentionMs"]) == ("memory", 7 * 86_400_000)
+    assert policies["retentionBytes"] == 10 << 30
+    assert "1w, 10.0 GiB per segment" in run(url, "topic", "show", "policies")
+
+
+def test_a_subscription_from_its_creation_to_its_end(url: str, topic: str) -> None:
+    run(url, "produce", topic, given=b"1\n2\n3\n4\n")
+    run(url, "subscription", "create", topic, "s", "--from", "earliest")
+    assert re.search(r"^s +stream .* 4 +0$", run(url, "subscription", "list", topic), flags=re.MULTILINE)
+    assert ask(url, "subscription", "show", topic, "s")["backlog"] == 4
+    run(url, "subscription", "skip", topic, "s", "--segment", "0", "--count", "1")
+    assert lines(url, "consume", topic, "-s", "s", "--count", "1") == [b"2"]
+    run(url, "subscription", "seek", topic, "s", "--offset", "0:3")
+    assert lines(url, "consume", topic, "-s", "s") == [b"4"]
+    run(url, "subscription", "seek", topic, "s", "--to", "earliest")
+    assert ask(url, "subscription", "show", topic, "s")["segments"]["0"]["offset"] == 0
+    run(url, "subscription", "seek", topic, "s", "--timestamp", "2100-01-01T00:00:00Z")
+    assert ask(url, "subscription", "show", topic, "s")["backlog"] == 0
+    run(url, "subscription", "seek", topic, "s", "--timestamp", "0")
+    assert "OFFSET" in run(url, "subscription", "show", topic, "s")
+    run(url, "subscription", "skip", topic, "s")
+    assert lines(url, "consume", topic, "-s", "s") == []
+    run(url, "subscription", "delete", topic, "s", "--yes")
+    assert ask(url, "subscription", "list", topic) == []
+    assert "s" in run(url, "subscription", "show", topic, "s", code=1)
+
+
+def test_brokers_are_listed(url: str) -> None:
+    address = url.removeprefix("braid://")
+    assert re.search(rf"^broker-1 +active +{address} ", run(url, "broker", "list"), flags=re.MULTILINE)
+    assert [each["id"] for each in ask(url, "broker", "list")] == ["broker-1"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "create", "later", "--replicas", "2"),
+        ("topic", "create", "later", "--replicas", "2", "--durability", "replicated"),
+        ("topic", "split", "TOPIC", "0", "--at", "8000"),
+        ("topic", "merge", "TOPIC", "0", "1"),
+        ("topic", "repartition", "TOPIC", "4"),
+        ("topic", "move", "TOPIC", "--segment", "0", "--to", "broker-2"),
+        ("topic", "unload", "TOPIC"),
+        ("broker", "drain", "broker-1"),
+        ("broker", "activate", "broker-1"),
+        ("consume", "TOPIC", "-s", "s", "--queue"),
+        ("pipeline", "audit"),
+    ],
+    ids=" ".join,
+)
+def test_what_comes_later_says_so_in_one_line(url: str, topic: str, arguments: Sequence[str]) -> None:
+    said = run(url, *(topic if each == "TOPIC" else each for each in arguments), code=1)
+    assert said.startswith("braid: ")
+    assert re.search("not in this version|in a later version", said)
+    assert said.count("\n") == 1
+
+
+def test_without_a_broker_the_error_says_what_was_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    said = run(f"braid://127.0.0.1:{port}", "topic", "list", code=1)
+    assert f"127.0.0.1:{port} cannot be reached" in said
+    assert said.count("\n") == 1
+
+
+# Producing and consuming.
+
+
+def test_lines_come_out_as_they_went_in(url: str, topic: str, tmp_path: Path) -> None:
+    given = b"plain\n\ncaf\xc3\xa9\n\xff\x00\xfe\r\n" + b"x" * 100_000 + b"\nwithout a newline at the end"
+    run(url, "produce", topic, given=given)
+    done = subprocess.run([*BRAID, "consume", topic, "-s", "s"], capture_output=True, env=environment(url))
+    assert done.stdout == given + b"\n"
+    with open(tmp_path / "file", "wb") as file:
+        subprocess.run([*BRAID, "consume", topic, "-s", "to-file"], stdout=file, env=environment(url), check=True)
+    assert (tmp_path / "file").read_bytes() == given + b"\n"
+
+
+def test_keys_travel_and_choose_the_segment(url: str) -> None:
+    run(url, "topic", "create", "keyed", "--segments", "4")
+    given = [f"key-{number % 10}\t{number}" for number in range(1_000)]
+    run(url, "produce", "keyed", "--key-separator", r"\t", given="\n".join(given).encode())
+    found = [line.decode() for line in lines(url, "consume", "keyed", "-s", "s", "--key-separator", r"\t")]
+    assert sorted(found) == sorted(given)
+    for key in range(10):
+        assert [line for line in found if line.startswith(f"key-{key}\t")] == given[key::10]
+    records = [json.loads(line) for line in lines(url, "consume", "keyed", "-s", "json", "--json")]
+    segments = {key: {record["segment"] for record in records if record["key"] == key} for key in ("key-0", "key-1")}
+    assert [len(each) for each in segments.values()] == [1, 1]
+    assert {"key", "value", "timestamp", "segment", "offset", "headers"} == set(records[0])
+
+
+def test_a_line_without_its_separator_is_named(url: str, topic: str) -> None:
+    said = run(url, "produce", topic, "--key-separator", ":", given=b"a:1\nb:2\nc\n", code=1)
+    assert "line 3 has no key" in said
+
+
+def test_producing_to_a_topic_that_does_not_exist_says_how_to_create_it(url: str) -> None:
+    said = run(url, "produce", "nowhere", given=b"x\n", code=1)
+    assert "nowhere does not exist; create it with `braid topic create nowhere`" in said
+    said = run(url, "consume", "nowhere", "-s", "s", code=1)
+    assert "create it with `braid topic create nowhere`" in said
+
+
+def test_a_summary_is_said_when_asked_for(url: str, topic: str) -> None:
+    arguments = [*BRAID, "produce", topic]
+    quiet = subprocess.run(arguments, input=b"a\nb\n", capture_output=True, env=environment(url), check=True)
+    assert (quiet.stdout, quiet.stderr) == (b"", b"")
+    said = subprocess.run([*arguments, "-v"], input=b"a\nb\n", capture_output=True, env=environment(url), check=True)
+    assert said.stderr.startswith(b"2 records, 2 B in ")
+    assert json.loads(run(url, "produce", topic, "--json", given=b"abc\n"))["records"] == 1
+
+
+@contextmanager
+def started(url: str, *arguments: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([*BRAID, *arguments], env=environment(url), **more) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_line_is_published_before_the_input_ends(url: str, topic: str) -> None:
+    with (
+        started(url, "produce", topic, stdin=subprocess.PIPE) as producer,
+        started(url, "consume", topic, "-s", "s", "--follow", stdout=subprocess.PIPE) as consumer,
+    ):
+        assert producer.stdin is not None
+        assert consumer.stdout is not None
+        for number in range(3):
+            producer.stdin.write(f"line {number}\n".encode())
+            producer.stdin.flush()
+            assert consumer.stdout.readline() == f"line {number}\n".encode()
+        producer.stdin.close()
+        assert producer.wait(WAIT_S) == 0
+        consumer.send_signal(signal.SIGINT)
+        assert consumer.wait(WAIT_S) == 0
+    assert lines(url, "consume", topic, "-s", "s") == []
+
+
+def test_an_interrupted_producer_has_confirmed_what_it_sent(url: str, topic: str) -> None:
+    with started(url, "produce", topic, "-v", stdin=subprocess.PIPE, stderr=subprocess.PIPE) as producer:
+        assert producer.stdin is not None
+        assert producer.stderr is not None
+        producer.stdin.write(b"kept\n")
+        producer.stdin.flush()
+        eventually(lambda: ask(url, "topic", "stats", topic)["segments"]["0"]["endOffset"] == 1)
+        producer.send_signal(signal.SIGINT)
+        assert producer.wait(WAIT_S) == 130
+        assert producer.stderr.read().startswith(b"1 record, 4 B")
+
+
+def test_the_rate_is_kept(url: str, topic: str) -> None:
+    began = time.monotonic()
+    run(url, "produce", topic, "--rate", "200", given=b"x\n" * 150)
+    assert time.monotonic() - began > 150 / 200 - 0.1
+    assert ask(url, "topic", "stats", topic)["segments"]["0"]["endOffset"] == 150
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%09d" % number for number in range(count)]
+
+
+def test_a_count_is_exact_and_the_next_run_continues_behind_it(url: str, topic: str) -> None:
+    run(url, "produce", topic, given=b"\n".join(numbered(1_000)))
+    assert lines(url, "consume", topic, "-s", "s", "--count", "300") == numbered(1_000)[:300]
+    assert lines(url, "consume", topic, "-s", "s", "--count", "1") == numbered(1_000)[300:301]
+    assert lines(url, "consume", topic, "-s", "s") == numbered(1_000)[301:]
+
+
+def test_what_the_reader_of_a_pipe_did_not_take_is_not_acked(url: str, topic: str) -> None:
+    run(url, "produce", topic, given=b"\n".join(numbered(200_000)))
+    with started(url, "consume", topic, "-s", "s", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stderr is not None
+        taken = b""
+        while len(taken) < 1_005:  # a hundred lines and a half
+            taken += os.read(consumer.stdout.fileno(), 1_005 - len(taken))
+        consumer.stdout.close()
+        assert consumer.wait(WAIT_S) == 0
+        assert consumer.stderr.read() == b""
+    assert ask(url, "subscription", "show", topic, "s")["segments"]["0"]["offset"] == 100
+    assert lines(url, "consume", topic, "-s", "s") == numbered(200_000)[100:]
+
+
+def test_head_ends_a_consumer_that_has_nothing_more_to_print(url: str, topic: str) -> None:
+    run(url, "produce", topic, given=b"\n".join(numbered(5)))
+    command = f"{' '.join(BRAID)} consume {topic} -s s --follow | head -3"
+    done = subprocess.run(command, shell=True, capture_output=True, env=environment(url), timeout=WAIT_S)
+    assert (done.stdout.splitlines(), done.stderr) == (numbered(3), b"")
+
+
+def test_without_follow_the_end_is_where_the_topic_ended_at_the_start(url: str) -> None:
+    run(url, "topic", "create", "ends", "--segments", "8")
+    assert lines(url, "consume", "ends", "-s", "s") == []
+    run(url, "produce", "ends", "--key-separator", ":", given=b"a:1\n")
+    assert lines(url, "consume", "ends", "-s", "s") == [b"1"]
+    assert lines(url, "consume", "ends", "-s", "s") == []
+    assert lines(url, "consume", "ends", "-s", "new", "--from", "latest") == []
+    assert lines(url, "consume", "ends", "-s", "other") == [b"1"]
+
+
+def test_two_consumers_share_a_subscription_and_both_end(url: str) -> None:
+    run(url, "topic", "create", "shared", "--segments", "4")
+    given = [b"%d:%d" % (number, number) for number in range(20_000)]
+    run(url, "subscription", "create", "shared", "s", "--from", "earliest")
+    run(url, "produce", "shared", "--key-separator", ":", given=b"\n".join(given))
+    with (
+        started(url, "consume", "shared", "-s", "s", stdout=subprocess.PIPE) as first,
+        started(url, "consume", "shared", "-s", "s", stdout=subprocess.PIPE) as second,
+    ):
+        found = [process.communicate(timeout=WAIT_S)[0].splitlines() for process in (first, second)]
+        assert (first.returncode, second.returncode) == (0, 0)
+    assert set(found[0]) | set(found[1]) == {line.partition(b":")[2] for line in given}
+    assert ask(url, "subscription", "show", "shared", "s")["backlog"] == 0
+
+
+# Security.
+
+
+def test_tokens_and_tls_from_end_to_end(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    secret = tmp_path / "secret"
+    run("", "token", "keygen", str(secret))
+    config = tmp_path / "broker.toml"
+    config.write_text(
+        f"""
+        [tls]
+        certificate = "{certificate}"
+        key = "{key}"
+        [auth]
+        secret_file = "{secret}"
+        superusers = ["ops"]
+        [[auth.grants]]
+        role = "reader"
+        on = "public/default/orders"
+        allow = ["consume"]
+        """
+    )
+    ops, reader = (
+        run("", "token", "create", "--role", role, "--expires", "1h", "--secret-file", str(secret)).strip()
+        for role in ("ops", "reader")
+    )
+    with serving(tmp_path / "data", "--config", str(config)) as broker:
+        ca = ("--tls-ca", str(certificate))
+        assert "token" in run(broker.url, "topic", "list", *ca, code=1)
+        run(broker.url, "topic", "create", "orders", *ca, "--token", ops)
+        run(broker.url, "produce", "orders", *ca, "--token", ops, given=b"secret\n")
+        assert "may not" in run(broker.url, "produce", "orders", *ca, "--token", reader, given=b"x\n", code=1)
+        assert lines(broker.url, "consume", "orders", "-s", "s", *ca, "--token", reader) == [b"secret"]
+        assert "may not" in run(broker.url, "topic", "delete", "orders", "--yes", *ca, "--token", reader, code=1)
+
+
+# Several brokers.
+
+
+@contextmanager
+def cluster(data: Path, brokers: int) -> Iterator[tuple[subprocess.Popen[bytes], list[dict[str, Any]]]]:
+    command = [*BRAID, "up", "--brokers", str(brokers), "--data", str(data), "--port", "0", "--admin-port", "0"]
+    with started("", *command[len(BRAID) :], "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        text = b""
+        while line := process.stdout.readline():
+            text += line
+            if line == b"]\n":
+                break
+        yield process, json.loads(text)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_up_runs_brokers_and_stops_them_all(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2) as (process, brokers):
+        assert [each["id"] for each in brokers] == ["broker-0", "broker-1"]
+        for number, each in enumerate(brokers):
+            run(each["url"], "topic", "create", f"t{number}")
+            run(each["url"], "produce", f"t{number}", given=b"x\n")
+            assert lines(each["url"], "consume", f"t{number}", "-s", "s") == [b"x"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
+        assert re.search(rb"^broker-0 \| ", errors, flags=re.MULTILINE)
+        assert not any(alive(each["pid"]) for each in brokers)
+
+
+def test_up_ends_with_an_error_when_a_broker_dies(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2) as (process, brokers):
+        os.kill(brokers[1]["pid"], signal.SIGKILL)
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 1
+        assert b"braid: broker-1 has ended" in errors
+        assert not alive(brokers[0]["pid"])
+
+
+def test_brokers_do_not_outlive_an_up_that_was_killed(tmp_path: Path) -> None:
+    with cluster(tmp_path, 1) as (process, brokers):
+        process.kill()
+        process.wait(WAIT_S)
+        eventually(lambda: not alive(brokers[0]["pid"]))
+
+
+def test_up_says_why_it_cannot_start(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = run("", "up", "--brokers", "1", "--data", str(tmp_path), "--port", port, "--admin-port", "0", code=1)
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert said.splitlines()[-1].startswith("braid: broker-0 did not start")

@@ -1,0 +1,275 @@
+"""The blocking client against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from braid import sync
+from braid.client.address import parse_url
+from braid.client.blocking_producer import MAX_GATHERED_RECORDS
+from braid.client.client import connect as connect_asyncio
+from braid.model.errors import ClientClosed, ConnectFailed, InvalidArgument, NotAvailable, TimedOut, TopicNotFound
+from braid.model.message import MessageId
+from tests.broker_kit import admin, broker_in_a_thread
+
+
+@contextlib.contextmanager
+def cluster(data: Path, *, segments: int = 1) -> Iterator[tuple[str, sync.Client]]:
+    with broker_in_a_thread(str(data)) as url:
+
+        async def create_topic() -> None:
+            async with connect_asyncio(url) as client:
+                await admin(client, "create_topic", topic="orders", segments=segments)
+
+        asyncio.run(create_topic())
+        with sync.connect(url, timeout=20) as client:
+            yield url, client
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_records_go_out_and_come_back(tmp_path: Path) -> None:
+    with cluster(tmp_path, segments=2) as (_, client):
+        with client.producer("orders") as producer:
+            first = producer.send(b"paid", key=b"customer-7", headers={"trace": "a1"})
+            many = producer.send_many([(b"k%d" % number, b"v%d" % number) for number in range(100)])
+            table = producer.send_table(pa.table({"value": [b"x", b"y"]}))
+            receipts = [producer.submit(f"text {number}") for number in range(100)]
+            producer.flush()
+            submitted = [receipt.result() for receipt in receipts]
+        sent: list[MessageId] = [first, *many, *table, *submitted]
+        assert len(set(sent)) == 203
+        with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+            messages = []
+            for message in consumer:
+                messages.append(message)
+                consumer.ack(message)
+                if len(messages) == len(sent):
+                    break
+            assert consumer.receive(timeout=0.05) is None
+        assert sorted(message.id for message in messages) == sorted(sent)
+        found = next(message for message in messages if message.id == first)
+        assert (found.key, found.value, found.headers) == (b"customer-7", b"paid", {"trace": b"a1"})
+        with client.stream_consumer("orders", "billing") as consumer:
+            assert consumer.receive_batch(timeout=0.2) is None, "closing stored the acks"
+
+
+def test_batches_and_messages_can_be_mixed(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client):
+        with client.producer("orders") as producer:
+            producer.send_many([b"%d" % number for number in range(100)])
+        with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            first = [consumer.receive(timeout=20) for _ in range(7)]
+            assert [message.offset for message in first if message is not None] == list(range(7))
+            saved = consumer.checkpoint()
+            batch = consumer.receive_batch(timeout=20)
+            assert batch is not None
+            assert (batch.base_offset, batch.next_offset) == (7, 100)
+            assert batch.table["value"].to_pylist() == [b"%d" % number for number in range(7, 100)]
+        with client.checkpoint_consumer("orders", start=saved) as consumer:
+            message = consumer.receive(timeout=20)
+            assert message is not None
+            assert message.offset == 7
+
+
+def test_acks_are_stored_also_when_only_the_client_is_closed(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (url, client):
+        with client.producer("orders") as producer:
+            producer.send_many([b"x"] * 10)
+        with sync.connect(url) as other:
+            consumer = other.stream_consumer("orders", "billing", start="earliest")
+            consumer.start()
+            batch = consumer.receive_batch(timeout=20)
+            assert batch is not None
+            consumer.ack(batch)
+            producer = other.producer("orders")
+            producer.open()
+            receipt = producer.submit(b"last")
+        assert receipt.result() == (0, 10)
+        with client.stream_consumer("orders", "billing") as consumer:
+            message = consumer.receive(timeout=20)
+            assert message is not None
+            assert message.offset == 10
+        with pytest.raises(ClientClosed):
+            other.producer("orders")
+        with pytest.raises(ClientClosed):
+            producer.submit(b"too late")
+
+
+def test_errors_are_those_of_the_asyncio_client(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client):
+        with pytest.raises(TopicNotFound):
+            client.producer("unknown").open()
+        with pytest.raises(TopicNotFound):
+            client.stream_consumer("unknown", "billing").start()
+        with pytest.raises(InvalidArgument):
+            client.stream_consumer("orders", "billing", start="noon")
+        with pytest.raises(NotAvailable):
+            client.queue_consumer("orders", "mailer")
+        with client.producer("orders") as producer:
+            wrong: Any = 17
+            receipt = producer.submit(wrong)
+            assert isinstance(receipt.exception(timeout=20), InvalidArgument)
+            with pytest.raises(InvalidArgument):
+                producer.flush()
+            producer.flush()
+        with client.stream_consumer("orders", "billing") as consumer:
+            pass
+        for call in (consumer.receive, consumer.receive_batch, lambda: next(consumer)):
+            with pytest.raises(ClientClosed):
+                call()
+        consumer.close()
+    with pytest.raises(ConnectFailed), sync.connect("braid://127.0.0.1:1", timeout=0.2):
+        pass
+    with pytest.raises(ClientClosed, match="not connected"):
+        sync.connect("braid://127.0.0.1:1").producer("orders")
+
+
+def test_submitting_does_not_change_threads_for_each_record(tmp_path: Path) -> None:
+    """Far more records than the producer may have under way: the caller waits now and then, and memory stays bounded."""
+    with cluster(tmp_path) as (_, client):
+        count = 3 * MAX_GATHERED_RECORDS
+        with client.producer("orders", max_in_flight_bytes=64 << 10) as producer:
+            calls = []
+            call_soon = producer._thread.call_soon
+            producer._thread.call_soon = lambda callback: calls.append(1) or call_soon(callback)  # type: ignore[method-assign,func-returns-value]
+            receipts = [producer.submit(b"%d" % number) for number in range(count)]
+            producer.flush()
+            assert [receipt.result().offset for receipt in receipts] == list(range(count))
+        assert len(calls) < count / 10
+        with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            values: list[bytes] = []
+            while len(values) < count:
+                batch = consumer.receive_batch(timeout=20)
+                assert batch is not None
+                values += batch.values()
+            assert values == [b"%d" % number for number in range(count)]
+
+
+def test_what_is_sent_after_what_was_submitted_is_stored_after_it(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client), client.producer("orders") as producer:
+        for first in range(0, 100, 10):
+            receipts = [producer.submit(b"x") for _ in range(9)]
+            assert producer.send(b"y").offset == first + 9
+            assert [receipt.result(timeout=20).offset for receipt in receipts] == list(range(first, first + 9))
+            assert all(receipt.done() for receipt in receipts)
+
+
+def test_a_receipt_can_be_waited_for_with_a_limit(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client), client.producer("orders", linger=1.0) as producer:
+        receipt = producer.submit(b"x")
+        with pytest.raises(TimedOut):
+            receipt.result(timeout=0.01)
+        producer.flush()
+        assert receipt.result() == (0, 0)
+        assert receipt.exception() is None
+
+
+def test_it_works_while_a_loop_runs_in_the_same_thread(tmp_path: Path) -> None:
+    """As in a notebook."""
+
+    async def cell(client: sync.Client) -> None:
+        with client.producer("orders") as producer:
+            producer.send(b"from a cell")
+        with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            message = consumer.receive(timeout=20)
+            assert message is not None
+            assert message.value == b"from a cell"
+
+    with cluster(tmp_path) as (_, client):
+        asyncio.run(cell(client))
+
+
+def test_several_threads_share_a_client_and_a_producer(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client), client.producer("orders") as producer:
+        receipts: list[Any] = []
+
+        def work() -> None:
+            receipts.extend([producer.submit(b"x") for _ in range(500)])
+            producer.send(b"y")
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(receipt.result() for receipt in receipts)[-1].offset <= 2_003
+        assert len({receipt.result() for receipt in receipts}) == 2_000
+
+
+def test_messages_that_a_timed_out_receive_waited_for_are_not_lost(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client), client.producer("orders") as producer:
+        with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+            seen = []
+            for number in range(50):
+                assert consumer.receive(timeout=0.001) is None
+                producer.send(b"%d" % number)
+                message = consumer.receive(timeout=20)
+                assert message is not None
+                seen.append(message.value)
+            assert seen == [b"%d" % number for number in range(50)]
+
+
+SCRIPT = """
+import sys
+from braid import sync
+with sync.connect(sys.argv[1]) as client:
+    with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+        for message in consumer:
+            consumer.ack(message)
+            print(message.value.decode(), flush=True)
+"""
+
+
+def test_control_c_ends_a_waiting_consumer_and_its_acks_are_stored(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (url, client):
+        with client.producer("orders") as producer:
+            producer.send_many([b"1", b"2", b"3"])
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline().strip() for _ in range(3)] == ["1", "2", "3"]
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+            process.wait()
+        assert "KeyboardInterrupt" in errors
+        assert process.returncode in (1, 130, -signal.SIGINT)
+        with client.stream_consumer("orders", "billing") as consumer:
+            assert consumer.receive(timeout=0.3) is None
+
+
+def test_a_closed_client_leaves_no_thread_behind(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (url, _):
+        before = threading.active_count()
+        for _ in range(3):
+            with sync.connect(url):
+                assert threading.active_count() == before + 1
+        assert threading.active_count() == before
+        assert parse_url(url)

@@ -1,0 +1,597 @@
+"""The administrative calls, on a whole broker in virtual time: arguments, permissions, results, and bad moments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braid.broker.auth import ANONYMOUS, Principal
+from braid.broker.broker import Broker
+from braid.broker.config import AuthConfig, BrokerConfig, Grant
+from braid.metadata import paths
+from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.store import Put
+from braid.model.errors import (
+    InvalidArgument,
+    InvalidName,
+    MetadataUnavailable,
+    NotAvailable,
+    PermissionDenied,
+    SegmentNotFound,
+    SubscriptionBusy,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    TopicExists,
+    TopicNotFound,
+)
+from braid.model.ids import Epoch, Offset
+from braid.model.layout import Layout
+from braid.model.registration import Registration
+from braid.model.subscription import Cursor, encode
+from braid.model.topic import Topic
+from braid.testing.batches import opaque_batch
+from braid.testing.disk import SimulatedDisk
+from braid.testing.loop import Simulation, run_simulation
+from braid.testing.network import SimulatedNetwork
+from tests.broker_kit import ORDERS, Recorder, faults, wait_until
+
+Call = Callable[..., Awaitable[Any]]
+
+
+class Machine:
+    """A store and a disk that outlive the brokers on them."""
+
+    def __init__(self, simulation: Simulation, auth: AuthConfig | None = None) -> None:
+        self.simulation = simulation
+        self.store = MemoryStore(simulation.clock)
+        self.disk = SimulatedDisk(simulation.random)
+        self.host = SimulatedNetwork(simulation.random).host("machine")
+        self.config = BrokerConfig(data="/data", listen="machine:6660", auth=auth)
+
+    async def start(self) -> Broker:
+        return await Broker.open(
+            self.config,
+            network=self.host,
+            store=self.store,
+            disk=self.disk,
+            clock=self.simulation.clock,
+            random=self.simulation.random,
+        )
+
+
+def caller(broker: Broker, principal: Principal = ANONYMOUS) -> Call:
+    async def call(name: str, **arguments: Any) -> Any:
+        result = await broker.calls.call(name, arguments, principal)
+        return json.loads(json.dumps(result))  # JSON-able, and as a client sees it
+
+    return call
+
+
+def run_with_broker(test: Callable[[Broker, Call], Awaitable[None]]) -> None:
+    async def main(simulation: Simulation) -> None:
+        broker = await Machine(simulation).start()
+        await test(broker, caller(broker))
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+async def publish(broker: Broker, segment: int, records: int, path: str = ORDERS.path) -> None:
+    log = broker.segments.get(path, segment).storage.log
+    await log.confirmed.reached(log.append(opaque_batch(b"body", records)).next_offset)
+
+
+def test_a_topic_is_created_shown_and_listed() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        created = await call(
+            "create_topic",
+            topic="orders",
+            segments=2,
+            policies={"durability": "memory", "retentionMs": 1_000},
+            properties={"team": "billing"},
+        )
+        assert created == await call("get_topic", topic="topic://public/default/orders")
+        assert created == {
+            "name": "topic://public/default/orders",
+            "topicId": broker.topics.get(ORDERS.path).id,
+            "epoch": 0,
+            "nextSegmentId": 2,
+            "segments": {
+                "0": {
+                    "segmentId": 0, "hashRange": {"start": 0, "end": 0x7FFF}, "state": "ACTIVE",
+                    "parentIds": [], "childIds": [], "createdAtEpoch": 0, "sealedAtEpoch": 0,
+                },
+                "1": {
+                    "segmentId": 1, "hashRange": {"start": 0x8000, "end": 0xFFFF}, "state": "ACTIVE",
+                    "parentIds": [], "childIds": [], "createdAtEpoch": 0, "sealedAtEpoch": 0,
+                },
+            },
+            "properties": {"team": "billing"},
+            "policies": {
+                "durability": "memory", "replicas": 1, "writeQuorum": 1, "retentionMs": 1_000, "retentionBytes": None,
+                "retentionIgnoresSubscriptions": False,
+            },
+            "createdAt": broker.topics.get(ORDERS.path).created_at,
+        }  # fmt: skip
+        await call("create_topic", topic="acme/sales/other")
+        assert await call("list_topics", tenant="public", namespace="default") == ["topic://public/default/orders"]
+        assert await call("list_topics", tenant="acme", namespace="nothing") == []
+        with pytest.raises(TopicExists):
+            await call("create_topic", topic="orders")
+
+    run_with_broker(test)
+
+
+def test_a_created_topic_can_be_written_at_once() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="orders", segments=3)
+        for segment in range(3):
+            await publish(broker, segment, 1)
+
+    run_with_broker(test)
+
+
+def test_stats_show_what_is_there_and_how_far_subscriptions_are() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="orders", segments=2)
+        await call("create_subscription", topic="orders", subscription="billing", start="earliest")
+        await publish(broker, 0, 10)
+        broker.segments.get(ORDERS.path, 0).cursors.advance("billing", Offset(4))
+        broker.metrics.topic(ORDERS.path).published_records = 10
+        await broker.groups.join(ORDERS, "billing", "worker-1", Recorder({}, "worker-1"))
+        await asyncio.sleep(0.1)
+        stats = await call("topic_stats", topic="orders")
+        assert {key: stats[key] for key in ("name", "epoch", "publishedRecords", "deliveredRecords")} == {
+            "name": "topic://public/default/orders", "epoch": 0, "publishedRecords": 10, "deliveredRecords": 0,
+        }  # fmt: skip
+        first = stats["segments"]["0"]
+        assert first.pop("bytes") > 0
+        assert first == {
+            "segmentId": 0, "hashRange": {"start": 0, "end": 0x7FFF}, "state": "ACTIVE", "owner": "broker-1",
+            "epoch": 1, "earliestOffset": 0, "endOffset": 10, "records": 10,
+        }  # fmt: skip
+        billing = await call("get_subscription", topic="orders", subscription="billing")
+        assert billing == {
+            "name": "billing",
+            "kind": "stream",
+            "createdAt": billing["createdAt"],
+            "backlog": 6,
+            "segments": {
+                "0": {"offset": 4, "earliest": 0, "end": 10, "backlog": 6},
+                "1": {"offset": 0, "earliest": 0, "end": 0, "backlog": 0},
+            },
+            "consumers": {"worker-1": {"segments": [0, 1], "connected": True}},
+        }
+        assert stats["subscriptions"] == {"billing": billing}
+        assert await call("list_subscriptions", topic="orders") == [billing]
+
+    run_with_broker(test)
+
+
+def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="orders")
+        segments, broker.segments._served = broker.segments._served, {}
+        stats = await call("topic_stats", topic="orders")
+        assert stats["segments"]["0"]["owner"] is None
+        assert stats["segments"]["0"]["endOffset"] is None
+        broker.segments._served = segments
+
+    run_with_broker(test)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("create_topic", {}, "topic"),
+        ("create_topic", {"topic": 5}, "topic"),
+        ("create_topic", {"topic": "a/b"}, "no topic name"),
+        ("create_topic", {"topic": "orders", "segments": "2"}, "int"),
+        ("create_topic", {"topic": "orders", "segments": True}, "int"),
+        ("create_topic", {"topic": "orders", "segments": 0}, "1 to"),
+        ("create_topic", {"topic": "orders", "segments": 10**6}, "1 to"),
+        ("create_topic", {"topic": "orders", "policies": {"durability": "paper"}}, "paper"),
+        ("create_topic", {"topic": "orders", "policies": {"durabillity": "fsync"}}, "durabillity"),
+        ("create_topic", {"topic": "orders", "policies": {"retentionMs": -1}}, "retention_ms"),
+        ("create_topic", {"topic": "orders", "policies": {"replicas": 9}}, "replicas"),
+        ("create_topic", {"topic": "orders", "properties": {"a": 1}}, "str"),
+        ("create_topic", {"topic": "orders", "segment": 1}, "topic, segments, policies, properties"),
+        ("list_topics", {"tenant": "a b", "namespace": "n"}, "tenant name"),
+        ("list_brokers", {"all": True}, "it takes none"),
+        ("create_subscription", {"topic": "there", "subscription": ""}, "subscription name"),
+        ("create_subscription", {"topic": "there", "subscription": "s", "start": "5"}, "earliest"),
+        ("create_subscription", {"topic": "there", "subscription": "s", "kind": "exclusive"}, "exclusive"),
+        ("get_subscription", {"topic": "there", "subscription": "../x"}, "subscription name"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing"}, "exactly one of"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "to": "latest", "timestamp": 1}, "exactly"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "to": "x"}, "earliest"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {}}, "at least one"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"x": 1}}, "segment id"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"0": 99}}, "from 0 to 0"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"0": -1}}, "from 0 to 0"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"0": 0, "00": 0}}, "twice"),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "timestamp": 1 << 60}, "milliseconds"),
+        ("skip_subscription", {"topic": "there", "subscription": "billing", "segment": 0}, "together"),
+        ("skip_subscription", {"topic": "there", "subscription": "billing", "segment": 0, "count": 0}, "1 or more"),
+        ("explode", {}, "the calls are activate_broker"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_a_sentence(name: str, arguments: dict[str, Any], error: str) -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="there")
+        await call("create_subscription", topic="there", subscription="billing")
+        with pytest.raises(InvalidArgument, match=error):
+            await call(name, **arguments)
+        assert await call("list_topics", tenant="public", namespace="default") == ["topic://public/default/there"]
+        assert [each["name"] for each in await call("list_subscriptions", topic="there")] == ["billing"]
+
+    run_with_broker(test)
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        for name in ("get_topic", "delete_topic", "topic_stats", "list_subscriptions"):
+            with pytest.raises(TopicNotFound, match="orders"):
+                await call(name, topic="orders")
+        await call("create_topic", topic="orders")
+        of_nobody = {"topic": "orders", "subscription": "nobody"}
+        for name in ("get_subscription", "delete_subscription", "skip_subscription"):
+            with pytest.raises(SubscriptionNotFound, match="nobody"):
+                await call(name, **of_nobody)
+        with pytest.raises(SubscriptionNotFound):
+            await call("seek_subscription", **of_nobody, to="latest")
+        await call("create_subscription", topic="orders", subscription="billing")
+        with pytest.raises(SegmentNotFound):
+            await call("skip_subscription", topic="orders", subscription="billing", segment=7, count=1)
+        with pytest.raises(SubscriptionExists):
+            await call("create_subscription", topic="orders", subscription="billing")
+
+    run_with_broker(test)
+
+
+@pytest.mark.parametrize(
+    "policies", [{"durability": "replicated"}, {"replicas": 3}, {"replicas": 3, "writeQuorum": 2}], ids=str
+)
+def test_replicas_are_said_to_come_later(policies: dict[str, Any]) -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        with pytest.raises(NotAvailable, match="replicas come in a later version"):
+            await call("create_topic", topic="orders", policies=policies)
+        assert broker.topics.all() == {}
+
+    run_with_broker(test)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("split_segment", {"topic": "orders", "segment": 0, "at": "8000"}),
+        ("merge_segments", {"topic": "orders", "segments": [0, 1]}),
+        ("repartition_topic", {"topic": "orders", "segments": 4}),
+        ("move_topic", {"topic": "orders", "segment": 0, "to": "broker-2"}),
+        ("get_auto_scale_policy", {"topic": "orders"}),
+        ("set_auto_scale_policy", {"topic": "orders", "policy": {"minSegments": 1}}),
+        ("delete_auto_scale_policy", {"topic": "orders"}),
+        ("create_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
+        ("delete_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
+        ("terminate_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
+        ("drain_broker", {"broker": "broker-1"}),
+        ("activate_broker", {"broker": "broker-1"}),
+    ],
+)
+def test_what_later_versions_do_says_so(name: str, arguments: dict[str, Any]) -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        with pytest.raises(NotAvailable, match="not in this version yet"):
+            await call(name, **arguments)
+
+    run_with_broker(test)
+
+
+def test_seeking_and_skipping() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="orders", segments=2)
+        await publish(broker, 0, 10)
+        await publish(broker, 1, 5)
+        of_billing = {"topic": "orders", "subscription": "billing"}
+        assert (await call("create_subscription", **of_billing))["backlog"] == 0
+        assert await call("seek_subscription", **of_billing, to="earliest") == {"offsets": {"0": 0, "1": 0}}
+        assert await call("seek_subscription", **of_billing, offsets={"0": 7}) == {"offsets": {"0": 7}}
+        assert await call("seek_subscription", **of_billing, timestamp=1 << 50) == {"offsets": {"0": 10, "1": 5}}
+        assert await call("seek_subscription", **of_billing, timestamp=-1) == {"offsets": {"0": 0, "1": 0}}
+        assert await call("skip_subscription", **of_billing, segment=1, count=2) == {"offsets": {"1": 2}}
+        assert (await call("get_subscription", **of_billing))["backlog"] == 13
+        assert await call("skip_subscription", **of_billing, segment=None, count=None) == {"offsets": {"0": 10, "1": 5}}
+        # Over the wire, the keys of a map may be numbers.
+        result = await broker.calls.call("seek_subscription", {**of_billing, "offsets": {1: 3}}, ANONYMOUS)
+        assert result == {"offsets": {"1": 3}}
+
+    run_with_broker(test)
+
+
+def test_a_topic_or_subscription_with_connected_consumers_is_deleted_only_by_force() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="orders")
+        for name in ("billing", "audit"):
+            await call("create_subscription", topic="orders", subscription=name)
+        member = Recorder({}, "worker-1")
+        number = await broker.groups.join(ORDERS, "billing", "worker-1", member)
+        await asyncio.sleep(0.1)
+        with pytest.raises(SubscriptionBusy, match="worker-1"):
+            await call("delete_subscription", topic="orders", subscription="billing")
+        with pytest.raises(SubscriptionBusy, match="worker-1"):
+            await call("delete_topic", topic="orders", force=False)
+        await call("delete_subscription", topic="orders", subscription="audit")
+        await call("delete_subscription", topic="orders", subscription="billing", force=True)
+        assert member.revoked == [0]
+        assert not broker.groups.holds(number, 0)
+        assert await call("list_subscriptions", topic="orders") == []
+        await call("create_subscription", topic="orders", subscription="billing")
+        await broker.groups.join(ORDERS, "billing", "worker-1", Recorder({}, "worker-1"))
+        await call("delete_topic", topic="orders", force=True)
+        assert broker.groups.connected(ORDERS.path) == []
+
+    run_with_broker(test)
+
+
+def test_a_deleted_topic_leaves_nothing_and_its_name_can_be_used_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await machine.start()
+        call = caller(broker)
+        old = await call("create_topic", topic="orders", segments=2)
+        await call("create_subscription", topic="orders", subscription="billing")
+        await publish(broker, 0, 10)
+        await call("delete_topic", topic="orders")
+        assert [entry.key for entry in (await machine.store.list("/")).entries] == [paths.broker("broker-1")]
+        assert not [path for path in machine.disk.paths() if "orders" in path]
+        new = await call("create_topic", topic="orders")
+        assert new["topicId"] != old["topicId"]
+        assert (await call("topic_stats", topic="orders"))["segments"]["0"]["endOffset"] == 0
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_deletion_that_is_interrupted_anywhere_is_finished_by_asking_again_or_by_the_next_start(at: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        for by_restart in (False, True):
+            machine = Machine(simulation)
+            broker = await machine.start()
+            call = caller(broker)
+            await call("create_topic", topic="orders", segments=2)
+            await call("create_subscription", topic="orders", subscription="billing")
+            requests = 0
+
+            def fail(_: str) -> Fault:
+                nonlocal requests
+                requests += 1
+                return Fault.UNAVAILABLE if requests == at + 1 else Fault.NONE
+
+            machine.store.fault = fail
+            failed = False
+            try:
+                await call("delete_topic", topic="orders")
+            except MetadataUnavailable:
+                failed = True
+            machine.store.fault = lambda _: Fault.NONE
+            marked = broker.topics.find(ORDERS.path) is None
+            if failed and by_restart:
+                await broker.close()
+                broker = await machine.start()
+            elif failed:
+                await caller(broker)("delete_topic", topic="orders")
+            if marked or not by_restart:
+                keys = [entry.key for entry in (await machine.store.list("/")).entries]
+                assert keys == [paths.broker("broker-1")]
+                assert not [path for path in machine.disk.paths() if "orders" in path]
+            else:
+                await publish(broker, 0, 1)  # it had not begun: the topic is as it was
+            await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_a_deletion_goes_on_when_the_one_who_asked_is_gone() -> None:
+    async def test(broker: Broker, call: Call) -> None:
+        await call("create_topic", topic="orders")
+        asking = asyncio.ensure_future(call("delete_topic", topic="orders"))
+        await wait_until(lambda: broker.topics.all()[ORDERS.path].deleting)
+        asking.cancel()
+        await wait_until(lambda: not broker.topics.all())
+        await broker.calls.close()
+
+    run_with_broker(test)
+
+
+def test_a_topic_whose_creator_never_heard_of_it_is_served_all_the_same() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await machine.start()
+        call = caller(broker)
+        answers = iter([Fault.UNCERTAIN, Fault.UNAVAILABLE])  # the write's, and that of reading it back
+        machine.store.fault = lambda _: next(answers, Fault.NONE)
+        with pytest.raises(MetadataUnavailable):
+            await call("create_topic", topic="orders")
+        await wait_until(lambda: len(broker.segments.of_topic(ORDERS.path)) == 1)
+        await publish(broker, 0, 1)
+        with pytest.raises(TopicExists):
+            await call("create_topic", topic="orders")
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_cursors_without_a_subscription_are_swept_at_start() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await machine.start()
+        await caller(broker)("create_topic", topic="orders")
+        await caller(broker)("create_subscription", topic="orders", subscription="billing")
+        await broker.close()
+        key = paths.cursor(ORDERS.path, "0000-ffff-0", "ghost")
+        await machine.store.txn([], [Put(key, encode(Cursor(offset=Offset(0), epoch=Epoch(1))))])
+        broker = await machine.start()
+        assert await machine.store.get(key) is None
+        assert broker.segments.get(ORDERS.path, 0).cursors.all() == {"billing": 0}
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_a_lost_answer_does_not_create_a_topic_twice() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await machine.start()
+        machine.store.fault = faults(Fault.UNCERTAIN)
+        created = await caller(broker)("create_topic", topic="orders")
+        assert created["topicId"] == broker.topics.get(ORDERS.path).id
+        await publish(broker, 0, 1)
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_brokers_and_topology_are_shown() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await machine.start()
+        call = caller(broker)
+        await call("create_topic", topic="orders", segments=2)
+        other = Registration(address="elsewhere:6660", admin="", version="1")
+        await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
+        first, second = await call("list_brokers")
+        assert first == {
+            "id": "broker-1", "address": "machine:6660", "admin": "127.0.0.1:8660", "state": "active",
+            "version": first["version"], "startedAt": broker.started_at, "labels": {}, "segments": 2,
+        }  # fmt: skip
+        assert (second["id"], second["segments"]) == ("broker-2", 0)
+        topology = await call("topology")
+        assert topology["generation"] == broker.topics.generation
+        (orders,) = topology["topics"]
+        assert (orders["topic"], orders["topicId"]) == (ORDERS.path, broker.topics.get(ORDERS.path).id)
+        assert [(each["segmentId"], each["owner"], each["epoch"]) for each in orders["segments"]] == [
+            (0, "machine:6660", 1),
+            (1, "machine:6660", 1),
+        ]
+        assert orders["segments"][1]["hashRange"] == {"start": 0x8000, "end": 0xFFFF}
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_a_topic_that_is_being_deleted_is_shown_to_nobody() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await machine.start()
+        gone = Topic(id=7, layout=Layout.initial(1), deleting=True)
+        await machine.store.txn([], [Put(paths.layout(ORDERS.path), gone.to_json())])
+        await wait_until(lambda: ORDERS.path in broker.topics.all())
+        call = caller(broker)
+        assert await call("list_topics", tenant="public", namespace="default") == []
+        assert (await call("topology"))["topics"] == []
+        with pytest.raises(TopicNotFound):
+            await call("get_topic", topic="orders")
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+GRANTS = (
+    Grant(role="producer", on="public/default/orders", allow=("produce",)),
+    Grant(role="consumer", on="public/default/orders", allow=("consume",)),
+    Grant(role="owner", on="public/default", allow=("admin",)),
+    Grant(role="operator", on="*", allow=("admin",)),
+    Grant(role="stranger", on="public/default/other", allow=("produce", "consume")),
+)
+TOPIC_CALLS: dict[str, dict[str, Any]] = {
+    "get_topic": {},
+    "topic_stats": {},
+    "list_subscriptions": {},
+    "get_subscription": {"subscription": "billing"},
+    "create_subscription": {"subscription": "new"},
+    "seek_subscription": {"subscription": "billing", "to": "latest"},
+    "skip_subscription": {"subscription": "billing"},
+    "delete_subscription": {"subscription": "billing"},
+    "split_segment": {"segment": 0},
+    "delete_topic": {},
+}
+KNOW = {"get_topic", "topic_stats", "list_subscriptions", "get_subscription"}
+SUBSCRIBE = {name for name in TOPIC_CALLS if name.endswith("_subscription")}
+ALLOWED = {
+    "producer": KNOW,
+    "consumer": KNOW | SUBSCRIBE,
+    "owner": set(TOPIC_CALLS) | {"create_topic"},
+    "operator": set(TOPIC_CALLS) | {"create_topic", "list_brokers", "topology", "drain_broker"},
+    "stranger": set[str](),
+    "nobody": set[str](),
+}
+
+
+@pytest.mark.parametrize("role", ALLOWED)
+def test_who_may_do_what(role: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+
+    async def main(simulation: Simulation) -> None:
+        auth = AuthConfig(secret_file=str(secret), superusers=("root",), grants=GRANTS)
+        broker = await Machine(simulation, auth).start()
+        root = caller(broker, Principal("root", ("root",), None))
+        call = caller(broker, Principal("somebody", (role,), None))
+        for topic in ("orders", "other"):
+            await root("create_topic", topic=topic)
+        await root("create_subscription", topic="orders", subscription="billing")
+
+        async def may(name: str, **arguments: Any) -> bool:
+            try:
+                await call(name, **arguments)
+            except NotAvailable:
+                return True
+            except PermissionDenied:
+                return False
+            return True
+
+        allowed = {name for name, rest in TOPIC_CALLS.items() if await may(name, topic="orders", **rest)}
+        if await may("create_topic", topic="made-now"):
+            allowed.add("create_topic")
+        for name, arguments in {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "b"}}.items():
+            if await may(name, **arguments):
+                allowed.add(name)
+        assert allowed == ALLOWED[role]
+        listed = await call("list_topics", tenant="public", namespace="default")
+        seen = {name.rpartition("/")[2] for name in listed}
+        assert (
+            seen
+            == {
+                "producer": {"orders"},
+                "consumer": {"orders"},
+                "owner": {"other", "made-now"},  # it has just deleted orders
+                "operator": {"other", "made-now"},
+                "stranger": {"other"},
+                "nobody": set[str](),
+            }[role]
+        )
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_who_may_not_know_of_a_topic_cannot_tell_whether_it_exists(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+
+    async def main(simulation: Simulation) -> None:
+        broker = await Machine(simulation, AuthConfig(secret_file=str(secret))).start()
+        call = caller(broker, Principal("somebody", ("nobody",), None))
+        for name, rest in TOPIC_CALLS.items():
+            with pytest.raises(PermissionDenied):
+                await call(name, topic="absent", **rest)
+        with pytest.raises(InvalidName):
+            await call("get_topic", topic="a b")
+        await broker.close()
+
+    run_simulation(1, main)

@@ -1,0 +1,368 @@
+"""Subscriptions: they exist with all their cursors or not at all, and a seek counts from the moment it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from braid.broker.subscriptions import Progress, Subscriptions
+from braid.broker.topics import Topics
+from braid.metadata import paths
+from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.store import Put
+from braid.model.errors import (
+    InvalidArgument,
+    InvalidName,
+    MetadataUnavailable,
+    NotAvailable,
+    NotServing,
+    SubscriptionExists,
+    SubscriptionKindConflict,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from braid.model.ids import Offset, SegmentId
+from braid.model.subscription import Subscription, SubscriptionKind, encode
+from braid.testing.loop import Simulation, run_simulation
+from braid.wire import operations
+from tests.broker_kit import ORDERS, PlainSegment, PlainSegments, faults, loaded_topics, make_topic
+
+STREAM = SubscriptionKind.STREAM
+KEY = paths.subscription(ORDERS.path, "billing")
+
+
+class World:
+    def __init__(self, store: MemoryStore, topics: Topics, segments: PlainSegments, subs: Subscriptions) -> None:
+        self.store = store
+        self.topics = topics
+        self.segments = segments
+        self.subs = subs
+
+    @classmethod
+    async def make(cls, simulation: Simulation, *, segments: int = 2, end: int = 100) -> World:
+        store = MemoryStore(simulation.clock)
+        topics = await loaded_topics(simulation, store)
+        topic = await make_topic(topics, segments=segments)
+        served = PlainSegments()
+        await served.serve(store, ORDERS, topic, end=end)
+        return cls(store, topics, served, Subscriptions(store, topics, served, simulation.clock))
+
+    async def create(self, start: str = "earliest", name: str = "billing") -> Subscription:
+        return await self.subs.create(ORDERS, name, kind=STREAM, start=start)
+
+    def __getitem__(self, segment: int) -> PlainSegment:
+        return self.segments.get(ORDERS.path, segment)
+
+    def offsets(self, name: str = "billing") -> list[int | None]:
+        return [segment.cursors.offset(name) for segment in self.segments.of_topic(ORDERS.path)]
+
+    async def exists(self) -> bool:
+        return await self.store.client("looker-on").get(KEY) is not None
+
+    async def stored_cursors(self) -> int:
+        listing = await self.store.client("looker-on").list(paths.topic_segments_prefix(ORDERS.path))
+        return sum(paths.subscription_of_cursor(entry.key) is not None for entry in listing.entries)
+
+
+@pytest.mark.parametrize(("start", "offsets"), [("earliest", [30, 0]), ("latest", [100, 100])])
+def test_a_new_subscription_has_a_stored_cursor_on_every_segment(start: str, offsets: list[int]) -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        world[0].earliest = Offset(30)
+        created = await world.create(start)
+        assert created == Subscription(kind=STREAM, created_at=simulation.clock.now_us())
+        assert world.offsets() == offsets
+        assert await world.stored_cursors() == 2
+        assert await world.subs.get(ORDERS, "billing") == created
+        assert await world.subs.list(ORDERS) == {"billing": created}
+        with pytest.raises(SubscriptionExists):
+            await world.create(start)
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_ensure_creates_once_and_then_finds() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+
+        async def join(create: bool = True) -> tuple[Subscription, bool]:
+            return await world.subs.ensure(ORDERS, "billing", kind=STREAM, start="earliest", create=create)
+
+        with pytest.raises(SubscriptionNotFound):
+            await join(create=False)
+        (first, created), (second, again) = await asyncio.gather(join(), join())
+        assert (created, again) == (True, False)
+        assert first == second
+        world[0].cursors.advance("billing", Offset(50))
+        assert await join() == (first, False)
+        assert await join(create=False) == (first, False)
+        assert world.offsets() == [50, 0], "a subscription that exists stays where it is"
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_subscription_of_another_kind_is_a_conflict_and_queues_come_later() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.store.txn([], [Put(KEY, encode(Subscription(kind=SubscriptionKind.QUEUE)))])
+        with pytest.raises(SubscriptionKindConflict, match="queue"):
+            await world.subs.ensure(ORDERS, "billing", kind=STREAM, start="latest", create=True)
+        with pytest.raises(NotAvailable, match="later version"):
+            await world.subs.create(ORDERS, "mailer", kind=SubscriptionKind.QUEUE, start="latest")
+        assert world.offsets("mailer") == [None, None]
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_wrong_names_places_and_topics_are_refused() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        with pytest.raises(InvalidName):
+            await world.create(name="a/b")
+        with pytest.raises(InvalidArgument, match="earliest"):
+            await world.create(start="middle")
+        await world.topics.mark_deleting(ORDERS)
+        for call in (world.create(), world.subs.get(ORDERS, "billing"), world.subs.list(ORDERS)):
+            with pytest.raises(TopicNotFound):
+                await call
+        assert await world.stored_cursors() == 0
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_subscription_needs_every_segment() -> None:
+    """One that begins without a cursor on a segment that is away would skip what comes there."""
+
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        away = world.segments.served.pop((ORDERS.path, 1))
+        with pytest.raises(NotServing):
+            await world.create()
+        assert not await world.exists()
+        world.segments.served[ORDERS.path, 1] = away
+        await world.create()
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.UNCERTAIN])
+@pytest.mark.parametrize("at", range(3))
+def test_a_store_that_fails_during_a_creation_leaves_no_subscription_without_cursors(at: int, fault: Fault) -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        world.store.fault = faults(*[Fault.NONE] * at, fault)
+        if fault is Fault.UNCERTAIN:
+            await world.create()
+        else:
+            with pytest.raises(MetadataUnavailable):
+                await world.create()
+            assert not await world.exists()
+            await world.create()
+        assert await world.exists()
+        assert world.offsets() == [0, 0]
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_nothing_is_created_below_a_topic_that_is_deleted_at_that_moment() -> None:
+    """Another broker marks the topic; this one's view does not show it yet."""
+
+    async def main(simulation: Simulation) -> None:
+        for turns in range(8):
+            world = await World.make(simulation)
+            creating = asyncio.ensure_future(world.create())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await world.topics.mark_deleting(ORDERS)
+            created_before = await world.exists()
+            result = (await asyncio.gather(creating, return_exceptions=True))[0]
+            assert created_before == (isinstance(result, Subscription) and await world.exists())
+            assert created_before or isinstance(result, TopicNotFound)
+            await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_deleting_closes_channels_and_removes_cursors() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        await world.create(name="audit")
+        await world.subs.delete(ORDERS, "billing")
+        assert not await world.exists()
+        assert world.offsets() == [None, None]
+        assert world.offsets("audit") == [0, 0]
+        assert await world.stored_cursors() == 2
+        for segment in range(2):
+            assert world[segment].closed == [("billing", "subscription-not-found", 0)]
+        for call in (
+            world.subs.delete(ORDERS, "billing"),
+            world.subs.get(ORDERS, "billing"),
+            world.subs.seek_to(ORDERS, "billing", "latest"),
+        ):
+            with pytest.raises(SubscriptionNotFound):
+                await call
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_an_interrupted_deletion_is_finished_by_the_next_one_or_by_the_sweep_at_start(at: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        for by_sweep in (False, True):
+            world = await World.make(simulation)
+            await world.create()
+            world.store.fault = faults(*[Fault.NONE] * at, Fault.UNAVAILABLE)
+            with pytest.raises(MetadataUnavailable):
+                await world.subs.delete(ORDERS, "billing")
+            if by_sweep:
+                assert await world.subs.sweep() == (0 if at == 0 else 3 - at)
+            else:
+                await world.subs.delete(ORDERS, "billing")
+            if by_sweep and at == 0:
+                assert await world.exists(), "nothing had happened yet"
+                assert await world.stored_cursors() == 2
+            else:
+                assert not await world.exists()
+                assert await world.stored_cursors() == 0
+            await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_deleting_rides_out_a_lost_answer() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        world.store.fault = faults(Fault.UNCERTAIN, Fault.UNCERTAIN, Fault.UNCERTAIN)
+        await world.subs.delete(ORDERS, "billing")
+        assert not await world.exists()
+        assert await world.stored_cursors() == 0
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_subscription_that_is_created_again_does_not_find_its_old_place() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create("latest")
+        await world.subs.delete(ORDERS, "billing")
+        await world.create("earliest")
+        assert world.offsets() == [0, 0]
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_seek_moves_every_cursor_and_then_resets_the_channels() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        world[0].earliest = Offset(5)
+        assert await world.subs.seek_to(ORDERS, "billing", "latest") == {0: 100, 1: 100}
+        assert await world.subs.seek_to(ORDERS, "billing", "earliest") == {0: 5, 1: 0}
+        assert world.offsets() == [5, 0]
+        assert world[0].closed == [("billing", operations.RESET, 100), ("billing", operations.RESET, 5)]
+        with pytest.raises(InvalidArgument):
+            await world.subs.seek_to(ORDERS, "billing", "somewhere")
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_an_ack_that_is_under_way_cannot_undo_a_seek() -> None:
+    """Old channels may ack until they are closed; from then on they may not. So closing follows the new place with no
+    turn of the loop in between."""
+
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        seeking = asyncio.ensure_future(world.subs.seek_to(ORDERS, "billing", "earliest"))
+        offset = 1
+        while not world[0].closed:
+            world[0].cursors.advance("billing", Offset(offset))
+            offset += 1
+            await asyncio.sleep(0)
+        await seeking
+        assert offset > 3, "acks did come meanwhile"
+        assert world[0].cursors.offset("billing") == 0
+        await world[0].cursors.flush()
+        assert world.offsets() == [0, 0]
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_seek_to_a_time_asks_each_segment() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        world[0].times = [1_000, 2_000, 3_000]
+        world[1].times = [5_000]
+        assert await world.subs.seek_to_time(ORDERS, "billing", 2_500) == {0: 2, 1: 0}
+        assert await world.subs.seek_to_time(ORDERS, "billing", 9_000) == {0: 100, 1: 100}
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_seek_to_offsets_moves_only_the_segments_that_are_named_and_none_if_one_cannot_be() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        assert await world.subs.seek_to_offsets(ORDERS, "billing", {SegmentId(1): Offset(40)}) == {1: 40}
+        assert world.offsets() == [0, 40]
+        world[1].earliest = Offset(10)
+        for wrong in (9, 101):
+            with pytest.raises(InvalidArgument, match="10 to 100"):
+                await world.subs.seek_to_offsets(
+                    ORDERS, "billing", {SegmentId(0): Offset(7), SegmentId(1): Offset(wrong)}
+                )
+        with pytest.raises(NotServing):
+            await world.subs.seek_to_offsets(ORDERS, "billing", {SegmentId(9): Offset(0)})
+        assert world.offsets() == [0, 40]
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_skipping_leaves_out_records_of_one_segment() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        assert await world.subs.skip(ORDERS, "billing", SegmentId(0), 30) == {0: 30}
+        assert await world.subs.skip(ORDERS, "billing", SegmentId(0), 500) == {0: 100}
+        world[1].earliest = Offset(60)
+        assert await world.subs.skip(ORDERS, "billing", SegmentId(1), 1) == {1: 61}, "what is gone needs no skipping"
+        with pytest.raises(InvalidArgument):
+            await world.subs.skip(ORDERS, "billing", SegmentId(1), 0)
+        await world.topics.stop()
+
+    run_simulation(1, main)
+
+
+def test_progress_tells_the_backlog_without_what_retention_deleted() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        world[0].cursors.advance("billing", Offset(70))
+        world[1].earliest = Offset(90)
+        progress = world.subs.progress(ORDERS, "billing")
+        assert progress == {
+            0: Progress(Offset(70), Offset(0), Offset(100)),
+            1: Progress(Offset(0), Offset(90), Offset(100)),
+        }
+        assert [each.backlog for each in progress.values()] == [30, 10]
+        assert world.subs.progress(ORDERS, "nobody") == {}
+        await world.topics.stop()
+
+    run_simulation(1, main)

@@ -1,0 +1,372 @@
+"""What people and programs see of the command line, without a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import jwt
+import pytest
+from click.testing import CliRunner
+
+from braid.cli import main, target
+from braid.cli.main import COMMANDS
+from braid.cli.output import Column, bytes_text, count_text, duration_text, print_table, range_text, time_text
+from braid.cli.quantities import DURATION, SIZE
+from braid.cli.subscription import parse_offsets, parse_timestamp_ms
+from braid.cli.target import Target, with_target
+from braid.cli.token import token
+from braid.client.address import DEFAULT_URL
+
+BRAID = (sys.executable, "-m", "braid.cli.main")
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
+    return {**kept, "NO_COLOR": "", "TERM": "xterm", "COLUMNS": "", **more}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BRAID, *arguments], capture_output=True, text=True, env=clean_environment(**environment), timeout=60
+    )
+
+
+def run_on_terminal(code: str, **environment: str) -> str:
+    """What a program prints on a terminal."""
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=child, stdout=child, stderr=child, env=clean_environment(**environment)
+    ) as process:
+        os.close(child)
+        printed = b""
+        while True:
+            try:
+                block = os.read(parent, 1 << 16)
+            except OSError:  # what Linux says when the other side is closed
+                break
+            printed += block
+        assert process.wait() == 0, printed
+    os.close(parent)
+    return printed.decode()
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (102_400, "100 KiB"),
+        (1_023_949, "1.0 MiB"),
+        (1 << 20, "1.0 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (1 << 70, "1024 EiB"),
+    ],
+)
+def test_sizes_have_three_digits_and_a_unit(count: int, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+def test_numbers_times_and_ranges_are_readable() -> None:
+    assert count_text(1_234_567) == "1,234,567"
+    assert (count_text(None), bytes_text(None)) == ("-", "-")
+    assert time_text(1_700_000_000_000_000) == "2023-11-14 22:13:20 UTC"
+    assert time_text(1 << 62) == "-"
+    assert range_text({"start": 0, "end": 0x7FFF}) == "0000-7fff"
+    assert [duration_text(seconds) for seconds in (0.26, 61, 3_725)] == ["0.3 s", "1 min 1 s", "1 h 2 min"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000), ("1y", 31_536_000)]
+)
+def test_a_time_has_a_unit(text: str, seconds: int) -> None:
+    assert DURATION.convert(text, None, None) == seconds
+    assert DURATION.convert(DURATION.text(seconds), None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "0s", "1.5h", "1 fortnight"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no time: write 90s, 15m"):
+        DURATION.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1000), ("4K", 4096), ("10GiB", 10 << 30), ("10GB", 10**10), ("3 MiB", 3 << 20)]
+)
+def test_a_size_may_have_a_unit(text: str, size: int) -> None:
+    assert SIZE.convert(text, None, None) == size
+
+
+def test_offsets_of_a_seek_name_each_segment_once() -> None:
+    assert parse_offsets(("0:1500", "12:0")) == {0: 1500, 12: 0}
+    for wrong in (("0",), ("0:",), ("a:1",), ("0:-1",), ("0:1", "0:2")):
+        with pytest.raises(click.BadParameter):
+            parse_offsets(wrong)
+
+
+def test_a_time_to_seek_to_is_iso_or_milliseconds() -> None:
+    assert parse_timestamp_ms("1700000000000") == 1_700_000_000_000
+    assert parse_timestamp_ms("2023-11-14T22:13:20Z") == 1_700_000_000_000
+    assert parse_timestamp_ms("2023-11-14T23:13:20+01:00") == 1_700_000_000_000
+    assert parse_timestamp_ms("2023-11-14 22:13:20") == 1_700_000_000_000
+    with pytest.raises(click.BadParameter, match="is no time"):
+        parse_timestamp_ms("yesterday")
+
+
+# Tables.
+
+TABLE = """
+from braid.cli.output import Column, print_table
+print_table([Column("TOPIC"), Column("RECORDS", right=True)], [("orders", "1,200"), ("x" * 100, "7")], empty="none")
+"""
+
+
+def test_a_table_in_a_pipe_has_no_colours_and_is_never_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [Column("TOPIC"), Column("RECORDS", right=True), Column("STATE")]
+    print_table(columns, [("orders", "1,200", "ACTIVE"), ("x" * 300, "7", "SEALED")], empty="none")
+    header, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["TOPIC", "RECORDS", "STATE"]
+    assert first == ["orders", "1,200", "ACTIVE"]
+    assert second == ["x" * 300, "7", "SEALED"]
+
+
+def test_numbers_stand_on_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([Column("N", right=True), Column("NAME")], [("5", "a"), ("12,345", "b")], empty="none")
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.index("5") == second.index("5")
+
+
+def test_nothing_to_show_is_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([Column("TOPIC")], [], empty="No topics.")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_markup_in_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([Column("NAME")], [("[red]not markup[/red]",)], empty="")
+    assert "[red]not markup[/red]" in capsys.readouterr().out
+
+
+def test_colours_are_for_terminals_and_not_with_no_color() -> None:
+    code = TABLE + "from braid.cli.output import paint\nprint(paint('word', '31'))\n"
+    assert "\x1b[31mword" in run_on_terminal(code)
+    assert "\x1b[31m" not in run_on_terminal(code, NO_COLOR="1")
+    assert "\x1b[31m" not in run_on_terminal(code, TERM="dumb")
+    assert "\x1b" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+
+# Errors and exit codes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("topik",), "there is no command 'topik'; did you mean 'topic'? (see braid --help)"),
+        (("topic", "create"), "missing argument 'NAME' (see braid topic create --help)"),
+        (("topic", "create", "x", "--segments", "many"), "'many' is not a valid integer"),
+        (("consume", "orders"), "missing option '-s' / '--subscription'"),
+        (("subscription", "seek", "t", "s"), "exactly one of --to, --offset and --timestamp"),
+        (("subscription", "skip", "t", "s", "--count", "1"), "--segment and --count belong together"),
+        (("topic", "delete", "orders"), "there is no terminal to ask: repeat it with --yes"),
+        (("subscription", "delete", "orders", "s"), "there is no terminal to ask: repeat it with --yes"),
+        (("token", "create", "--role", "r"), "exactly one of --secret-file and --private-key-file"),
+        (("up", "--port", "65535"), "65535 + 2 is above 65535"),
+        (("consume", "t", "-s", "s", "--json", "--key-separator", ":"), "two formats; choose one"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("braid: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("pipeline", "audit", "--master", "local[2]", "orders"), "braid pipeline audit comes with Spark support"),
+        (("serve", "--config", "/none.toml"), "the configuration /none.toml cannot be read"),
+        (("topic", "list", "--url", "http://x"), "'http://x' is no broker URL"),
+        (("topic", "list", "--tls-ca", "/none.pem"), "/none.pem"),
+        (("topic", "create", "a b"), "'a b' is no topic name"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(arguments: Sequence[str], said: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("braid: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_second_signal_ends_a_broker_at_once() -> None:
+    code = """
+import asyncio, signal
+from braid.cli.serve import _on_signal
+stop = asyncio.Event()
+_on_signal(stop, signal.SIGTERM)
+assert stop.is_set()
+print("stopping", flush=True)
+_on_signal(stop, signal.SIGTERM)
+print("never said")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (128 + 15, "stopping\n")
+
+
+def test_braid_alone_shows_its_help_as_wrong_usage() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "Commands:" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "bench"])
+def test_every_command_explains_itself(name: str) -> None:
+    command = main.braid.get_command(click.Context(main.braid), name)
+    assert command is not None
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0
+    listed = COMMANDS[name].help.rstrip(".")
+    assert command.help is not None
+    assert command.help.startswith(listed.split(";")[0].split(",")[0][:20]), (command.help, listed)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            assert CliRunner().invoke(each, ["--help"]).exit_code == 0
+
+
+def test_the_version_is_printed() -> None:
+    import braid
+
+    assert run("--version").stdout == f"braid {braid.__version__}\n"
+
+
+# What is not needed is not imported.
+
+
+def modules_after(*arguments: str) -> set[str]:
+    code = (
+        "import sys\nfrom braid.cli.main import run\n"
+        f"run({list(arguments)!r})\nprint('\\n'.join(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment())
+    return set(done.stderr.split())
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    loaded = modules_after("--help")
+    assert "braid.cli.main" in loaded
+    assert not loaded & {"rich", "pyarrow", "numpy", "fastapi", "jwt", "braid.cli.topic", "braid.broker.broker"}
+
+
+def test_help_of_produce_imports_neither_rich_nor_arrow() -> None:
+    loaded = modules_after("produce", "--help")
+    assert "braid.cli.produce" in loaded
+    assert not loaded & {"rich", "pyarrow", "numpy", "fastapi"}
+
+
+def test_help_is_there_at_once() -> None:
+    """The limit is 0.25 s on an idle machine; the best of some runs, because noise only ever adds."""
+    best = 10.0
+    for _ in range(5):
+        began = time.perf_counter()
+        assert run("--help").returncode == 0
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.5
+
+
+# Which broker.
+
+
+def targets(*arguments: str, **environment: str) -> Target:
+    found: list[Target] = []
+
+    @click.command()
+    @with_target
+    def probe(target: Target) -> None:
+        found.append(target)
+
+    @click.group()
+    @target.target_parameters(at_root=True)
+    @click.pass_context
+    def root(ctx: click.Context, /, **options: str | None) -> None:
+        ctx.obj = target.remember_target(Target(), options)
+
+    root.add_command(probe)
+    result = CliRunner(env=environment).invoke(root, arguments)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_the_default_url_is_the_clients() -> None:
+    assert Target().url == DEFAULT_URL
+
+
+def test_options_behind_the_command_win_then_before_it_then_the_environment() -> None:
+    environment = {"BRAID_URL": "braid://env:1", "BRAID_TOKEN": "t-env"}
+    assert targets("probe", **environment) == Target(url="braid://env:1", token="t-env")
+    assert targets("--url", "braid://root:1", "probe", **environment).url == "braid://root:1"
+    assert targets("--url", "braid://root:1", "probe", "--url", "braid://own:1", **environment).url == "braid://own:1"
+    assert targets("probe", "--token", "t-own", **environment) == Target(url="braid://env:1", token="t-own")
+    assert targets("probe", BRAID_TLS_CA="ca.pem", BRAID_ADMIN_URL="http://a").tls_ca == "ca.pem"
+
+
+# Tokens.
+
+
+def test_a_token_carries_who_and_what_and_for_how_long(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    assert CliRunner().invoke(token, ["keygen", str(secret)]).exit_code == 0
+    assert secret.stat().st_mode & 0o777 == 0o600
+    arguments = [
+        "--role",
+        "billing",
+        "--role",
+        "audit",
+        "--name",
+        "billing-1",
+        "--expires",
+        "30d",
+        "--audience",
+        "prod",
+    ]
+    result = CliRunner().invoke(token, ["create", *arguments, "--secret-file", str(secret)])
+    claims = jwt.decode(
+        result.output.strip(), secret.read_text().strip(), algorithms=["HS256"], audience="prod", leeway=60
+    )
+    assert (claims["sub"], claims["roles"]) == ("billing-1", ["billing", "audit"])
+    assert claims["exp"] - claims["iat"] == 30 * 86_400
+
+
+def test_a_token_from_a_private_key_takes_the_keys_algorithm(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = Ed25519PrivateKey.generate()
+    path = tmp_path / "key.pem"
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    result = CliRunner().invoke(token, ["create", "--role", "ops", "--private-key-file", str(path), "--json"])
+    made = json.loads(result.output)
+    assert made["algorithm"] == "EdDSA"
+    assert jwt.decode(made["token"], key.public_key(), algorithms=["EdDSA"])["sub"] == "ops"
+
+
+def test_a_secret_is_not_overwritten_and_a_short_one_not_taken(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("short")
+    assert "exists" in str(CliRunner().invoke(token, ["keygen", str(secret)]).exception)
+    assert secret.read_text() == "short"
+    made = CliRunner().invoke(token, ["create", "--role", "r", "--secret-file", str(secret)])
+    assert "HS256 needs at least 32" in str(made.exception)
