@@ -39,8 +39,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 
-from benchmarks.allocator import keep_freed_memory
 from benchmarks.report import Report
+from braid.ports.allocator import keep_freed_memory
 
 ROOT: Final = Path(__file__).parents[1]
 PREFIX: Final = struct.Struct("<4I")
@@ -383,19 +383,23 @@ def run_process(role: str, arguments: dict[str, Any]) -> None:
 
 
 class BareLoop:
-    """A server that runs, and what can be measured with it. Each measurement starts client processes of its own."""
+    """A server that runs, and what can be measured with it. Each measurement starts client processes of its own.
 
-    def __init__(self, port: int) -> None:
+    Rates come with the processor time that client and server used meanwhile, which depends less on who else is busy.
+    """
+
+    def __init__(self, port: int, pid: int) -> None:
         self.port = port
+        self._pid = pid
 
     def publish(self, records: int, size: int, batch_bytes: int) -> dict[str, float]:
-        return _finish(_start("publish", port=self.port, records=records, size=size, batch_bytes=batch_bytes))
+        return self._measure("publish", records=records, size=size, batch_bytes=batch_bytes)
 
     def singles(self, records: int, size: int, tasks: int) -> dict[str, float]:
-        return _finish(_start("singles", port=self.port, records=records, size=size, tasks=tasks))
+        return self._measure("singles", records=records, size=size, tasks=tasks)
 
     def consume(self, records: int, form: str) -> dict[str, float]:
-        return _finish(_start("consume", port=self.port, records=records, form=form))
+        return self._measure("consume", records=records, form=form)
 
     def latency(self, rate: float, seconds: float, size: int) -> dict[str, float]:
         seconds += WARM_UP_S
@@ -405,6 +409,15 @@ class BareLoop:
         _finish(_start("latency_send", port=self.port, rate=rate, seconds=seconds, size=size))
         return _finish(receiver)
 
+    def _measure(self, role: str, **arguments: Any) -> dict[str, float]:
+        before = self._cpu_s()
+        answer = _finish(_start(role, port=self.port, **arguments))
+        return answer | {"server_cpu_s": self._cpu_s() - before}
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
 def bare_loop(folder: str, file_bytes: int) -> Iterator[BareLoop]:
@@ -413,7 +426,7 @@ def bare_loop(folder: str, file_bytes: int) -> Iterator[BareLoop]:
     server = _start("serve", path=path, file_bytes=file_bytes)
     try:
         assert server.stdout is not None
-        yield BareLoop(int(server.stdout.readline()))
+        yield BareLoop(int(server.stdout.readline()), server.pid)
     finally:
         server.kill()
         server.communicate()

@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.allocator import keep_freed_memory
 from benchmarks.report import Report
 from braid.model.batch import Codec, verify
 from braid.model.columns import decode_arrow, decode_messages, encode_batch, encode_table
+from braid.ports.allocator import keep_freed_memory
 
 NOW_US = 1_790_000_000_000_000
 BATCH_BYTES = (16 << 10, 256 << 10, 1 << 20)

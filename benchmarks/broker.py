@@ -4,9 +4,9 @@ The bare loop (bare_loop.py) is the least that a durable broker in Python has to
 same minute; Braid is what users get: a `braid serve` process, and producers and consumers in processes of their own
 that use the public client. Everything is `fsync` unless named otherwise, one topic with one segment.
 
-Numbers are medians over the rounds. The machine is shared and noisy, so the ratios say more than the rates. Where a
-case has no counterpart in the bare loop (records that are sent one by one and batched by the client), only the rate
-counts.
+Beside each rate stands the processor time that client and server spent on a record. Numbers are medians over the
+rounds. The machine is shared and noisy, so the ratios say more than the rates. Where a case has no counterpart in the
+bare loop (records that are sent one by one and batched by the client), only the rate counts.
 """
 
 from __future__ import annotations
@@ -142,14 +142,12 @@ class Bench:
         self.results = results
 
     def braid(self, case: str, size: int, done: Done, watch: Watch) -> None:
-        """A rate, and how many cores the client and the broker kept busy."""
-        busy = {"client_cpu": done.cpu_s / done.seconds, "broker_cpu": watch.broker_cpu_s() / done.seconds}
-        self.results.add(case, done.rate, "records/s", size, **busy)
+        costs = cpu_costs(done.records, done.cpu_s, watch.broker_cpu_s())
+        self.results.add(case, done.rate, "records/s", size, **costs)
 
     def loop(self, case: str, size: int, answer: dict[str, float]) -> float:
-        self.results.add(
-            f"loop: {case}", answer["rate"], "records/s", size, client_cpu=answer["cpu_s"] / answer["seconds"]
-        )
+        costs = cpu_costs(answer["records"], answer["cpu_s"], answer["server_cpu_s"])
+        self.results.add(f"loop: {case}", answer["rate"], "records/s", size, **costs)
         return answer["records"]
 
     # The cases. Each runs once a round.
@@ -218,6 +216,11 @@ class Bench:
             for name, key in (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999")):
                 self.results.add(f"loop: latency at {rate}/s, {name}", answer[key], "ms", 100)
                 self.results.add(f"latency at {rate}/s, {name}", done.latency_ms[name], "ms", 100)
+
+
+def cpu_costs(records: float, client_s: float, server_s: float) -> dict[str, float]:
+    """Processor time per record: it says where the time goes, and depends less on who else uses the machine."""
+    return {"client_us": client_s / records * 1e6, "server_us": server_s / records * 1e6}
 
 
 class Watch:

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from benchmarks.allocator import keep_freed_memory
 from benchmarks.report import Report
 from braid.metadata.memory import MemoryStore
 from braid.model.batch import verify
 from braid.model.columns import decode_arrow, encode_batch
 from braid.model.ids import Epoch
 from braid.model.topic import Durability
+from braid.ports.allocator import keep_freed_memory
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache

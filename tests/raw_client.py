@@ -57,7 +57,11 @@ class RawClient:
         self._replies: dict[int, Frame] = {}
         self._ids = itertools.count(1)
         if hello:
-            self.hello = self.ask(Kind.HELLO, HELLO, HelloReply)
+            try:
+                self.hello = self.ask(Kind.HELLO, HELLO, HelloReply)
+            except BaseException:
+                self.socket.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +75,7 @@ class RawClient:
         """Send a request; its id. Bodies may be messages, bytes, or anything that is to be encoded as it is."""
         number = next(self._ids) if request is None else request
         if isinstance(body, msgspec.Struct):
-            body = encode(body)  # type: ignore[arg-type]
+            body = encode(body)
         elif not isinstance(body, bytes):
             body = msgspec.msgpack.encode(body)
         self.socket.sendall(encode_frame(kind, body, request=number, payload_bytes=len(payload)) + payload)

@@ -24,25 +24,17 @@ import ssl
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from braid.client import client as asynchronous
 from braid.client.address import DEFAULT_URL
-from braid.client.blocking_consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
-from braid.client.blocking_producer import BlockingProducer, BlockingReceipt
 from braid.client.client import DEFAULT_TIMEOUT_S
 from braid.client.loop_thread import LoopThread
 from braid.model.errors import ClientClosed
 
-__all__ = [
-    "Admin",
-    "BlockingCheckpointConsumer",
-    "BlockingProducer",
-    "BlockingReceipt",
-    "BlockingStreamConsumer",
-    "Client",
-    "connect",
-]
+if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
+    from braid.client.blocking_consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
+    from braid.client.blocking_producer import BlockingProducer
 
 
 def connect(
@@ -85,6 +77,8 @@ class Client:
         max_in_flight_bytes: int | None = None,
         timeout: float | None = None,
     ) -> BlockingProducer:
+        from braid.client.blocking_producer import BlockingProducer
+
         thread, client = self._open()
         producer = client.producer(
             topic,
@@ -108,6 +102,8 @@ class Client:
         start: str = "latest",
         window_bytes: int | None = None,
     ) -> BlockingStreamConsumer:
+        from braid.client.blocking_consumer import BlockingStreamConsumer
+
         thread, client = self._open()
         consumer = BlockingStreamConsumer(
             thread, client.stream_consumer(topic, subscription, name=name, start=start, window_bytes=window_bytes)
@@ -126,6 +122,8 @@ class Client:
         start: str | bytes | datetime.datetime = "latest",
         window_bytes: int | None = None,
     ) -> BlockingCheckpointConsumer:
+        from braid.client.blocking_consumer import BlockingCheckpointConsumer
+
         thread, client = self._open()
         return BlockingCheckpointConsumer(
             thread, client.checkpoint_consumer(topic, start=start, window_bytes=window_bytes)

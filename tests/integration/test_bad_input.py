@@ -74,7 +74,9 @@ from tests.tls_files import make_certificate
 
 PLENTY = 1 << 20
 MEGABYTES = 1_000_000
-SHORT: dict[str, Any] = {"hello_timeout_s": 0.5, "heartbeat_s": 0.5, "max_connections": 5, "max_channels": 3}
+SHORT: dict[str, Any] = {"hello_timeout_s": 0.5, "heartbeat_s": 1.0, "max_connections": 5, "max_channels": 3}
+SOON_S = 15.0
+"""Some three seconds, on a machine that has other things to do."""
 
 topic_numbers = iter(range(1_000_000))
 
@@ -89,7 +91,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 @pytest.fixture(scope="module")
 def running_short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """With limits that are quickly reached."""
-    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), limits=SHORT)
+    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), limits=SHORT, groups={"session_grace_s": 0.1})
     yield broker
     broker.stop()
 
@@ -426,9 +428,9 @@ def flipped(batch: bytearray, at: int) -> bytearray:
         (lambda: a_batch(producer_id=77, first_sequence=5), OutOfSequence),
         (lambda: bytearray(MAX_FRAME_BYTES - 4096), BatchTooLarge),
     ],
-    ids=["header checksum", "body checksum", "cut header", "cut body", "zeros behind it", "two batches", "zeros", "a byte",
-         "version", "codec", "flags", "body length", "raw length", "count", "no records", "seal", "begin", "sequence",
-         "too large"],
+    ids=["header checksum", "body checksum", "cut header", "cut body", "zeros behind it", "two batches", "zeros",
+         "a byte", "version", "codec", "flags", "body length", "raw length", "count", "no records", "seal", "begin",
+         "sequence", "too large"],
 )  # fmt: skip
 def test_a_batch_that_is_wrong_is_refused_and_nothing_is_stored(
     broker: BrokerProcess, make: Callable[[], bytearray], error: type[BraidError]
@@ -483,17 +485,22 @@ def test_a_publish_that_could_never_be_confirmed_ends_the_connection(broker: Bro
     assert isinstance(refusal(broker, without_batch, hello=True), ProtocolError)
 
 
-def test_ten_thousand_different_routes_cost_bounded_memory(broker: BrokerProcess) -> None:
+@pytest.mark.parametrize(("count", "padding"), [(3_000, 1), (600, 400_000)], ids=["many", "large"])
+def test_routes_that_differ_in_fields_from_the_future_cost_bounded_memory(
+    broker: BrokerProcess, count: int, padding: int
+) -> None:
+    before = broker.resident_bytes
     with broker.connect() as client:
         topic = make_topic(client)
         requests = []
-        for number in range(10_000):
-            body = [topic.path, topic.id, 0, topic.described.layout_epoch, "padding" * 20, number]
+        for number in range(count):
+            body = [topic.path, topic.id, 0, topic.described.layout_epoch, "x" * padding, number]
             requests.append(client.send(Kind.PUBLISH, body, a_batch()))
-            if len(requests) == 100:
+            if len(requests) == 20:
                 for request in requests:
                     client.reply(request)
                 requests.clear()
+        assert broker.resident_bytes - before < 100 * MEGABYTES
 
 
 # ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -662,27 +669,32 @@ def test_positions_at_any_time_are_answered(broker: BrokerProcess, timestamp: in
 
 
 def test_a_connection_without_a_hello_is_closed_in_time(short: BrokerProcess) -> None:
-    for data in (b"", b"\x10", encode_frame(Kind.HELLO, encode(HELLO), request=1)[:-1]):
-        with short.connect(hello=False) as client:
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(short.connect(hello=False)) for _ in range(3)]
+        whole = encode_frame(Kind.HELLO, encode(HELLO), request=1)
+        for client, data in zip(clients, (b"", b"\x10", whole[:-1]), strict=True):
             client.socket.sendall(data)
-            started = time.monotonic()
+        for client in clients:
             assert isinstance(client.ended_with(), ConnectionLost)
-            assert time.monotonic() - started < 5
+    assert time.monotonic() - started < SOON_S
 
 
 def test_half_a_frame_and_then_silence_is_closed_in_time(short: BrokerProcess) -> None:
     frame = encode_frame(Kind.PUBLISH, b"x" * 30, request=1, payload_bytes=1_000) + bytes(1_000)
-    for cut in (1, 16, 20, 500):
-        with short.connect() as client:
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(short.connect()) for _ in range(4)]
+        for client, cut in zip(clients, (1, 16, 20, 500), strict=True):
             client.socket.sendall(frame[:cut])
-            started = time.monotonic()
+        for client in clients:
             assert isinstance(client.ended_with(), ConnectionLost)
-            assert time.monotonic() - started < 6
+    assert time.monotonic() - started < SOON_S
 
 
 def test_a_client_that_says_nothing_is_closed_and_one_that_pings_is_not(short: BrokerProcess) -> None:
     with short.connect() as silent, short.connect() as lively:
-        assert silent.hello.heartbeat_ms == 500
+        assert silent.hello.heartbeat_ms == 1_000
         stop = threading.Event()
 
         def ping() -> None:
@@ -706,10 +718,10 @@ def test_a_slow_loris_that_sends_a_byte_now_and_then_is_closed(short: BrokerProc
         client.socket.sendall(PREFIX.pack(1_000_000, 0, 1, Kind.PUBLISH, 0, 0))
         started = time.monotonic()
         with contextlib.suppress(ConnectionError):
-            while time.monotonic() - started < 10:
+            while time.monotonic() - started < 2 * SOON_S:
                 client.socket.sendall(b"x")
                 time.sleep(0.05)
-        assert time.monotonic() - started < 8, "a byte is no sign of life"
+        assert time.monotonic() - started < SOON_S, "a byte is no sign of life"
 
 
 def test_more_connections_than_the_limit_are_refused_with_a_reason(short: BrokerProcess) -> None:
@@ -776,7 +788,7 @@ def test_a_thousand_connections_that_do_nothing_cost_little_and_disturb_nobody(b
             started = time.monotonic()
             for offset in range(200):
                 assert client.ask(Kind.PUBLISH, topic.route, Published, a_batch()).base_offset == offset
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < SOON_S
         cost = (broker.resident_bytes - before) / len(idle)
         assert cost < 64 * 1024, f"an idle connection costs {cost:.0f} bytes"
     wait_until(lambda: broker.open_sockets < 50, "the sockets are closed")
@@ -825,6 +837,34 @@ def test_a_consumer_that_never_reads_costs_bounded_memory_and_disturbs_nobody(br
         assert stuck_bytes, "it gets what waits for it when it reads at last"
 
 
+def test_a_stuck_consumer_loses_its_segments_to_another(short: BrokerProcess) -> None:
+    batch = a_batch(b"x" * 4_000_000)
+    with short.connect() as stuck, short.connect() as other:
+        topic = make_topic(other)
+        stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        held = joined(stuck, topic, "a")
+        stuck.ask(Kind.OPEN, topic.open(session=held.session, credit=1 << 31), Opened)
+        for _ in range(10):
+            other.ask(Kind.PUBLISH, topic.route, Published, batch)
+        session = other.ask(Kind.JOIN, Join(topic.path, "s", "b", "earliest"), Joined).session
+        stop = threading.Event()
+
+        def ping() -> None:
+            while not stop.wait(0.2):
+                other.send(Kind.PING, request=0)
+
+        pinging = threading.Thread(target=ping)
+        pinging.start()
+        try:
+            while not (assignment := decode(Assignment, other.push(Kind.ASSIGN).body)).segments:
+                pass
+        finally:
+            stop.set()
+            pinging.join()
+        assert assignment.session == session
+        assert other.ask(Kind.OPEN, topic.open(session=session), Opened) == Opened(0, 10)
+
+
 def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(broker: BrokerProcess) -> None:
     """Its confirms fill its buffers; then the broker stops reading from it, and others go on."""
     with broker.connect() as rude, broker.connect() as client:
@@ -853,11 +893,14 @@ def test_handshakes_that_fail_or_never_end_leave_nothing_behind(tmp_path: Path) 
     context = ssl.create_default_context(cafile=str(certificate))
 
     def answers() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(broker.address, timeout=5) as plain:
-            with context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped:
-                wrapped.sendall(encode_frame(Kind.HELLO, encode(HELLO), request=1))
-                prefix = wrapped.recv(16)
-                return len(prefix) == 16 and prefix[13] == Flags.REPLY
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(broker.address, timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+        ):
+            wrapped.sendall(encode_frame(Kind.HELLO, encode(HELLO), request=1))
+            prefix = wrapped.recv(16)
+            return len(prefix) == 16 and prefix[13] == Flags.REPLY
         return False
 
     try:

@@ -221,7 +221,7 @@ def test_retention_and_durability_are_policies_of_the_topic(url: str) -> None:
     policies = ask(url, "topic", "show", "policies")["policies"]
     assert (policies["durability"], policies["retentionMs"]) == ("memory", 7 * 86_400_000)
     assert policies["retentionBytes"] == 10 << 30
-    assert "1w, 10.0 GiB per segment" in run(url, "topic", "show", "policies")
+    assert "7d, 10.0 GiB per segment" in run(url, "topic", "show", "policies")
 
 
 def test_a_subscription_from_its_creation_to_its_end(url: str, topic: str) -> None:
@@ -421,17 +421,18 @@ def test_without_follow_the_end_is_where_the_topic_ended_at_the_start(url: str) 
     assert lines(url, "consume", "ends", "-s", "other") == [b"1"]
 
 
-def test_two_consumers_share_a_subscription_and_both_end(url: str) -> None:
+def test_two_consumers_share_a_subscription_and_both_end(url: str, tmp_path: Path) -> None:
     run(url, "topic", "create", "shared", "--segments", "4")
     given = [b"%d:%d" % (number, number) for number in range(20_000)]
     run(url, "subscription", "create", "shared", "s", "--from", "earliest")
     run(url, "produce", "shared", "--key-separator", ":", given=b"\n".join(given))
-    with (
-        started(url, "consume", "shared", "-s", "s", stdout=subprocess.PIPE) as first,
-        started(url, "consume", "shared", "-s", "s", stdout=subprocess.PIPE) as second,
-    ):
-        found = [process.communicate(timeout=WAIT_S)[0].splitlines() for process in (first, second)]
-        assert (first.returncode, second.returncode) == (0, 0)
+    # Into files: in pipes each would wait until somebody reads what the other one printed.
+    outputs = [tmp_path / "first", tmp_path / "second"]
+    with open(outputs[0], "wb") as one, open(outputs[1], "wb") as two:
+        arguments = ("consume", "shared", "-s", "s")
+        with started(url, *arguments, stdout=one) as first, started(url, *arguments, stdout=two) as second:
+            assert (first.wait(WAIT_S), second.wait(WAIT_S)) == (0, 0)
+    found = [output.read_bytes().splitlines() for output in outputs]
     assert set(found[0]) | set(found[1]) == {line.partition(b":")[2] for line in given}
     assert ask(url, "subscription", "show", "shared", "s")["backlog"] == 0
 

@@ -16,7 +16,7 @@ from braid.client.checkpoint import Checkpoint
 from braid.client.client import Client, connect
 from braid.client.consumer import Consumer
 from braid.client.stream import StreamConsumer
-from braid.model.errors import ClientClosed, ConsumerReplaced, TopicNotFound
+from braid.model.errors import ClientClosed, ConsumerReplaced, SubscriptionNotFound, TopicNotFound
 from braid.model.message import Message, MessageId
 from tests.broker_kit import admin, publish, running_broker, url_of
 
@@ -254,6 +254,17 @@ def test_deleting_the_topic_ends_its_consumers(tmp_path: Path) -> None:
             for each in (consumer, reader):
                 with pytest.raises(TopicNotFound):
                     await each.receive(timeout=20)
+
+    asyncio.run(main())
+
+
+def test_deleting_the_subscription_ends_its_consumers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as (_, client), client.stream_consumer("orders", "billing") as consumer:
+            await until(lambda: consumer.segments)
+            await admin(client, "delete_subscription", topic="orders", subscription="billing", force=True)
+            with pytest.raises(SubscriptionNotFound):
+                await consumer.receive(timeout=20)
 
     asyncio.run(main())
 

@@ -26,7 +26,7 @@ from braid.model.layout import FULL_RANGE
 from braid.model.names import SegmentName
 from braid.model.subscription import Cursor, decode, encode
 from braid.testing.loop import Simulation, run_simulation
-from tests.broker_kit import ORDERS, PlainSegment, counted, faults, own, plain_segment
+from tests.control_kit import ORDERS, PlainSegment, counted, faults, own, plain_segment
 
 NAME = SegmentName(ORDERS, FULL_RANGE, SegmentId(0))
 

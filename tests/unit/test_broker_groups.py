@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +13,7 @@ from braid.broker.groups import Groups
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
-from braid.metadata.store import Delete, Put
+from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult
 from braid.model.errors import (
     BraidError,
     InvalidName,
@@ -24,7 +25,7 @@ from braid.model.errors import (
 )
 from braid.model.subscription import Subscription, encode
 from braid.testing.loop import Simulation, run_simulation
-from tests.broker_kit import ORDERS, Recorder, faults, loaded_topics, make_topic
+from tests.control_kit import ORDERS, Recorder, faults, loaded_topics, make_topic, wait_until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
 
@@ -40,8 +41,8 @@ class World:
         self.held: dict[int, str] = {}
 
     @classmethod
-    async def make(cls, simulation: Simulation, segments: int = 4) -> World:
-        store = MemoryStore(simulation.clock)
+    async def make(cls, simulation: Simulation, segments: int = 4, store: MemoryStore | None = None) -> World:
+        store = store or MemoryStore(simulation.clock)
         topics = await loaded_topics(simulation, store)
         await make_topic(topics, segments=segments)
         await store.txn([], [Put(paths.subscription(ORDERS.path, "billing"), encode(Subscription()))])
@@ -152,6 +153,7 @@ def test_what_is_not_given_back_in_time_is_taken_and_a_late_answer_changes_nothi
         assert b.latest() == (1,)
         world.groups.released(first, 1)
         world.groups.released(first, 0)  # it was never asked for
+        assert world.groups.holds(first, 0)
         await asyncio.sleep(1)
         assert world.members() == {"a": (0,), "b": (1,)}
         await world.close()
@@ -446,7 +448,8 @@ def test_the_consumers_of_a_deleted_subscription_have_nothing_any_more() -> None
         world.lose(second, b)
         await world.store.txn([], [Delete(paths.subscription(ORDERS.path, "billing"))])
         world.groups.forget(ORDERS, "billing")
-        assert sorted(a.revoked) == [0, 2]
+        assert isinstance(a.expulsion, SubscriptionNotFound)
+        assert a.has == set()
         assert not world.groups.holds(first, 0)
         assert world.members() == {}
         await asyncio.sleep(100)
@@ -477,13 +480,66 @@ def test_nobody_joins_a_subscription_that_is_deleted_at_that_moment() -> None:
     run_simulation(1, main)
 
 
+class SlowStore(MemoryStore):
+    """Keeps the answer to its next transaction back until it is told to let it go."""
+
+    answer: asyncio.Event | None = None
+    applied = False
+
+    async def txn(self, conditions: Sequence[Condition], operations: Sequence[Operation]) -> TxnResult:
+        result = await super().txn(conditions, operations)
+        if (answer := self.answer) is not None:
+            self.answer, self.applied = None, True
+            await answer.wait()
+        return result
+
+
+def test_a_join_that_was_stored_before_its_subscription_was_deleted_is_undone_when_it_hears_of_it() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = SlowStore(simulation.clock)
+        world = await World.make(simulation, store=store)
+        answer = store.answer = asyncio.Event()
+        joining = asyncio.ensure_future(world.join("a"))
+        await wait_until(lambda: store.applied)
+        await store.client().txn([], [Delete(paths.subscription(ORDERS.path, "billing"))])
+        world.groups.forget(ORDERS, "billing")
+        answer.set()
+        with pytest.raises(SubscriptionNotFound):
+            await joining
+        await asyncio.sleep(5)
+        assert world.members() == {}
+        assert await world.stored() == []
+        await world.close()
+
+    run_simulation(1, main)
+
+
+def test_no_session_is_stored_below_a_subscription_that_another_broker_has_deleted() -> None:
+    async def main(simulation: Simulation) -> None:
+        for turns in range(10):
+            world = await World.make(simulation)
+            joining = asyncio.ensure_future(world.join("a"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            deleted = await world.store.txn([], [Delete(paths.subscription(ORDERS.path, "billing"))])
+            await asyncio.gather(joining, return_exceptions=True)
+            entry = await world.store.get(paths.consumer(ORDERS.path, "billing", "a"))
+            assert entry is None or entry.revision < deleted.revision
+            await world.close()
+
+    run_simulation(1, main)
+
+
 def test_the_consumers_of_a_deleted_topic_have_nothing_any_more() -> None:
     async def main(simulation: Simulation) -> None:
         world = await World.make(simulation)
         number, a = await world.join("a")
+        idle = [(await world.join(name))[1] for name in "bcde"][-1]
         await asyncio.sleep(1)
+        assert idle.latest() == ()
         await world.topics.mark_deleting(ORDERS)
-        assert sorted(a.revoked) == [0, 1, 2, 3]
+        assert isinstance(a.expulsion, TopicNotFound)
+        assert isinstance(idle.expulsion, TopicNotFound), "also who has no channel that could be closed"
         assert not world.groups.holds(number, 0)
         assert world.members() == {}
         await world.groups.leave(number)

@@ -26,7 +26,7 @@ from braid.model.ids import Offset, SegmentId
 from braid.model.subscription import Subscription, SubscriptionKind, encode
 from braid.testing.loop import Simulation, run_simulation
 from braid.wire import operations
-from tests.broker_kit import ORDERS, PlainSegment, PlainSegments, faults, loaded_topics, make_topic
+from tests.control_kit import ORDERS, PlainSegment, PlainSegments, faults, loaded_topics, make_topic
 
 STREAM = SubscriptionKind.STREAM
 KEY = paths.subscription(ORDERS.path, "billing")

@@ -23,7 +23,7 @@ from braid.model.ids import Revision
 from braid.model.names import TopicName
 from braid.model.topic import Durability, Topic, TopicPolicies
 from braid.testing.loop import Simulation, run_simulation
-from tests.broker_kit import ORDERS, faults, loaded_topics, make_topic, wait_until
+from tests.control_kit import ORDERS, faults, loaded_topics, make_topic, wait_until
 
 
 def test_a_created_topic_is_in_view_when_create_returns() -> None:

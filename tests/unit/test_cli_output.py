@@ -88,15 +88,13 @@ def test_numbers_times_and_ranges_are_readable() -> None:
     assert [duration_text(seconds) for seconds in (0.26, 61, 3_725)] == ["0.3 s", "1 min 1 s", "1 h 2 min"]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000), ("1y", 31_536_000)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)])
 def test_a_time_has_a_unit(text: str, seconds: int) -> None:
     assert DURATION.convert(text, None, None) == seconds
     assert DURATION.convert(DURATION.text(seconds), None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "0s", "1.5h", "1 fortnight"])
+@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "0s", "1.5h", "1w"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no time: write 90s, 15m"):
         DURATION.convert(text, None, None)

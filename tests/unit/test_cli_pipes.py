@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from braid.cli import lines as lines_module
 from braid.cli.consume import record_object, whole_lines
 from braid.cli.lines import LineReader
 from braid.cli.printer import Printer
+from braid.cli.produce import split_keys
 from braid.model.errors import InvalidArgument
 from braid.model.message import Message
 
@@ -125,6 +128,29 @@ def test_stopping_wakes_who_waits_for_lines() -> None:
 
     with pipe() as (reading, _):
         asyncio.run(scenario(reading))
+
+
+# Keys.
+
+
+@settings(deadline=None)  # the first example imports Arrow
+@given(
+    lines=st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=6)), min_size=1, max_size=20),
+    separator=st.sampled_from([b":", b"\t", b"::", b"\xff"]),
+)
+def test_keys_are_split_at_the_first_separator_as_line_by_line(
+    lines: list[tuple[bytes, bytes]], separator: bytes
+) -> None:
+    texts = [key + separator + value for key, value in lines]
+    table = split_keys(texts, separator)
+    expected = [text.partition(separator) for text in texts]
+    assert table["key"].to_pylist() == [key for key, _, _ in expected]
+    assert table["value"].to_pylist() == [value for _, _, value in expected]
+
+
+def test_a_line_without_a_separator_is_named_by_its_number() -> None:
+    with pytest.raises(InvalidArgument, match="line 12 has no key: there is no ':' in it"):
+        split_keys([b"a:1", b"::", b"c", b"d"], b":", first=10)
 
 
 # Printing.

@@ -309,7 +309,7 @@ def test_an_ack_is_cumulative_and_never_goes_back() -> None:
             await consumer.ack(messages[2])
             await consumer.flush_acks()
             await asyncio.sleep(1)
-        assert max(ack.offset for ack in broker.got(Ack)) == 7
+        assert {ack.offset for ack in broker.got(Ack)} == {7}
 
     play(test, with_records(10))
 
@@ -629,6 +629,38 @@ def test_a_segment_that_comes_back_while_it_is_given_back_is_opened_again() -> N
             # It was not acked, so it comes again: somebody else may have had it meanwhile.
             assert offsets(await receive(consumer, 3)) == [0, 1, 2]
             assert broker.got(Release) == [Release(1, 0)]
+
+    play(test, with_records(20))
+
+
+def test_a_segment_that_comes_back_with_another_session_is_handed_out_again() -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            assert {message.segment for message in await receive(consumer, 6)} == {0, 1}
+            broker.assign(0)
+            await until(lambda: consumer.segments == (0,))
+            # While segment 1 waits for its acks, the session is lost.
+            broker.refusals[Kind.OPEN] = [NotServing("session 1 is not one of this connection")] * 6
+            next(each for each in broker.channels if each.segment == 0).fail(NotServing("gone"))
+            await until(lambda: consumer.segments == (0, 1))
+            assert not broker.got(Release)
+            again = [message for message in await receive(consumer, 37) if message.segment == 1]
+            assert offsets(again) == list(range(20))
+
+    play(test, with_records(20, segments=2))
+
+
+def test_a_segment_that_is_taken_away_while_it_is_opened_again_is_not_handed_out() -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            await receive(consumer, 5)
+            broker.refusals[Kind.OPEN] = [NotServing("not yet")] * 5
+            broker.opened[0].fail(NotServing("gone"))
+            await until(lambda: len(broker.got(Open)) == 5)
+            broker.assign()
+            await until(lambda: not consumer.segments)
+            assert await consumer.receive(timeout=0) is None, "though it was here"
+            await until(lambda: broker.got(Release))
 
     play(test, with_records(20))
 

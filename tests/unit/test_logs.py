@@ -77,12 +77,16 @@ def test_an_exception_is_one_line_of_json_and_readable_text() -> None:
     assert all(each.startswith("    ") for each in text.splitlines()[1:])
 
 
-def test_text_is_readable_and_has_colours_only_on_a_terminal() -> None:
+def test_text_is_readable_and_has_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     plain = logged("text", "hello", extra={"topic": "orders", "why": "two words", "n": 1})
     assert plain.endswith(' WARNING braid.test: hello topic=orders why="two words" n=1\n')
     assert "\x1b" not in plain
     assert "\x1b[33mWARNING\x1b[0m" in logged("text", "hello", stream=Terminal())
     assert "\x1b" not in logged("json", "hello", stream=Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in logged("text", "hello", stream=Terminal())
 
 
 def test_a_message_cannot_forge_lines_or_move_the_cursor() -> None:

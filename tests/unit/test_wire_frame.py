@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import struct
+import tracemalloc
 from collections.abc import Iterable
 
 import pytest
@@ -220,6 +221,19 @@ def test_a_body_may_be_padded_although_no_payload_follows() -> None:
 def test_other_protocols_are_recognised_as_such_at_once(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         feed(FrameReader(FIRST_FRAME_BYTES), data)
+
+
+@pytest.mark.parametrize(("body_bytes", "kept"), [(100, 8_000), (3_000_000, 40_000)])
+def test_who_keeps_a_payload_keeps_little_else(body_bytes: int, kept: int) -> None:
+    tracemalloc.start()
+    try:
+        (frame,) = feed(FrameReader(), a_frame(1, b"b" * body_bytes, b"p" * 5_000))
+        payload = frame.payload
+        del frame
+        assert tracemalloc.get_traced_memory()[0] < kept
+        assert bytes(payload or b"") == b"p" * 5_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_body_above_its_limit_is_not_sent() -> None:

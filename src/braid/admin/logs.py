@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import sys
 import time
@@ -150,6 +151,10 @@ class TextFormatter(_Formatter):
         return _writable(text).replace("\n", "\n    ")
 
 
+def _wants_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def configure_logging(
     level: str = "info",
     format: str = "text",  # noqa: A002  # as the option is called
@@ -157,7 +162,8 @@ def configure_logging(
 ) -> None:
     """Send everything from `level` on to `stream` (stderr if None), replacing what was set up before.
 
-    Colours only on a terminal. A stream that breaks (a closed pipe) costs log lines and nothing else.
+    Colours only on a terminal, and not with NO_COLOR. A stream that breaks (a closed pipe) costs log lines and nothing
+    else.
     """
     if level not in LEVELS:
         raise ValueError(f"{level!r} is no log level: use one of {', '.join(LEVELS)}")
@@ -165,7 +171,7 @@ def configure_logging(
         raise ValueError(f"{format!r} is no log format: use one of {', '.join(FORMATS)}")
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(colours=target.isatty()))
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(colours=_wants_colours(target)))
     logging.raiseExceptions = False  # otherwise a broken call prints its arguments past the redaction
     root = logging.getLogger()
     root.handlers[:] = [handler]

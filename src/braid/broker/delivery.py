@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from braid.broker.metrics import TopicMetrics
+from braid.broker.refusal import told_to_clients
 from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Offset
 from braid.storage.reader import Batch
@@ -95,6 +96,7 @@ class Channel:
             self.drop()
 
     def fail(self, error: BraidError) -> None:
+        error = told_to_clients(error)
         self.close(error.code, str(error), retriable=error.retriable)
 
     def drop(self) -> None:

@@ -42,6 +42,7 @@ from braid.model.errors import (
     MetadataUncertain,
     ShuttingDown,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from braid.model.ids import Revision, SegmentId
 from braid.model.names import TopicName, check_name
@@ -66,7 +67,10 @@ class Member(Protocol):
         """Close its channel on this segment now, if it has one."""
 
     def replaced(self, error: ConsumerReplaced) -> None:
-        """Another consumer of the same name took its place: it has no segments any more."""
+        """Another consumer of the same name took its place: its channels are closed, it has no segments any more."""
+
+    def expelled(self, error: BraidError) -> None:
+        """There is nothing to consume any more, for the reason given: its channels are closed."""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -252,7 +256,7 @@ class Groups:
         if group is not None:
             for consumer in group.sessions:
                 self._remove_later(topic, subscription, consumer)
-            self._end(group)
+            self._end(group, SubscriptionNotFound(f"subscription {subscription} of {topic} was deleted"))
 
     async def close(self) -> None:
         """Sessions stay stored: who comes back after a restart continues."""
@@ -330,15 +334,16 @@ class Groups:
             group.free(segment)
         self._ask_for_pass(group)
 
-    def _end(self, group: _Group) -> None:
+    def _end(self, group: _Group, reason: BraidError) -> None:
         """No consumer of this group has anything any more."""
-        for segment, holder in [*group.holders.items()]:
-            if holder.member is not None:
-                holder.member.revoke(segment)
+        for segment in [*group.holders]:
             group.free(segment)
         for session in [*group.sessions.values()]:
             self._sessions.pop(session.number, None)
+            member = session.member
             self._forget(session)
+            if member is not None:
+                member.expelled(reason)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -353,7 +358,7 @@ class Groups:
             if topic is not None and topic.id == group.topic_id:
                 self._ask_for_pass(group)
             else:
-                self._end(group)
+                self._end(group, TopicNotFound(f"topic {group.topic} was deleted"))
 
     # Giving out segments.
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
+from braid.broker.refusal import told_to_clients
 from braid.model.batch import MAX_BATCH_BYTES, verify
-from braid.model.errors import BatchTooLarge, BraidError, StaleRoute
+from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
 from braid.storage.log import Log
 from braid.wire.operations import Published, encode
@@ -71,7 +72,10 @@ class PublishQueue:
                 f"the batch has key hashes {header.min_key_hash:04x} to {header.max_key_hash:04x}, "
                 f"this segment takes {hashes}: route it by the topic's present layout"
             )
-        appended = self._log.append(batch, header)
+        try:
+            appended = self._log.append(batch, header)
+        except (Fenced, LogClosed) as error:
+            raise told_to_clients(error) from error
         base = FORGOTTEN if appended.base_offset is None else appended.base_offset
         published = encode(Published(base, appended.duplicate))
         metrics = self._topic_metrics
@@ -100,7 +104,8 @@ class PublishQueue:
             publisher.confirm(request, size, published)
             publishers[publisher] = None
             observe(now - received_at)
-        if (error := confirmed.error) is not None:
+        if confirmed.error is not None:
+            error = told_to_clients(confirmed.error)
             while waiting:
                 _, publisher, request, size, _, _ = waiting.popleft()
                 publisher.refuse(request, size, error)

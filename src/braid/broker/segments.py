@@ -114,9 +114,10 @@ class ServedSegment:
         self._channels.pop(channel, None)
 
     def close_channels(self, subscription: str, closed_code: str, message: str) -> None:
-        """End the channels of a subscription; its consumers may open them again."""
+        """End the channels of a subscription. Unless the code is that of a final error, they may be opened again."""
+        error = BraidError.by_code.get(closed_code)
         for channel in [each for each in self._channels if each.subscription == subscription]:
-            channel.close(closed_code, message, retriable=True)
+            channel.close(closed_code, message, retriable=error is None or error.retriable)
 
     def fail_channels(self, error: BraidError) -> None:
         for channel in list(self._channels):
@@ -159,6 +160,10 @@ class Segments:
         self._opening: dict[Key, asyncio.Task[None]] = {}
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when a segment that is being opened has been tried for the first time."""
+        self.generation = Revision(0)
+        """The metadata revision at which this broker last took a segment."""
+        self.on_open: list[Callable[[str], None]] = []
+        """Called with a topic's path when one of its segments is served from now on."""
         self._slots = asyncio.Semaphore(OPENED_AT_ONCE)
         self._closing = False
 
@@ -249,6 +254,7 @@ class Segments:
                 ownership,
                 lambda: Offset(storage.log.synced.value),
                 self._config.cursors,
+                end=lambda: Offset(storage.log.confirmed.value),
             )
             await cursors.load()
         except BaseException:
@@ -271,6 +277,8 @@ class Segments:
         cut, damage = storage.recovered.torn_bytes, len(storage.recovered.damage)
         if cut or damage:
             _log.warning("%s: recovery cut %d torn bytes and found %d damaged places", name, cut, damage)
+        for callback in self.on_open:
+            callback(name.topic.path)
 
     async def _take(self, name: SegmentName) -> tuple[Epoch, Compare] | None:
         """The next ownership epoch, and what its holder compares; None when the segment belongs to another broker."""
@@ -287,6 +295,7 @@ class Segments:
         result = await self._store.txn([before], [Put(key, taken.to_json())])
         if not result.succeeded:
             raise Fenced(f"{name} was taken by somebody else while this broker wanted epoch {epoch}")
+        self.generation = max(self.generation, result.revision)
         return epoch, Compare(key, result.revision)
 
     async def _write_manifest(self, name: TopicName, topic: Topic) -> None:
@@ -355,8 +364,10 @@ class Segments:
         segment.serving = False
         self._housekeeper.remove(segment.storage)
         segment.fail_channels(reason)
-        with contextlib.suppress(BraidError):
+        try:
             await segment.cursors.stop()
+        except BraidError as error:
+            _log.warning("cursors of %s are not stored: their consumers go back a little: %s", segment.name, error)
         if orderly:
             await segment.storage.close()
         else:

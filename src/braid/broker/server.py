@@ -104,8 +104,17 @@ class Server:
         limits = self._services.limits
         now, wall = loop.time(), self._clock.now_us() / 1e6
         for session in list(self._sessions):
-            if session.paused:
-                continue  # We do not read from it: its silence says nothing.
+            if session.connection.closing:
+                continue
+            if session.expired(wall):
+                self._turn_away(session, Unauthenticated("the token has expired; connect again with a new one"))
+                continue
+            if session.paused:  # We do not read from it: its silence says nothing.
+                if (stuck_s := session.stuck_s(now)) > SILENT_PERIODS * limits.heartbeat_s:
+                    error = ConnectionLost(f"the client took nothing of what waits for it for {stuck_s:.0f} s")
+                    self._services.metrics.connections_refused[error.code] += 1
+                    session.connection.abort(error)
+                continue
             silent_s = now - session.framed_at
             if session.principal is None:
                 if silent_s > limits.hello_timeout_s:
@@ -115,8 +124,6 @@ class Server:
             patience_s += session.connection.frames.partial_bytes / SLOWEST_BYTES_PER_S
             if silent_s > patience_s:
                 self._turn_away(session, ConnectionLost(f"no whole frame came for {silent_s:.0f} s"))
-            elif session.expired(wall):
-                self._turn_away(session, Unauthenticated("the token has expired; connect again with a new one"))
 
     async def stop_listening(self) -> None:
         if self._listener is not None:

@@ -80,6 +80,8 @@ from braid.wire.operations import (
 
 MAX_ROUTES: Final = 1_024
 """Publish routes that a connection remembers by their bytes."""
+MAX_ROUTE_BYTES: Final = 1_024
+"""None that a client has reason to send is longer; a longer one is looked up each time."""
 MAX_WATCHED_TOPICS: Final = 4_096
 """Topics whose changes one connection is told of."""
 EARLIEST: Final = -1
@@ -124,7 +126,10 @@ class Membership:
         self._session.close_member_channels(self, segment, RESET, "the segment went to another consumer")
 
     def replaced(self, error: ConsumerReplaced) -> None:
-        self._session.member_replaced(self, error)
+        self._session.expel(self, error)
+
+    def expelled(self, error: BraidError) -> None:
+        self._session.expel(self, error)
 
 
 class Session:
@@ -147,6 +152,8 @@ class Session:
         self._bytes = 0
         self._congested = False
         self._paused = False
+        self._taken = -1
+        self._taken_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     # What the connection calls.
@@ -259,6 +266,13 @@ class Session:
     def paused(self) -> bool:
         return self._paused
 
+    def stuck_s(self, now: float) -> float:
+        """How long the peer has taken nothing although something waits for it, as far as earlier calls could tell."""
+        taken = self.connection.sent_bytes - self.connection.waiting_bytes
+        if not self._congested or taken != self._taken:
+            self._taken, self._taken_at = taken, now
+        return now - self._taken_at
+
     # Hello.
 
     def _on_hello(self, frame: Frame) -> None:
@@ -331,7 +345,8 @@ class Session:
         segment = self._services.segments.get(topic.path, route.segment)
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
-        self._routes[body] = segment
+        if len(body) <= MAX_ROUTE_BYTES:
+            self._routes[body] = segment
         return segment
 
     def confirm(self, request: int, size: int, published: bytes) -> None:
@@ -508,8 +523,8 @@ class Session:
             if channel.session == member.number and segment in (None, served.name.id)
         ]
 
-    def member_replaced(self, member: Membership, error: ConsumerReplaced) -> None:
-        """Another consumer of the same name took its place: its channels end with this error, for good."""
+    def expel(self, member: Membership, error: BraidError) -> None:
+        """It is no consumer of its subscription any more: its channels end with this error, for good."""
         self._members.pop(member.number, None)
         for channel in self._member_channels(member, None):
             channel.fail(error)

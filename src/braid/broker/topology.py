@@ -22,7 +22,8 @@ class TopologyView:
 
     @property
     def generation(self) -> int:
-        return self._topics.generation
+        """Rises with everything that a route shows: layouts, and who owns the segments."""
+        return max(self._topics.generation, self._segments.generation)
 
     async def route(self, path: str) -> TopicRoute:
         """The routing of one topic; topic id 0 if it does not exist."""
@@ -53,7 +54,7 @@ class TopologyView:
         return TopicRoute(path, topic.id, topic.layout.epoch, tuple(routes))
 
     async def _elsewhere(self, name: SegmentName) -> tuple[str, Epoch]:
-        """Who serves a segment that is not served here, as far as the store knows."""
+        """Who owns a segment that is not served here. That may be this broker, which then will serve it soon."""
         entry = await self._store.get(paths.ownership(name.topic.path, name.descriptor))
         if entry is None:
             return "", Epoch(0)
@@ -61,5 +62,4 @@ class TopologyView:
         registration = await self._store.get(paths.broker(ownership.owner))
         if registration is None:
             return "", ownership.epoch
-        address = Registration.from_json(registration.value).address
-        return ("" if address == self.own_address else address), ownership.epoch
+        return Registration.from_json(registration.value).address, ownership.epoch

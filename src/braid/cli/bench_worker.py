@@ -177,16 +177,20 @@ def _submit_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
 
     async def turn(meter: Meter) -> None:
         ahead: deque[tuple[Receipt, int]] = deque()
+
+        async def settle(behind: int) -> None:
+            while len(ahead) > behind:
+                receipt, began = ahead.popleft()
+                await receipt
+                meter.taken_ns.append(time.perf_counter_ns() - began)
+
         while count := meter.take(SUBMIT_STRIDE):
             for value in values[: count - 1]:
                 producer.submit(value)
             ahead.append((producer.submit(values[count - 1]), time.perf_counter_ns()))
-            if len(ahead) > SUBMIT_AHEAD:
-                receipt, began = ahead.popleft()
-                await receipt
-                meter.taken_ns.append(time.perf_counter_ns() - began)
+            await settle(SUBMIT_AHEAD)
             meter.done += count
-        await producer.flush()
+        await settle(0)
 
     return [turn] * work.tasks
 

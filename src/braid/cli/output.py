@@ -101,7 +101,8 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError("this deletes data and there is no terminal to ask: repeat it with --yes")
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was deleted")
 
 
 # How values look.

@@ -36,8 +36,8 @@ class Quantity(click.ParamType[int]):
 
 DURATION: Final = Quantity(
     "time",
-    {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400},
-    "90s, 15m, 12h, 30d, 2w or 1y",
+    {"s": 1, "m": 60, "h": 3_600, "d": 86_400},
+    "90s, 15m, 12h or 30d",
     bare=False,
 )
 """In seconds."""

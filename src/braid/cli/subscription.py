@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+
 import click
 
 from braid.cli.output import (

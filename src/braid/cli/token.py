@@ -35,7 +35,7 @@ def token() -> None:
 @click.option("--role", "roles", multiple=True, required=True, metavar="ROLE", help="What the bearer is. Repeatable.")
 @click.option("--name", metavar="NAME", help="Who the bearer is, for logs. [default: the first role]")
 @click.option(
-    "--expires", type=DURATION, metavar="TIME", help="How long it is good for: 12h, 30d, 1y. [default: for ever]"
+    "--expires", type=DURATION, metavar="TIME", help="How long it is good for: 15m, 12h, 30d. [default: for ever]"
 )
 @click.option("--secret-file", metavar="FILE", help="The broker's shared secret (HS256).")
 @click.option("--private-key-file", metavar="FILE", help="PEM of an RSA, EC P-256 or Ed25519 key.")

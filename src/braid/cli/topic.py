@@ -145,7 +145,8 @@ def list_topics(target: Target, namespace: str, as_json: bool) -> None:
         else (TopicName.parse(name).path, "-", "-", "-", "-")
         for name, found in zip(names, stats)
     ]
-    print_table(columns, rows, empty=f"No topics in {namespace}. Create one with `braid topic create NAME`.")
+    example = "NAME" if namespace == f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}" else f"{namespace}/NAME"
+    print_table(columns, rows, empty=f"No topics in {namespace}. Create one with `braid topic create {example}`.")
 
 
 def _sum(stats: dict[str, Any], field: str) -> int | None:

@@ -1,10 +1,10 @@
-"""Topics, subscriptions and brokers, from a program: the calls that the REST interface offers too, over the client's link.
+"""Topics, subscriptions and brokers, from a program: the calls that the REST interface offers too, over the wire.
 
 Results are what REST answers: plain dictionaries and lists with camelCase keys.
 
-What can be retried is retried until the client's timeout. When the outcome of a try is not known, because the link was lost
-before the answer came, the next try may find its own work done: a create then meets "exists already", a delete "not
-found". Both count as success: for a create only if what exists has the shape that was asked for. A call that does
+What can be retried is retried until the client's timeout. When the outcome of a try is not known, because the link was
+lost before the answer came, the next try may find its own work done: a create then meets "exists already", a delete
+"not found". Both count as success: for a create only if what exists has the shape that was asked for. A call that does
 something else each time (`skip` by a count) is not tried again once its outcome is unknown.
 """
 
@@ -140,7 +140,7 @@ class Admin:
         await self._change("delete_auto_scale_policy", {"topic": topic})
 
     async def create_segment(self, topic: str, descriptor: str, *, subscriptions: list[str] | None = None) -> Json:
-        """Create one segment, named by its descriptor (`0000-7fff-1`). For repairs; layouts change by split and merge."""
+        """Create one segment, named by its descriptor (`0000-7fff-1`). Layouts change by split and merge."""
         arguments = {"topic": topic, "descriptor": descriptor, "subscriptions": subscriptions or []}
         return await self._change("create_segment", arguments)
 

@@ -111,6 +111,7 @@ class Channel:
     def begin(self, wanted: int) -> None:
         """Let the broker send. What it sends below `wanted` is left out: it may begin at a cursor that is behind what
         the application has already."""
+        assert wanted >= self.begins, "what lies before the broker's position cannot be handed out"
         self._wanted = wanted
         self._grant()
 

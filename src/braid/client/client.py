@@ -16,7 +16,7 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
@@ -54,8 +54,8 @@ def connect(
 ) -> Client:
     """A client for the cluster at `url`, to be used as `async with connect(…) as client`.
 
-    `url`: `braid://host:port`, several brokers by comma; any of them will do to begin with. `token`: a bearer token, or a
-    function that returns one, asked at every connect. `tls`: True trusts the system's certificate authorities, a
+    `url`: `braid://host:port`, several brokers by comma; any of them will do to begin with. `token`: a bearer token, or
+    a function that returns one, asked at every connect. `tls`: True trusts the system's certificate authorities, a
     string is the path of a file with those to trust, or bring an `SSLContext`. `timeout`: for how many seconds what can
     be retried is retried before it is an error. `name`: how the client is called in the brokers' logs. `network`,
     `clock` and `random` exist for simulations.
@@ -156,7 +156,7 @@ class Client:
             self, TopicName.parse(topic), subscription, name=name, start=start, window_bytes=window_bytes
         )
 
-    def queue_consumer(self, topic: str, subscription: str, **options: object) -> NoReturn:
+    def queue_consumer(self, topic: str, subscription: str, **options: object) -> NoReturn:  # noqa: ARG002
         raise NotAvailable("queue consumers are not in this version yet; use a stream consumer")
 
     def checkpoint_consumer(

@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 
 from braid.client.batcher import (
     RECORD_BYTES,
+    UNKNOWN_OFFSET,
     Batch,
     MessageIds,
     Piece,
@@ -40,6 +41,8 @@ from braid.client.batcher import (
     cancelled_itself,
     cut_points,
     id_at,
+    message_id,
+    wait_on,
 )
 from braid.client.lane import Lane
 from braid.client.routing import TopicMap
@@ -118,6 +121,8 @@ class Producer:
         """Of closed batches that are not settled."""
         self._only: Lane | None = None
         """The lane, if the topic has one active segment."""
+        self._fast: Lane | None = None
+        """The same, unless a `send` has to wait for room."""
         self._lanes: list[Lane] = []
         self._starts: list[int] = []
         self._keyless = 0
@@ -129,6 +134,7 @@ class Producer:
         self._last_number = options.max_batch_records - 1
         self._large_bytes = options.max_batch_bytes // 2
         self._waiting_for_room: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._granted = 0
         self._granted_bytes = 0
         self._failures: deque[Batch] = deque(maxlen=REMEMBERED_FAILURES)
         self._tick: asyncio.TimerHandle | None = None
@@ -155,7 +161,7 @@ class Producer:
             self._layout_epoch = topic.route.layout_epoch
             self._lanes = [Lane(self, segment.id) for segment in topic.active]
             self._starts = topic.starts
-            self._only = self._lanes[0] if len(self._lanes) == 1 else None
+            self._only = self._fast = self._lanes[0] if len(self._lanes) == 1 else None
         finally:
             self._opening = None
 
@@ -170,7 +176,7 @@ class Producer:
             await batch.settled()
         failures, self._failures = self._failures, deque(maxlen=REMEMBERED_FAILURES)
         for batch in failures:
-            if not batch.looked_at and batch.waiters < batch.count:
+            if batch.submitted and not batch.looked_at:
                 batch.raise_error()
 
     async def close(self) -> None:
@@ -232,48 +238,54 @@ class Producer:
 
         `timestamp`: µs since 1970 or a datetime; without it, now. Cancelling stops the waiting, not the record.
         """
-        if not self._lanes:
-            await self.open()
-        if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room:
-            await self._room(len(value))
-        lane = self._only
+        lane = self._fast
         if (
             lane is None
+            or type(value) is not bytes
             or headers is not None
             or timestamp is not None
-            or type(value) is not bytes
             or len(value) > self._large_bytes
             or not (key is None or type(key) is bytes)
         ):
-            receipt = self._add_any(value, key, headers, timestamp)
-            batch, number = receipt.batch, receipt.number
+            return await self._send_any(value, key, headers, timestamp)
+        # Hot: the same lines stand in `submit`.
+        batch = lane.open or lane.begin()
+        values = batch.values
+        number = len(values)
+        if key is None:
+            size = batch.size = batch.size + RECORD_BYTES + len(value)
         else:
-            # Hot: the same lines stand in `submit`.
-            batch = lane.open or lane.begin()
-            values = batch.values
-            number = len(values)
-            values.append(value)
-            if key is None:
-                batch.keys.append(None)
-                size = batch.size = batch.size + RECORD_BYTES + len(value)
-            else:
-                batch.keys.append(key)
-                batch.keyed = True
-                size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
-            if size >= self._full_bytes or number >= self._last_number:
-                lane.close_open()
-        batch.waiters += 1
-        while not batch.done:
-            try:
-                await (batch.future or batch.waiting())
-            except asyncio.CancelledError:
-                if cancelled_itself():
-                    batch.waiters -= 1
-                    raise
-                batch.waiting()
+            batch.pad_keys().append(key)
+            size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
+        values.append(value)
+        if size >= self._full_bytes or number >= self._last_number:
+            lane.close_open()
+        try:
+            await wait_on(batch.future or batch.waiting())
+        except asyncio.CancelledError:
+            if cancelled_itself():
+                raise
+            await batch.settled()
         if batch.error is not None:
             raise batch.error.again()
-        return id_at(batch, number)
+        base = batch.base_offset
+        return message_id((batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET))
+
+    async def _send_any(
+        self,
+        value: bytes | str,
+        key: bytes | str | None,
+        headers: Headers | None,
+        timestamp: int | datetime.datetime | None,
+    ) -> MessageId:
+        if not self._lanes:
+            await self.open()
+        if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room or self._granted:
+            await self._room(len(value))
+        receipt = self._add_any(value, key, headers, timestamp)
+        await receipt.batch.settled()
+        receipt.batch.raise_error()
+        return id_at(receipt.batch, receipt.number)
 
     def submit(
         self,
@@ -284,8 +296,8 @@ class Producer:
     ) -> Receipt:
         """Publish a record without waiting. The receipt can be awaited, or asked later; or `flush` reports for all.
 
-        Whoever submits without end must `await flush()` now and then: `ProducerFull` is raised when far more waits to be
-        confirmed than `max_in_flight_bytes`. The producer must be open (`async with`).
+        Whoever submits without end must `await flush()` now and then: `ProducerFull` is raised when far more waits to
+        be confirmed than `max_in_flight_bytes`. The producer must be open (`async with`).
         """
         lane = self._only
         if (
@@ -296,19 +308,20 @@ class Producer:
             or len(value) > self._large_bytes
             or not (key is None or type(key) is bytes)
         ):
-            return self._add_any(value, key, headers, timestamp)
+            receipt = self._add_any(value, key, headers, timestamp)
+            receipt.batch.submitted = True
+            return receipt
         # Hot: the same lines stand in `send`.
         batch = lane.open or lane.begin()
         values = batch.values
         number = len(values)
-        values.append(value)
         if key is None:
-            batch.keys.append(None)
             size = batch.size = batch.size + RECORD_BYTES + len(value)
         else:
-            batch.keys.append(key)
-            batch.keyed = True
+            batch.pad_keys().append(key)
             size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
+        values.append(value)
+        batch.submitted = True
         if size >= self._full_bytes or number >= self._last_number:
             lane.close_open()
         return Receipt(batch, number)
@@ -333,10 +346,9 @@ class Producer:
             lane.close_open()
         batch = lane.open or lane.begin()
         number = len(batch.values)
-        batch.values.append(data)
-        batch.keys.append(key_data)
         if key_data is not None:
-            batch.keyed = True
+            batch.pad_keys().append(key_data)
+        batch.values.append(data)
         if headers:
             batch.add_headers(dict(headers))
         if time_us is not None:
@@ -358,7 +370,7 @@ class Producer:
     # Many records.
 
     async def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
-        """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids in order.
+        """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids.
 
         If some fail, the first failure is raised when all are settled; the others are stored.
         """
@@ -430,12 +442,9 @@ class Producer:
                 continue
             batch = lane.open or lane.begin()
             first = len(batch.values)
+            if keys is not None:
+                batch.pad_keys().extend(keys[start:end])
             batch.values += values[start:end]
-            if keys is None:
-                batch.keys += [None] * (end - start)
-            else:
-                batch.keys += keys[start:end]
-                batch.keyed = True
             batch.size += int(sizes[start:end].sum())
             if batch.size >= self._full_bytes:
                 lane.close_open()
@@ -494,6 +503,8 @@ class Producer:
     def on_closed(self, lane: Lane, batch: Batch) -> None:
         """The batch takes no more records."""
         self.unconfirmed_bytes += batch.size
+        if self.unconfirmed_bytes > self._max_in_flight:
+            self._fast = None
         if self._only is None and self._lanes[self._keyless] is lane:
             self._keyless = (self._keyless + 1) % len(self._lanes)
 
@@ -501,7 +512,7 @@ class Producer:
         self.unconfirmed_bytes -= batch.size
         if batch.error is not None and len(self._failures) < REMEMBERED_FAILURES:
             self._failures.append(batch)
-        if self._waiting_for_room:
+        if self._fast is None:
             self._give_room()
 
     async def topic_map(self, *, fresh: bool) -> TopicMap:
@@ -509,6 +520,8 @@ class Producer:
         routing = self.client.routing
         path = self.topic.path
         topic = await (routing.refresh(path) if fresh else routing.topic(path))
+        if (topic.topic_id, topic.route.layout_epoch) != (self._topic_id, self._layout_epoch):
+            topic = await routing.refresh(path)
         if topic.topic_id != self._topic_id:
             raise TopicNotFound(
                 f"topic {path} was deleted, and another of the same name was created: make a new producer for it"
@@ -537,10 +550,12 @@ class Producer:
         """Wait, behind those who came before, until less than `max_in_flight_bytes` is unconfirmed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting_for_room.append((waiter, size))
+        self._fast = None
         try:
             await waiter
         finally:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._granted -= 1
                 self._granted_bytes -= size
                 self._give_room()
 
@@ -549,8 +564,11 @@ class Producer:
         while waiting and self.unconfirmed_bytes + self._granted_bytes <= self._max_in_flight:
             waiter, size = waiting.popleft()
             if not waiter.done():
+                self._granted += 1
                 self._granted_bytes += size
                 waiter.set_result(None)
+        if not waiting and not self._granted and self.unconfirmed_bytes <= self._max_in_flight:
+            self._fast = self._only
 
 
 async def _stored(pieces: Sequence[Piece], orders: Sequence[npt.NDArray[np.int64]]) -> MessageIds:

@@ -221,7 +221,6 @@ class StreamConsumer(Consumer):
         link, self._link = self._link, None
         if link is None:
             return
-        link.forget_session(self._session)
         with contextlib.suppress(BraidError):  # A session that cannot be ended ends by itself, after its grace.
             await within(link.request(Kind.LEAVE, encode(Leave(self._session))), self._client.timeout_s, "LEAVE")
 
@@ -235,6 +234,8 @@ class StreamConsumer(Consumer):
 
     async def _let_go(self) -> None:
         """Hold nothing. The feeds stay: they know how far the application has come."""
+        if self._link is not None:
+            self._link.forget_session(self._session)  # No assignment may come in between.
         holdings, self._holdings = self._holdings, {}
         for holding in holdings.values():
             if holding.task is not None:
@@ -255,8 +256,6 @@ class StreamConsumer(Consumer):
                     raise error.again()
                 _log.warning("consumer %s of %s lost its session and joins again: %s", self.name, self.topic, error)
                 await self._let_go()
-                if self._link is not None:
-                    self._link.forget_session(self._session)
                 backoff.reset()
                 while True:
                     await asyncio.sleep(backoff.next())
@@ -378,7 +377,7 @@ class StreamConsumer(Consumer):
         await channel.open(self._topic_id, session=self._session, offset=0, timeout_s=timeout_s)
         holding.channel = channel
         feed = self._feeds.get(segment)
-        if feed is not None and not feed.stored <= channel.begins <= feed.taken:
+        if feed is not None and not (feed.valid and feed.stored <= channel.begins <= feed.taken):
             self._forget(segment)
             feed = None
         if feed is None:

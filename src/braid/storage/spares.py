@@ -35,11 +35,11 @@ class SpareFiles:
         self._calm: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Throw away what an earlier process left (it may be half-made), then begin to fill the stock."""
+        """Throw away what an earlier process left (it may be half-made). The stock fills when it is calm."""
         await self._disk.make_folder(self._folder)
         for stat in await self._disk.list(self._folder):
             await self._disk.remove(f"{self._folder}/{stat.name}")
-        self._refill = asyncio.get_running_loop().create_task(self._fill())
+        self._refill_when_calm()
 
     async def take(self, target: str, file_bytes: int) -> bool:
         """Turn a spare into the new file `target`; False if there is none of that size."""
@@ -80,7 +80,10 @@ class SpareFiles:
             self._ready.append(path)
 
     async def filled(self) -> None:
-        """Wait until the stock has been filled."""
+        """Fill the stock now, and return when it is full."""
+        if self._calm is not None:
+            self._calm.cancel()
+            self._start_refill()
         if self._refill is not None:
             await asyncio.shield(self._refill)
 

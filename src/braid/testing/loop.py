@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -59,6 +60,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._suspects: list[asyncio.Task[Any]] = []
         self._callback_failure: SimulationFailed | None = None
+        self._frozen: dict[Process | None, list[asyncio.Handle]] = {}
+        """What frozen processes would do if they could."""
         self.set_task_factory(_create_task)
 
     def time(self) -> float:
@@ -67,6 +70,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> tuple[()]:
         """The heart: no time passes while something is ready; then time jumps to the next timer."""
         self.steps += 1 + len(self._ready)
+        if self._frozen:
+            self._hold_back()
         if self._callback_failure is not None:
             raise self._callback_failure
         if timeout is None:
@@ -76,6 +81,34 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if timeout > 0:
             self._now += timeout
         return ()
+
+    def freeze(self, process: Process) -> None:
+        """From the next round on: the present one is being counted down."""
+        self._frozen.setdefault(process, [])
+
+    def thaw(self, process: Process) -> None:
+        """What it missed comes at once: first what was ready, in its order, then the timers that are due."""
+        for handle in self._frozen.pop(process, ()):
+            if handle.cancelled():
+                continue
+            if isinstance(handle, asyncio.TimerHandle):
+                handle._scheduled = True  # type: ignore[attr-defined]
+                heapq.heappush(self._scheduled, handle)
+            else:
+                self._ready.append(handle)
+
+    def _hold_back(self) -> None:
+        for _ in range(len(self._ready)):
+            handle = self._ready.popleft()
+            held = self._frozen.get(_process_of(handle))
+            (self._ready if held is None else held).append(handle)
+        timers = [timer for timer in self._scheduled if _process_of(timer) in self._frozen]
+        if timers:
+            self._scheduled = [timer for timer in self._scheduled if _process_of(timer) not in self._frozen]
+            heapq.heapify(self._scheduled)
+        for timer in sorted(timers):
+            timer._scheduled = False  # type: ignore[attr-defined]  # A cancel must not count it as one of the heap's.
+            self._frozen[_process_of(timer)].append(timer)
 
     def _process_events(self, event_list: object) -> None:
         """There are no file descriptors, so there are no events."""
@@ -135,6 +168,12 @@ def _create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
 
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def _process_of(handle: asyncio.Handle) -> Process | None:
+    return handle._context.get(_process)  # type: ignore[attr-defined, no-any-return]
+
+
 OUTSIDE = contextvars.Context()
 """The context of what belongs to no process: the simulated disk and network schedule their callbacks in it."""
 
@@ -158,10 +197,24 @@ class Process:
         context.run(_process.set, self)
         return context.run(self._loop.create_task, coroutine, name=name or self.name)
 
+    @property
+    def tasks(self) -> list[str]:
+        """Those that have not ended, and where each is."""
+        return sorted(_whereabouts(task) for task in self._tasks)
+
+    def freeze(self) -> None:
+        """Nothing of it runs, as with SIGSTOP, or on a machine that sleeps. Whoever may call it from outside, such as
+        the network, has to be cut off too."""
+        self._loop.freeze(self)
+
+    def thaw(self) -> None:
+        self._loop.thaw(self)
+
     def kill(self) -> None:
+        self.thaw()
         self.killed = True
         for timer in self._loop._scheduled:
-            if timer._context.get(_process) is self:  # type: ignore[attr-defined]
+            if _process_of(timer) is self:
                 timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()

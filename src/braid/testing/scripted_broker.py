@@ -90,8 +90,12 @@ class Log:
 Script = Callable[[Route, BatchHeader], Step | Refuse]
 
 
+def always_confirm(_route: Route, _header: BatchHeader) -> Step:
+    return Step.CONFIRM
+
+
 class ScriptedBroker:
-    def __init__(self, network: Network, script: Script = lambda route, header: Step.CONFIRM) -> None:
+    def __init__(self, network: Network, script: Script = always_confirm) -> None:
         self.network = network
         self.script = script
         self.on_admin: Callable[[str, dict[str, Any]], Any] | None = None
@@ -161,13 +165,13 @@ class _Peer:
         self._last_answer_at = 0.0
         self.connection = Connection(self, frame_limit=MAX_FRAME_BYTES)
 
-    def on_connected(self, connection: Connection) -> None:
+    def on_connected(self, connection: Connection) -> None:  # noqa: ARG002
         self._broker._peers[self] = None
 
     def on_congestion(self, congested: bool) -> None:
         pass
 
-    def on_lost(self, error: BraidError) -> None:
+    def on_lost(self, error: BraidError) -> None:  # noqa: ARG002
         self._broker._peers.pop(self, None)
 
     def on_frames(self, frames: Sequence[Frame]) -> None:

@@ -49,6 +49,10 @@ SCRATCH_BYTES: Final = 16 << 10
 _OWN_BUFFER_BYTES: Final = 4 << 10
 """A frame that has begun and is longer than this gets a buffer of its own; shorter ones are moved to the front."""
 
+_KEPT_BODY_BYTES: Final = 1 << 10
+"""Whoever keeps a payload keeps the whole buffer of its frame; but not with a body that is longer than this, or a small
+batch could hold on to megabytes."""
+
 MAX_REQUEST_ID: Final = (1 << 32) - 1
 _ZEROS: Final = tuple(bytes(count) for count in range(8))
 
@@ -170,4 +174,6 @@ def _whole_frame(view: memoryview) -> Frame:
     stop = PREFIX_BYTES + body_length
     payload_at = stop + (-body_length % 8)
     payload = view[payload_at:] if payload_at < len(view) else None
+    if payload is not None and body_length > _KEPT_BODY_BYTES:
+        payload = memoryview(bytearray(payload))
     return Frame(kind, flags, request, bytes(view[PREFIX_BYTES:stop]), payload)

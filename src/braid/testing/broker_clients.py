@@ -1,0 +1,349 @@
+"""What clients do in a broker's simulation: machines with a real client each, on which programs publish and consume.
+
+A program does random things within what the interface allows and tells the topic's history what it gave, what it was
+answered and what it got. Errors that a bad day explains are met by trying again; any other error ends the simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+
+from braid.client.checkpoint import CheckpointConsumer
+from braid.client.client import Client, connect
+from braid.client.producer import Producer
+from braid.client.stream import StreamConsumer
+from braid.model.errors import (
+    BraidError,
+    ClientClosed,
+    ConsumerReplaced,
+    OffsetOutOfRange,
+    SubscriptionNotFound,
+    TimedOut,
+)
+from braid.model.message import Message
+from braid.testing.broker_history import ConsumerHistory, Seek, TopicHistory
+from braid.testing.broker_machine import URL
+from braid.testing.history import PromiseBroken
+from braid.testing.loop import Process, Simulation
+from braid.testing.network import SimulatedNetwork
+
+TOPIC: Final = "simulated"
+CLOSE_TIMEOUT_S: Final = 60.0
+"""Closing a client ends after its timeouts, whatever happens around it."""
+
+
+class Saved(msgspec.Struct):
+    """A checkpoint that a program has stored beside its results."""
+
+    checkpoint: bytes
+    positions: dict[int, int]
+
+
+class World(Protocol):
+    """What the machines of one simulation share."""
+
+    simulation: Simulation
+    network: SimulatedNetwork
+    history: TopicHistory
+    publishing: bool
+    """False: producers end."""
+    settling: bool
+    """Faults are over: consumers take everything and ack it."""
+    saved: dict[str, Saved]
+
+    def failed(self, error: BaseException) -> None: ...
+
+    def subscription_for(self, machine: str) -> str: ...
+
+
+class ClientMachine:
+    _numbers = count(1)
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.world = world
+        self.random: Random = world.simulation.random
+        self.history = world.history
+        self.leaving = asyncio.Event()
+        self.consumers: dict[str, StreamConsumer] = {}
+        self.producers: dict[Producer, None] = {}
+        self.process: Process = world.simulation.process(name)
+        self._histories: dict[ConsumerHistory, None] = {}
+        self.life = self.process.start(self._live(), name=name)
+
+    def crash(self) -> None:
+        """The machine is gone in the middle of whatever it did."""
+        self.world.network.crash(self.name)
+        self.process.kill()
+        for consumer in self._histories:
+            consumer.left(self._now())
+        self._histories.clear()
+
+    def _now(self) -> float:
+        return self.world.simulation.clock.monotonic()
+
+    async def _live(self) -> None:
+        try:
+            while not self.leaving.is_set():
+                await self._use_a_client()
+        except BraidError as error:
+            self.world.failed(PromiseBroken("clients", f"{self.name} met an error that nothing explains: {error!r}"))
+        except Exception as error:
+            self.world.failed(error)
+
+    async def _use_a_client(self) -> None:
+        random = self.random
+        client = connect(
+            URL,
+            timeout=random.choice([2.0, 5.0, 15.0]),
+            name=self.name,
+            network=self.world.network.host(self.name),
+            clock=self.world.simulation.clock,
+            random=random,
+        )
+        try:
+            await client.open()
+        except BraidError as error:
+            _may_happen(error)
+            await client.close()
+            return
+        programs: list[Callable[[Client], Awaitable[None]]] = [self._produce, self._consume]
+        programs += random.choices([self._produce, self._consume, self._follow_checkpoints], k=random.randint(0, 2))
+        tasks = [asyncio.ensure_future(self._repeat(program, client)) for program in programs]
+        await self.leaving.wait()
+        if random.random() < 0.5:
+            await asyncio.gather(*tasks)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await client.close()
+        except BraidError as error:
+            _may_happen(error)
+        await asyncio.gather(*tasks)
+
+    async def _repeat(self, program: Callable[[Client], Awaitable[None]], client: Client) -> None:
+        while not self.leaving.is_set() and not client.closed:
+            try:
+                await program(client)
+            except ClientClosed:
+                if not client.closed:
+                    raise
+            except BraidError as error:
+                _may_happen(error)
+                await asyncio.sleep(self.random.uniform(0.01, 0.5))
+
+    # Producing.
+
+    async def _produce(self, client: Client) -> None:
+        random = self.random
+        if not self.world.publishing:
+            await self._pause(1.0)
+            return
+        tight = random.random() < 0.2
+        producer = client.producer(
+            TOPIC,
+            linger=random.choice([0.0, 0.0, 0.005, 0.05]),
+            max_batch_bytes=random.choice([64, 1_000, 20_000, 256 << 10]),
+            compression=random.choice([None, None, "lz4", "zstd"]),
+            max_in_flight_bytes=random.choice([1, 5_000]) if tight else None,
+            timeout=random.choice([0.5, 3.0, 10.0]),
+        )
+        number = next(self._numbers)
+        order = count(1)
+        async with producer:
+            self.producers[producer] = None
+            try:
+                for _ in range(random.randint(1, 20)):
+                    if not self.world.publishing or self.leaving.is_set():
+                        break
+                    # Those that wait for room side by side have no order among each other.
+                    ways = [self._send_one, self._send_many, self._submit] + ([] if tight else [self._send_together])
+                    await random.choice(ways)(producer, number, order)
+                    # The longer it goes on, the slower: what counts is how often things break, not how much is stored.
+                    await asyncio.sleep(random.choice([0.0, 0.001, 0.05, 0.3]) * (1 + len(self.history.given) / 100))
+            finally:
+                del self.producers[producer]
+
+    def _record(self, producer: int, order: count[int], keyed: bool | None = None) -> tuple[bytes | None, bytes]:
+        """A key, or none, and a value that nobody else has."""
+        random = self.random
+        number = next(order)
+        if keyed is None:
+            keyed = random.random() < 0.5
+        key = b"key-%d" % random.randrange(8) if keyed else None
+        size = random.choice([0, 0, 0, 20, 20, 200, 200, random.choice([20, 200, 3_000, 3_000, 20_000, 80_000])])
+        value = b"%d/%d/" % (producer, number) + random.randbytes(1) * size
+        self.history.give(producer, number, key, value)
+        return key, value
+
+    async def _send_one(self, producer: Producer, number: int, order: count[int]) -> None:
+        key, value = self._record(number, order)
+        await self._confirmed(value, producer.send(value, key=key))
+
+    async def _send_together(self, producer: Producer, number: int, order: count[int]) -> None:
+        records = [self._record(number, order) for _ in range(self.random.choice([2, 10, 30]))]
+        await asyncio.gather(*(self._confirmed(value, producer.send(value, key=key)) for key, value in records))
+
+    async def _submit(self, producer: Producer, number: int, order: count[int]) -> None:
+        receipts = []
+        for _ in range(self.random.choice([1, 5, 20])):
+            key, value = self._record(number, order)
+            try:
+                receipts.append((value, producer.submit(value, key=key)))
+            except BraidError as error:
+                self.history.fail(value)
+                _may_happen(error)
+                break
+            if self.random.random() < 0.1:
+                await asyncio.sleep(0)
+        if self.random.random() < 0.5:
+            try:
+                await producer.flush()
+            except BraidError as error:
+                _may_happen(error)
+        for value, receipt in receipts:
+            await self._confirmed(value, receipt)
+
+    async def _send_many(self, producer: Producer, number: int, order: count[int]) -> None:
+        keyed = self.random.random() < 0.5
+        records = [self._record(number, order, keyed) for _ in range(self.random.choice([1, 5, 30]))]
+        try:
+            ids = await producer.send_many(records if keyed else [value for _, value in records])
+        except BraidError as error:
+            for _, value in records:
+                self.history.fail(value)
+            _may_happen(error)
+        else:
+            for (_, value), (segment, offset) in zip(records, ids, strict=True):
+                self.history.confirm(value, segment, offset)
+
+    async def _confirmed(self, value: bytes, sending: Awaitable[tuple[int, int]]) -> None:
+        try:
+            segment, offset = await sending
+        except BraidError as error:
+            self.history.fail(value)
+            _may_happen(error)
+        else:
+            self.history.confirm(value, segment, offset)
+
+    # Consuming.
+
+    async def _consume(self, client: Client) -> None:
+        random = self.random
+        subscription = self.world.subscription_for(self.name)
+        name = f"{self.name}-{random.randrange(3)}" if random.random() < 0.9 else "popular"
+        consumer = client.stream_consumer(
+            TOPIC, subscription, name=name, start="earliest", window_bytes=random.choice([None, 64 << 10, 100_000])
+        )
+        history = self.history.consumer(subscription, f"{subscription}/{name}", self._now())
+        self._histories[history] = None
+        label = f"{history.name}@{history.born}"
+        self.consumers[label] = consumer
+        try:
+            async with consumer:
+                await self._receive(consumer, history)
+        except (ConsumerReplaced, SubscriptionNotFound):
+            pass
+        finally:
+            self.consumers.pop(label, None)
+            if history in self._histories:
+                del self._histories[history]
+                history.left(self._now())
+
+    async def _receive(self, consumer: StreamConsumer, history: ConsumerHistory) -> None:
+        random, world = self.random, self.world
+        diligence = random.choice([0.0, 0.1, 0.5, 1.0])
+        slow = random.random() < 0.2
+        left = random.choice([20, 200, 2_000])
+        late: list[Message] = []
+        last: dict[int, Message] = {}
+        while not self.leaving.is_set() and (left > 0 or world.settling):
+            if world.settling:
+                diligence, slow = 1.0, False
+                for message in last.values():
+                    await consumer.ack(message)
+            messages = await self._next_messages(consumer, history)
+            last.update((message.segment, message) for message in messages)
+            left -= len(messages) + 1
+            if messages and random.random() < diligence:
+                await consumer.ack(messages[-1])
+            elif messages and random.random() < 0.2:
+                late.append(random.choice(messages))
+            if late and random.random() < 0.1:
+                await consumer.ack(late.pop(random.randrange(len(late))))
+            if random.random() < (0.3 if world.settling else 0.02):
+                await self._store_acks(consumer, history)
+            if slow:
+                await asyncio.sleep(random.uniform(0, 1.0))
+
+    async def _next_messages(
+        self, consumer: StreamConsumer | CheckpointConsumer, history: ConsumerHistory
+    ) -> list[Message]:
+        timeout = self.random.choice([0.01, 0.5, 1.0])
+        messages: list[Message] = []
+        if self.random.random() < 0.5:
+            batch = await consumer.receive_batch(timeout)
+            messages = batch.messages() if batch is not None else []
+            for message in messages:
+                history.handed(message.segment, message.offset, message.value, self._now())
+            return messages
+        for _ in range(self.random.choice([1, 5, 30])):
+            message = await consumer.receive(timeout)
+            if message is None:
+                break
+            history.handed(message.segment, message.offset, message.value, self._now())
+            messages.append(message)
+        return messages
+
+    async def _store_acks(self, consumer: StreamConsumer, history: ConsumerHistory) -> None:
+        subscription = history.subscription
+        assert subscription is not None
+        # The interface does not say which segments a consumer still has, so this looks at its feeds.
+        behind = {feed: feed.acked for feed in consumer._feeds.values() if feed.stored < feed.acked}
+        await consumer.flush_acks()
+        for feed, acked in behind.items():
+            if consumer._feeds.get(feed.segment) is feed:
+                if feed.stored < acked:
+                    raise PromiseBroken("acks", f"{history.name} flushed its acks up to {acked}, only {feed.stored} is")
+                subscription.stored[feed.segment] = Seek(acked, self._now())
+
+    async def _follow_checkpoints(self, client: Client) -> None:
+        """A program that stores its results and its checkpoint together, and goes on behind them after a crash."""
+        random, world = self.random, self.world
+        name = f"reader-{random.randrange(2)}"
+        saved = world.saved.get(name)
+        if saved is not None and self.history.lost_tails:
+            saved = None
+        consumer = client.checkpoint_consumer(TOPIC, start=saved.checkpoint if saved is not None else "earliest")
+        history = self.history.consumer(None, name, self._now())
+        if saved is not None:
+            history.next = dict(saved.positions)
+        try:
+            async with consumer:
+                for _ in range(random.choice([5, 50])):
+                    if self.leaving.is_set():
+                        break
+                    await self._next_messages(consumer, history)
+                    if random.random() < 0.3:
+                        world.saved[name] = Saved(consumer.checkpoint(), dict(history.next))
+        except OffsetOutOfRange:
+            if not self.history.lost_tails:
+                raise
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.leaving.wait()
+        except TimeoutError:
+            pass
+
+
+def _may_happen(error: BraidError) -> None:
+    """On a bad day: what may be tried again, and what was not answered in time."""
+    if not (error.retriable or isinstance(error, TimedOut | ClientClosed)):
+        raise error

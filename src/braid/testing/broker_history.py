@@ -1,0 +1,280 @@
+"""The judge of a broker's simulation: what clients were told and saw, against what the log holds in the end.
+
+`TopicHistory` is told everything that happens to one topic's records, when it happens: which producer gave which value,
+in which order, and where it was confirmed; which consumer got what; what was acked for good; where an operator set a
+subscription. It complains as soon as two of these contradict each other, and `check_log` compares all of it with the
+log itself.
+
+Every value is unique, so it names its record. A topic whose confirms survive the loss of a machine (`fsync`) forgives
+nothing. One that only survives the loss of a process (`memory`) may lose a tail when the machine loses power:
+`lost_power` and `recovered` tell of that, and what the tail held is given up, no more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from braid.testing.history import PromiseBroken
+
+Place = tuple[int, int]
+"""Segment and offset."""
+
+
+class Given(msgspec.Struct):
+    """A record that a producer was given."""
+
+    producer: int
+    number: int
+    """In the order of submission; those that were given side by side share one."""
+    key: bytes | None
+    failed: bool = False
+
+
+class Sighting(msgspec.Struct):
+    value: bytes
+    boot: int
+    """How often the machine had started when it was seen or confirmed."""
+
+
+class Seek(msgspec.Struct, frozen=True):
+    offset: int
+    at: float
+
+
+class SubscriptionHistory:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.brief = False
+        """It comes and goes: what its consumers get is compared with the log, no more."""
+        self.handed: dict[int, dict[int, float]] = defaultdict(dict)
+        """By segment and offset, when it was last handed out."""
+        self.seeks: dict[int, Seek] = {}
+        """By segment, where it was set last. Until then it begins at its start."""
+        self.unknown: dict[int, None] = {}
+        """Segments of which it is not known where a seek set them: its answer was lost, or it is under way."""
+        self.sought_at = -1.0
+        """When an operator last began or ended to set it to another place."""
+        self.stored: dict[int, Seek] = {}
+        """By segment, up to where acks were stored, and since when that is known."""
+        self.consumers = 0
+        """How many are there, and were there."""
+        self.ever = 0
+        self.forgiven: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Ranges that were lost with a machine's power and may have been skipped since."""
+
+
+class ConsumerHistory:
+    """What one consumer object has handed out."""
+
+    def __init__(self, topic: TopicHistory, subscription: SubscriptionHistory | None, name: str, born: float) -> None:
+        self.name = name
+        self.born = born
+        self.subscription = subscription
+        self.next: dict[int, int] = {}
+        self.last_at: dict[int, float] = {}
+        self._topic = topic
+        if subscription is not None:
+            subscription.consumers += 1
+            subscription.ever += 1
+
+    def left(self, now: float) -> None:
+        if self.subscription is not None:
+            self.subscription.consumers -= 1
+
+    def handed(self, segment: int, offset: int, value: bytes, now: float) -> None:
+        topic, subscription = self._topic, self.subscription
+        topic.saw(segment, offset, value)
+        if subscription is not None and subscription.brief:
+            return
+        expected = self.next.get(segment)
+        if offset != expected and not topic.lost_tails:
+            if subscription is None:
+                if expected is not None:
+                    raise PromiseBroken("I1", f"{self.name} was due offset {expected} of segment {segment}: {offset}")
+            else:
+                self._check_jump(subscription, segment, expected, offset)
+        if subscription is not None:
+            stored = subscription.stored.get(segment)
+            if stored is not None and stored.at < self.born and offset < stored.offset and not topic.lost_tails:
+                if subscription.sought_at < stored.at and segment not in subscription.unknown:
+                    raise PromiseBroken(
+                        "acks",
+                        f"{self.name} got offset {offset} of segment {segment}, stored as acked below {stored.offset}",
+                    )
+            subscription.handed[segment][offset] = now
+        self.next[segment] = offset + 1
+        self.last_at[segment] = now
+
+    def _check_jump(self, subscription: SubscriptionHistory, segment: int, expected: int | None, offset: int) -> None:
+        if segment in subscription.unknown or subscription.sought_at > self.last_at.get(segment, -1.0):
+            return
+        if expected is not None and offset < expected and subscription.ever == 1:
+            raise PromiseBroken(
+                "consumers", f"{self.name}, always alone, got offset {offset} of segment {segment} again ({expected})"
+            )
+        seek = subscription.seeks.get(segment)
+        first = expected if expected is not None else (seek.offset if seek is not None else 0)
+        since = seek.at if seek is not None else 0.0
+        handed = subscription.handed[segment]
+        for skipped in range(first, offset):
+            if handed.get(skipped, -1.0) < since:
+                raise PromiseBroken(
+                    "I5", f"{self.name} was given offset {offset} of segment {segment}; nobody has had {skipped} yet"
+                )
+
+
+class TopicHistory:
+    def __init__(self, *, survives_power_loss: bool) -> None:
+        self.survives_power_loss = survives_power_loss
+        self.given: dict[bytes, Given] = {}
+        self.confirmed: dict[Place, Sighting] = {}
+        self.unplaced: dict[bytes, None] = {}
+        """Confirmed, at an offset that the broker had forgotten."""
+        self.seen: dict[Place, Sighting] = {}
+        self.subscriptions: dict[str, SubscriptionHistory] = {}
+        self.boot = 0
+        self.lost_tails = False
+        """Whether power was lost on a topic that does not survive it."""
+        self.ends_at_loss: dict[int, int] = {}
+        """By segment, where it ended when power was lost, until it is open again."""
+
+    # Producers.
+
+    def give(self, producer: int, number: int, key: bytes | None, value: bytes) -> None:
+        assert value not in self.given, "values are unique"
+        self.given[value] = Given(producer, number, key)
+
+    def confirm(self, value: bytes, segment: int, offset: int) -> None:
+        if offset < 0:
+            self.unplaced[value] = None
+            return
+        before = self.confirmed.get((segment, offset))
+        if before is not None and before.value != value:
+            raise PromiseBroken(
+                "I1", f"offset {offset} of segment {segment} was confirmed to {before.value[:20]!r} and {value[:20]!r}"
+            )
+        self.confirmed[segment, offset] = Sighting(value, self.boot)
+        self._check_same(segment, offset, self.seen.get((segment, offset)), value)
+
+    def fail(self, value: bytes) -> None:
+        self.given[value].failed = True
+
+    # Consumers.
+
+    def subscription(self, name: str) -> SubscriptionHistory:
+        if name not in self.subscriptions:
+            self.subscriptions[name] = SubscriptionHistory(name)
+        return self.subscriptions[name]
+
+    def consumer(self, subscription: str | None, name: str, now: float) -> ConsumerHistory:
+        known = None if subscription is None else self.subscription(subscription)
+        return ConsumerHistory(self, known, name, now)
+
+    def saw(self, segment: int, offset: int, value: bytes) -> None:
+        if value not in self.given:
+            raise PromiseBroken("I1", f"offset {offset} of segment {segment} holds {value[:40]!r}: nobody sent that")
+        self._check_same(segment, offset, self.seen.get((segment, offset)), value)
+        self._check_same(segment, offset, self.confirmed.get((segment, offset)), value)
+        self.seen[segment, offset] = Sighting(value, self.boot)
+
+    def _check_same(self, segment: int, offset: int, before: Sighting | None, value: bytes) -> None:
+        if before is not None and before.value != value and not self._may_have_been_lost(segment, offset, before):
+            raise PromiseBroken(
+                "I7",
+                f"offset {offset} of segment {segment} held {before.value[:20]!r}, and now {value[:20]!r}",
+            )
+
+    def _may_have_been_lost(self, segment: int, offset: int, before: Sighting) -> bool:
+        """Between the loss of power and the news of what was recovered, clients may be ahead of us."""
+        return not self.survives_power_loss and before.boot < self.boot and self.lost_tails
+
+    # The machine.
+
+    def started(self) -> None:
+        self.boot += 1
+
+    def lost_power(self, ends: Mapping[int, int]) -> None:
+        """`ends`: of each segment that was open, where it ended for consumers."""
+        if self.survives_power_loss:
+            return
+        self.lost_tails = True
+        for segment, end in ends.items():
+            self.ends_at_loss[segment] = max(end, self.ends_at_loss.get(segment, 0))
+
+    def recovered(self, segment: int, end: int) -> None:
+        """After a loss of power, a segment is open again and ends here: the rest of it is given up."""
+        before = self.ends_at_loss.pop(segment, None)
+        if before is None or before <= end:
+            return
+        for sightings in (self.confirmed, self.seen):
+            lost = [
+                place
+                for place, sighting in sightings.items()
+                if place[0] == segment and place[1] >= end and sighting.boot < self.boot
+            ]
+            for place in lost:
+                del sightings[place]
+        for subscription in self.subscriptions.values():
+            subscription.forgiven[segment].append((end, before))
+
+    # The end.
+
+    def check_log(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+        """`log`: by segment, all values with their keys, from offset 0 on."""
+        self._check_once(log)
+        for sightings, promise in ((self.confirmed, "I2"), (self.seen, "I7")):
+            for (segment, offset), sighting in sightings.items():
+                stored = log[segment][offset][0] if offset < len(log[segment]) else None
+                if stored != sighting.value and not self._may_have_been_lost(segment, offset, sighting):
+                    raise PromiseBroken(
+                        promise,
+                        f"offset {offset} of segment {segment} was {'confirmed to' if promise == 'I2' else 'seen with'} "
+                        f"{sighting.value[:20]!r}, the log holds {stored[:20] if stored is not None else None!r}",
+                    )
+        self._check_order(log)
+
+    def _check_once(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+        places: dict[bytes, Place] = {}
+        for segment, records in log.items():
+            for offset, (value, key) in enumerate(records):
+                given = self.given.get(value)
+                if given is None or given.key != key:
+                    raise PromiseBroken("I1", f"{value[:40]!r} with key {key!r} is stored, {given} was sent")
+                if value in places:
+                    raise PromiseBroken("I10", f"{value[:20]!r} is stored at {places[value]} and {(segment, offset)}")
+                places[value] = (segment, offset)
+        for value in self.unplaced:
+            if value not in places and not self.lost_tails:
+                raise PromiseBroken("I2", f"{value[:20]!r} was confirmed, at a forgotten place, and is not stored")
+
+    def _check_order(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+        for segment, records in log.items():
+            last: dict[int, int] = {}
+            for offset, (value, _) in enumerate(records):
+                given = self.given[value]
+                if given.number < last.get(given.producer, 0):
+                    raise PromiseBroken(
+                        "I4",
+                        f"segment {segment}: producer {given.producer} sent {given.number} before "
+                        f"{last[given.producer]}, which stands before it at offset {offset}",
+                    )
+                last[given.producer] = given.number
+
+    def missing(self, subscription: str, ends: Mapping[int, int]) -> list[Place]:
+        """What the subscription's consumers have not got yet, since it was set to its last place."""
+        history = self.subscription(subscription)
+        places = []
+        for segment, end in ends.items():
+            seek = history.seeks.get(segment)
+            start, since = (seek.offset, seek.at) if seek is not None else (0, -1.0)
+            handed = history.handed[segment]
+            forgiven = history.forgiven[segment]
+            places += [
+                (segment, offset)
+                for offset in range(start, end)
+                if handed.get(offset, -2.0) < since and not any(low <= offset < high for low, high in forgiven)
+            ]
+        return places

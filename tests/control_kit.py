@@ -1,0 +1,184 @@
+"""What tests of a broker's control side stand on: a memory store, topics, and segments without a log behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from braid.broker.config import CursorConfig
+from braid.broker.cursors import Cursors
+from braid.broker.topics import Topics
+from braid.metadata import paths
+from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.store import Compare, Put
+from braid.model.errors import BraidError, ConsumerReplaced, NotServing
+from braid.model.ids import Epoch, Offset
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.model.topic import Topic, TopicPolicies
+from braid.testing.loop import Simulation
+
+ORDERS = TopicName("public", "default", "orders")
+
+
+async def own(store: MemoryStore, name: SegmentName, owner: str = "broker-1", epoch: int = 1) -> Compare:
+    """Take a segment; what its cursors compare."""
+    key = paths.ownership(name.topic.path, name.descriptor)
+    record = Ownership(state=OwnershipState.SERVING, owner=owner, epoch=Epoch(epoch))
+    result = await store.txn([], [Put(key, record.to_json())])
+    return Compare(key, result.revision)
+
+
+class PlainSegment:
+    """A segment that is just numbers: where it begins and ends, and when its records were written."""
+
+    def __init__(self, name: SegmentName, ends: dict[str, int], cursors: Cursors, times: list[int]) -> None:
+        self.name = name
+        self.cursors = cursors
+        self.earliest = Offset(0)
+        self.times = times
+        """Of the records from offset 0 on, µs."""
+        self.closed: list[tuple[str, str, Offset | None]] = []
+        """Subscription, code, and where its cursor stood when its channels were closed."""
+        self._ends = ends
+
+    @property
+    def end(self) -> Offset:
+        return Offset(self._ends["end"])
+
+    def grow(self, end: int, *, synced: int | None = None) -> None:
+        self._ends.update(end=end, synced=end if synced is None else synced)
+
+    async def offset_at_time(self, timestamp_us: int) -> Offset:
+        await asyncio.sleep(0)
+        found = (Offset(offset) for offset, time in enumerate(self.times) if time >= timestamp_us)
+        return next(found, self.end)
+
+    def close_channels(self, subscription: str, closed_code: str, message: str) -> None:
+        self.closed.append((subscription, closed_code, self.cursors.offset(subscription)))
+
+
+async def plain_segment(
+    store: MemoryStore, name: SegmentName, *, end: int = 0, config: CursorConfig | None = None
+) -> PlainSegment:
+    ends = {"end": end, "synced": end}
+    cursors = Cursors(
+        store,
+        name,
+        Epoch(1),
+        await own(store, name),
+        lambda: Offset(ends["synced"]),
+        config or CursorConfig(),
+        end=lambda: Offset(ends["end"]),
+    )
+    await cursors.load()
+    return PlainSegment(name, ends, cursors, [])
+
+
+class PlainSegments:
+    def __init__(self) -> None:
+        self.served: dict[tuple[str, int], PlainSegment] = {}
+
+    def get(self, path: str, segment_id: int) -> PlainSegment:
+        try:
+            return self.served[path, segment_id]
+        except KeyError:
+            raise NotServing(f"{path} {segment_id}") from None
+
+    def of_topic(self, path: str) -> list[PlainSegment]:
+        return [segment for (topic, _), segment in sorted(self.served.items()) if topic == path]
+
+    async def serve(self, store: MemoryStore, name: TopicName, topic: Topic, *, end: int = 0) -> None:
+        for info in topic.layout.segments.values():
+            segment = await plain_segment(store, SegmentName.of(name, info), end=end)
+            self.served[name.path, info.segment_id] = segment
+
+
+async def loaded_topics(simulation: Simulation, store: MemoryStore) -> Topics:
+    topics = Topics(store, simulation.clock, random.Random(simulation.seed))
+    await topics.load()
+    return topics
+
+
+async def make_topic(topics: Topics, name: TopicName = ORDERS, segments: int = 1) -> Topic:
+    return await topics.create(name, segments=segments, policies=TopicPolicies(), properties={})
+
+
+def counted(store: MemoryStore) -> list[str]:
+    """The requests of this client from now on."""
+    requests: list[str] = []
+
+    def count(request: str) -> Fault:
+        requests.append(request)
+        return Fault.NONE
+
+    store.fault = count
+    return requests
+
+
+def faults(*planned: Fault, of: str = "txn") -> Callable[[str], Fault]:
+    """These for the next requests of that name, then none."""
+    left = list(planned)
+
+    def fault(request: str) -> Fault:
+        return left.pop(0) if request == of and left else Fault.NONE
+
+    return fault
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """In virtual time, which costs nothing."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("what was waited for did not happen within 100 s")
+
+
+class Recorder:
+    """A consumer's connection that notes what it is told."""
+
+    def __init__(self, held: dict[int, str], name: str) -> None:
+        self.name = name
+        self.assigned: list[tuple[int, tuple[int, ...]]] = []
+        self.revoked: list[int] = []
+        self.replacement: ConsumerReplaced | None = None
+        self.expulsion: BraidError | None = None
+        self.give_back: Callable[[int], None] = lambda _segment: None
+        """Called with each segment that is missing in a new assignment."""
+        self.has: set[int] = set()
+        self._held = held
+        """Shared by all members of a test: who works on which segment. Two at once is what must never be."""
+
+    def assign(self, number: int, segments: tuple[int, ...]) -> None:
+        assert not self.assigned or number > self.assigned[-1][0]
+        self.assigned.append((number, segments))
+        for segment in sorted(set(segments) - self.has):
+            assert segment not in self._held, f"I4: {self.name} gets {segment}, which {self._held[segment]} has"
+            self._held[segment] = self.name
+            self.has.add(segment)
+        for segment in sorted(self.has - set(segments)):
+            self.give_back(segment)
+
+    def drop(self, segment: int) -> None:
+        if segment in self.has:
+            self.has.remove(segment)
+            del self._held[segment]
+
+    def revoke(self, segment: int) -> None:
+        self.revoked.append(segment)
+        self.drop(segment)
+
+    def replaced(self, error: ConsumerReplaced) -> None:
+        self.replacement = error
+        for segment in sorted(self.has):
+            self.drop(segment)
+
+    def expelled(self, error: BraidError) -> None:
+        self.expulsion = error
+        for segment in sorted(self.has):
+            self.drop(segment)
+
+    def latest(self) -> tuple[int, ...] | None:
+        return self.assigned[-1][1] if self.assigned else None

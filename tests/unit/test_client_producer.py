@@ -1,0 +1,616 @@
+"""What a producer does with its records, against a broker that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from braid.client.client import Client, connect
+from braid.client.lane import MAX_BATCHES_IN_FLIGHT
+from braid.client.producer import Producer
+from braid.model.batch import BatchHeader, parse_header
+from braid.model.columns import Message, decode_messages
+from braid.model.errors import (
+    BatchTooLarge,
+    BraidError,
+    ClientClosed,
+    InvalidArgument,
+    LogBusy,
+    NotAvailable,
+    PermissionDenied,
+    ProducerFull,
+    TimedOut,
+    TopicNotFound,
+)
+from braid.model.hashing import key_hash
+from braid.model.message import MessageId
+from braid.testing.loop import Simulation, run_simulation
+from braid.testing.network import SimulatedNetwork
+from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
+from braid.wire.operations import Route
+
+PATH = "public/default/orders"
+
+
+class World:
+    """A client and one scripted broker, in virtual time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.loop = simulation.loop
+        self.network = SimulatedNetwork(Random(simulation.seed))
+        self.broker = ScriptedBroker(self.network.host("broker"))
+        self.clock = simulation.clock
+
+    async def start(self, segments: int = 1) -> None:
+        await self.broker.start("broker", 6660)
+        self.broker.add_topic(PATH, segments)
+
+    def client(self, **options: Any) -> Client:
+        return connect(
+            "braid://broker:6660", network=self.network.host("client"), clock=self.clock, random=Random(1), **options
+        )
+
+    def batches(self, segment: int = 0) -> list[BatchHeader]:
+        return [parse_header(batch) for batch in self.broker.logs[PATH, segment].batches]
+
+    def messages(self, segment: int = 0) -> list[Message]:
+        return [message for batch in self.broker.logs[PATH, segment].batches for message in decode_messages(batch)]
+
+    def values(self, segment: int = 0) -> list[bytes]:
+        return [message.value for message in self.messages(segment)]
+
+
+def play(
+    body: Callable[[World, Producer], Awaitable[None]],
+    *,
+    segments: int = 1,
+    timeout: float = 30.0,
+    **options: Any,
+) -> World:
+    async def main(simulation: Simulation) -> World:
+        world = World(simulation)
+        await world.start(segments)
+        async with world.client(timeout=timeout) as client, client.producer("orders", **options) as producer:
+            await body(world, producer)
+        await world.broker.stop()
+        return world
+
+    return run_simulation(1, main)
+
+
+def script_of(*steps: Step | Refuse) -> Callable[[Route, BatchHeader], Step | Refuse]:
+    """These for the first publishes, then confirm."""
+    left = list(steps)
+    return lambda route, header: left.pop(0) if left else Step.CONFIRM
+
+
+def test_what_is_given_in_one_turn_of_the_loop_is_one_batch() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        ids = await asyncio.gather(*(producer.send(f"value-{number}") for number in range(100)))
+        assert ids == [MessageId(0, number) for number in range(100)]
+        assert [batch.count for batch in world.batches()] == [100]
+
+    play(body)
+
+
+def test_records_gather_while_eight_batches_are_under_way() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 1.0
+        for number in range(100):
+            producer.submit(f"{number}")
+            await asyncio.sleep(0.001)
+        await producer.flush()
+        counts = [batch.count for batch in world.batches()]
+        assert counts[:MAX_BATCHES_IN_FLIGHT] == [1] * MAX_BATCHES_IN_FLIGHT
+        assert len(counts) == MAX_BATCHES_IN_FLIGHT + 1
+        assert world.values() == [b"%d" % number for number in range(100)]
+
+    play(body)
+
+
+def test_linger_waits_for_more_but_not_for_a_full_batch_nor_for_flush() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        started = world.loop.time()
+        first = producer.submit(b"1")
+        await asyncio.sleep(0.2)
+        second = producer.submit(b"2")
+        await first
+        assert 0.5 <= world.loop.time() - started < 0.6
+        assert (await second).offset == 1
+        assert [batch.count for batch in world.batches()] == [2]
+
+        started = world.loop.time()
+        await asyncio.gather(*(producer.send(b"x" * 100) for _ in range(20)))  # more than max_batch_bytes
+        await producer.send_many([b"y"] * 3)
+        assert [batch.count for batch in world.batches()][1] == 9
+        producer.submit(b"z")
+        started = world.loop.time()
+        await producer.flush()
+        assert world.loop.time() - started < 0.1
+
+    play(body, linger=0.5, max_batch_bytes=1_000)
+
+
+def test_headers_keys_timestamps_and_text_arrive_as_they_were_given() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        await asyncio.gather(
+            producer.send("größe", key="ключ", headers={"trace": "a1", "raw": b"\x00"}, timestamp=123),
+            producer.send(b"plain"),
+            producer.send(bytearray(b"mutable"), key=b"k"),  # type: ignore[arg-type]
+        )
+        first, second, third = world.messages()
+        assert (first.value, first.key, first.timestamp_us) == ("größe".encode(), "ключ".encode(), 123)
+        assert first.headers == {"trace": b"a1", "raw": b"\x00"}
+        assert (second.value, second.key, second.headers) == (b"plain", None, {})
+        assert second.timestamp_us > 1_000_000
+        assert (third.value, third.key) == (b"mutable", b"k")
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"value": 7},
+        {"value": None},
+        {"value": b"x", "key": 7},
+        {"value": b"x", "headers": {"a": 1}},
+        {"value": b"x", "headers": {1: b""}},
+        {"value": b"x", "timestamp": "now"},
+        {"value": b"x", "timestamp": 1 << 63},
+        {"value": "\ud800"},
+    ],
+)
+def test_a_bad_record_is_refused_at_once_and_harms_no_other(record: dict[str, Any]) -> None:
+    async def body(world: World, producer: Producer) -> None:
+        good = producer.submit(b"good")
+        with pytest.raises(InvalidArgument):
+            producer.submit(**record)
+        assert (await good).offset == 0
+        assert world.values() == [b"good"]
+
+    play(body)
+
+
+def test_a_record_above_the_limit_is_refused_before_it_is_sent() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        with pytest.raises(BatchTooLarge):
+            producer.submit(bytes(33 << 20))
+        world.broker.max_frame_bytes = 10_000
+        world.broker.cut_all()
+        await asyncio.sleep(0.1)
+        with pytest.raises(BatchTooLarge):
+            await producer.send(bytes(20_000))
+        await producer.send(bytes(5_000))
+
+    play(body)
+
+
+def test_a_key_goes_to_the_segment_of_its_hash_whichever_way_it_is_given() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        keys = [f"key-{number}".encode() for number in range(50)]
+        expected = [key_hash(key) // 0x4000 for key in keys]
+        assert [(await producer.send(b"", key=key)).segment for key in keys] == expected
+        pairs = await producer.send_many([(key, key) for key in keys])
+        assert [where.segment for where in pairs] == expected
+        table = await producer.send_table(pa.table({"key": keys, "value": keys}))
+        assert [where.segment for where in table] == expected
+        for ids in (pairs, table):
+            assert [world.messages(segment)[offset].value for segment, offset in ids] == keys
+
+    play(body, segments=4)
+
+
+def test_records_without_a_key_go_round_the_segments_a_batch_at_a_time() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        segments = []
+        for _ in range(6):
+            ids = await asyncio.gather(*(producer.send(b"x") for _ in range(10)))
+            assert len({where.segment for where in ids}) == 1
+            segments.append(ids[0].segment)
+        assert segments == [0, 1, 2, 0, 1, 2]
+        mixed = await producer.send_many([(None, b"n"), (b"key-0", b"k"), (None, b"n")])
+        assert mixed[0].segment == mixed[2].segment
+        assert mixed[1].segment == key_hash(b"key-0") // 0x5555
+
+    play(body, segments=3)
+
+
+def test_send_many_keeps_its_order_behind_what_was_submitted_and_cuts_batches_by_size() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        producer.submit(b"first")
+        ids = await producer.send_many([b"%0100d" % number for number in range(1_000)])
+        await producer.send(b"last")
+        assert world.values() == [b"first", *(b"%0100d" % number for number in range(1_000)), b"last"]
+        assert list(ids) == [MessageId(0, number + 1) for number in range(1_000)]
+        assert ids[-1] == MessageId(0, 1_000)
+        assert ids[2:4] == [MessageId(0, 3), MessageId(0, 4)]
+        assert all(batch.raw_length < 5_000 for batch in world.batches())
+
+    play(body, max_batch_bytes=4_096)
+
+
+def test_send_many_refuses_a_mixture_and_takes_generators_and_nothing() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        with pytest.raises(InvalidArgument):
+            await producer.send_many([b"a", (b"k", b"v")])  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            await producer.send_many(b"abc")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            await producer.send_table(pa.table({"other": [1]}))
+        assert len(await producer.send_many([])) == 0
+        assert len(await producer.send_many(f"{number}" for number in range(10))) == 10
+
+    play(body)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compression_is_applied_per_batch(compression: str) -> None:
+    async def body(world: World, producer: Producer) -> None:
+        await producer.send_many([b"the same again and again"] * 1_000)
+        assert all(batch.codec and batch.body_length < batch.raw_length // 4 for batch in world.batches())
+        assert world.values() == [b"the same again and again"] * 1_000
+
+    play(body, compression=compression)
+
+
+def test_a_lost_reply_is_answered_with_the_offset_of_the_first_try() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.script = script_of(Step.CUT_AFTER)
+        assert await producer.send(b"once") == MessageId(0, 0)
+        assert world.values() == [b"once"]
+
+    play(body)
+
+
+def test_batches_behind_one_that_is_busy_go_again_in_order() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 0.05
+        world.broker.script = script_of(Refuse(LogBusy("later")))
+        receipts = []
+        for number in range(5):
+            receipts.append(producer.submit(f"{number}"))
+            await asyncio.sleep(0.01)
+        assert [(await receipt).offset for receipt in receipts] == [0, 1, 2, 3, 4]
+        assert len({batch.producer_id for batch in world.batches()}) == 1
+
+    play(body)
+
+
+def test_a_refused_batch_fails_alone_and_those_behind_it_go_on_under_a_new_id() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 0.05
+        await producer.send(b"before")
+        world.broker.script = script_of(Refuse(PermissionDenied("no")))
+        receipts = []
+        for number in range(4):
+            receipts.append(producer.submit(f"{number}"))
+            await asyncio.sleep(0.01)
+        with pytest.raises(PermissionDenied):
+            await receipts[0]
+        assert [(await receipt).offset for receipt in receipts[1:]] == [1, 2, 3]
+        assert world.values() == [b"before", b"1", b"2", b"3"]
+        assert [batch.first_sequence for batch in world.batches()] == [0, 0, 1, 2]
+        assert len({batch.producer_id for batch in world.batches()}) == 2
+
+    play(body)
+
+
+def test_a_forgotten_producer_goes_on_under_a_new_id_unseen() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        await producer.send(b"before")
+        log = world.broker.logs[PATH, 0]
+        log.producers = type(log.producers)()
+        assert (await producer.send(b"after")).offset == 1
+
+    play(body)
+
+
+def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_number() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        await producer.send(b"before")
+
+        def forget(route: Route, header: BatchHeader) -> Step:
+            world.broker.script = forget_now
+            return Step.CUT_AFTER
+
+        def forget_now(route: Route, header: BatchHeader) -> Step:
+            log = world.broker.logs[PATH, 0]
+            log.producers = type(log.producers)()
+            world.broker.script = script_of()
+            return Step.CONFIRM
+
+        world.broker.script = forget
+        with pytest.raises(TimedOut, match="not known"):
+            await producer.send(b"doubtful")
+        assert (await producer.send(b"after")).offset == 2
+        assert world.values() == [b"before", b"doubtful", b"after"]
+
+    play(body)
+
+
+def test_a_broker_that_never_answers_ends_in_timed_out_and_the_producer_lives_on() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.script = script_of(Step.IGNORE)
+        started = world.loop.time()
+        with pytest.raises(TimedOut, match="not known"):
+            await producer.send(b"lost")
+        assert 1.99 < world.loop.time() - started <= 2.2
+        assert (await producer.send(b"next")).offset == 0
+
+    play(body, timeout=2.0)
+
+
+def test_what_could_not_be_sent_says_so_and_why() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        await world.broker.stop()
+        await asyncio.sleep(0.1)
+        with pytest.raises(TimedOut, match=r"not sent; the last error: .*broker:6660"):
+            await producer.send(b"lost")
+
+    play(body, timeout=2.0)
+
+
+def test_a_late_reply_of_a_link_that_was_left_is_not_looked_at() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        delays = iter([3.0])
+        world.broker.answer_delay_s = lambda: next(delays, 0.0)
+        with pytest.raises(TimedOut):
+            await producer.send(b"slow")
+        second = producer.submit(b"second")  # its answer comes behind the late one of the first
+        assert (await second).offset == 1
+        await asyncio.sleep(5)
+        assert (await producer.send(b"third")).offset == 2
+
+    play(body, timeout=2.0)
+
+
+def test_a_topic_that_is_absent_deleted_or_created_anew_is_said_so() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        with pytest.raises(TopicNotFound):
+            async with producer.client.producer("absent"):
+                pass
+        del world.broker.topics[PATH]
+        with pytest.raises(TopicNotFound):
+            await producer.send(b"x")
+        world.broker.add_topic(PATH, topic_id=8)
+        with pytest.raises(TopicNotFound, match="another of the same name"):
+            await producer.send(b"x")
+        world.broker.add_topic(PATH, topic_id=7, layout_epoch=1)
+        with pytest.raises(NotAvailable, match="new layout"):
+            await producer.send(b"x")
+
+    play(body)
+
+
+def test_flush_raises_what_nobody_looked_at_once() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.script = script_of(Refuse(PermissionDenied("no")))
+        producer.submit(b"x")
+        with pytest.raises(PermissionDenied):
+            await producer.flush()
+        await producer.flush()
+        world.broker.script = script_of(Refuse(PermissionDenied("no")))
+        receipt = producer.submit(b"x")
+        with pytest.raises(PermissionDenied):
+            await receipt
+        assert receipt.done()
+        assert isinstance(receipt.exception(), PermissionDenied)
+        world.broker.script = script_of(Refuse(PermissionDenied("no")))
+        with pytest.raises(PermissionDenied):
+            await producer.send(b"x")
+        await producer.flush()
+
+    play(body)
+
+
+def test_a_receipt_tells_when_it_is_known_and_not_before() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        receipt = producer.submit(b"x")
+        assert not receipt.done()
+        with pytest.raises(asyncio.InvalidStateError):
+            receipt.result()
+        with pytest.raises(asyncio.InvalidStateError):
+            receipt.exception()
+        await producer.flush()
+        assert receipt.done()
+        assert receipt.result() == MessageId(0, 0)
+        assert receipt.exception() is None
+        assert await receipt == await receipt
+
+    play(body)
+
+
+def test_cancelling_one_sender_wakes_only_him() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 1.0
+        senders = [asyncio.create_task(producer.send(f"{number}")) for number in range(5)]
+        await asyncio.sleep(0.5)
+        senders[1].cancel()
+        senders[3].cancel()
+        done = await asyncio.gather(*senders, return_exceptions=True)
+        assert [type(each) for each in done] == [
+            MessageId, asyncio.CancelledError, MessageId, asyncio.CancelledError, MessageId,
+        ]  # fmt: skip
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await producer.send(b"x")
+        assert len(world.values()) == 6
+
+    play(body)
+
+
+def test_each_sender_goes_on_in_its_own_context() -> None:
+    from contextvars import ContextVar
+
+    variable: ContextVar[int] = ContextVar("variable")
+
+    async def body(world: World, producer: Producer) -> None:
+        async def send(number: int) -> None:
+            variable.set(number)
+            await producer.send(b"x")
+            assert variable.get() == number
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.get_name() == f"sender {number}"
+            await asyncio.sleep(0)
+            await producer.send(b"y")
+
+        await asyncio.gather(*(asyncio.create_task(send(each), name=f"sender {each}") for each in range(10)))
+
+    play(body)
+
+
+def test_send_waits_while_too_much_is_unconfirmed_and_keeps_its_turn() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 0.1
+        highest = 0
+
+        async def watch() -> None:
+            nonlocal highest
+            while True:
+                highest = max(highest, producer.unconfirmed_bytes)
+                await asyncio.sleep(0.01)
+
+        watcher = asyncio.create_task(watch())
+        tasks = [asyncio.create_task(producer.send(b"%01000d" % number)) for number in range(100)]
+        tasks[50].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        watcher.cancel()
+        assert highest < 16_000
+        assert world.values() == [b"%01000d" % number for number in range(100) if number != 50]
+
+    play(body, max_in_flight_bytes=10_000, max_batch_bytes=2_000)
+
+
+def test_submit_beyond_the_hard_limit_says_to_flush() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        def submit_without_end() -> None:
+            while True:
+                producer.submit(bytes(1_000))
+
+        with pytest.raises(ProducerFull, match="flush"):
+            submit_without_end()
+        assert producer.unconfirmed_bytes < 100_000
+        await producer.flush()
+        producer.submit(b"x")
+
+    play(body, max_in_flight_bytes=10_000, max_batch_bytes=2_000)
+
+
+def test_close_waits_for_what_was_given_and_takes_no_more() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 1.0
+        receipt = producer.submit(b"x")
+        await producer.close()
+        assert receipt.result() == MessageId(0, 0)
+        with pytest.raises(ClientClosed):
+            producer.submit(b"y")
+        with pytest.raises(ClientClosed):
+            await producer.send(b"y")
+        await producer.close()
+
+    play(body)
+
+
+def test_leaving_by_an_error_does_not_wait_for_a_dead_broker() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.script = lambda route, header: Step.IGNORE
+        started = world.loop.time()
+        receipts = []
+
+        async def fail() -> None:
+            async with producer.client.producer("orders") as other:
+                receipts.append(other.submit(b"x"))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert world.loop.time() - started < 3
+        assert isinstance(receipts[0].exception(), ClientClosed)
+
+    play(body)
+
+
+def test_closing_the_client_closes_its_producers() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = World(simulation)
+        await world.start()
+        async with world.client() as client:
+            producer = await client.producer("orders").open()
+            receipt = producer.submit(b"x")
+        assert receipt.result() == MessageId(0, 0)
+        with pytest.raises(ClientClosed):
+            client.producer("orders")
+        await world.broker.stop()
+
+    run_simulation(1, main)
+
+
+def test_submit_needs_an_open_producer_and_send_opens_it() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        other = producer.client.producer("orders")
+        with pytest.raises(InvalidArgument, match="async with"):
+            other.submit(b"x")
+        assert (await other.send(b"x")).offset == 0
+        assert (await other.submit(b"y")).offset == 1
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"linger": -1},
+        {"max_batch_bytes": 0},
+        {"max_batch_bytes": 1 << 30},
+        {"max_batch_records": 0},
+        {"compression": "gzip"},
+        {"max_in_flight_bytes": 0},
+        {"timeout": 0},
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    async def body(world: World, producer: Producer) -> None:
+        with pytest.raises(InvalidArgument):
+            producer.client.producer("orders", **options)
+
+    play(body)
+
+
+def test_the_owner_moves_and_the_records_follow() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = World(simulation)
+        await world.start()
+        other = ScriptedBroker(world.network.host("other"))
+        await other.start("other", 6660)
+        async with world.client() as client, client.producer("orders") as producer:
+            await producer.send(b"here")
+            other.add_topic(PATH)
+            other.generation = 99
+            other.logs = world.broker.logs
+            world.broker.set_owner(PATH, "other:6660")
+            assert (await producer.send(b"there")).offset == 1
+            assert other.hellos
+        await world.broker.stop()
+        await other.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_final_refusal_at_reconnect_fails_what_waits() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.refuse_hello = PermissionDenied("your token is not known")
+        world.broker.cut_all()
+        await asyncio.sleep(0.1)
+        with pytest.raises(BraidError, match="token"):
+            await producer.send(b"x")
+        world.broker.refuse_hello = None
+        assert (await producer.send(b"x")).offset == 0
+
+    play(body)
