@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("batches", "storage", "metadata", "objects", "bare_loop", "broker")
+NAMES = ("batches", "storage", "metadata", "objects", "broker")
 
 for name in NAMES:
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)

@@ -34,9 +34,7 @@ from braid.cli.bench_measure import (
 from braid.cli.bench_workload import Done, Form, Mode, Publish
 from braid.cli.target import Target
 
-SIZES = (100, 1024)
 BATCH_BYTES = 256 << 10
-RATES = (1_000, 10_000)
 WAITING = 64
 BATCH_OVERHEAD = 1.1
 """A published byte takes at most so many bytes of log, in either system."""
@@ -46,6 +44,8 @@ class Effort(NamedTuple):
     """How much is measured."""
 
     rounds: int
+    sizes: tuple[int, ...]
+    rates: tuple[int, ...]
     publish_bytes: int
     auto_batched_records: int
     singles: int
@@ -57,6 +57,8 @@ class Effort(NamedTuple):
 
 FULL = Effort(
     rounds=5,
+    sizes=(100, 1024),
+    rates=(1_000, 10_000),
     publish_bytes=300_000_000,
     auto_batched_records=1_500_000,
     singles=50_000,
@@ -67,6 +69,8 @@ FULL = Effort(
 )
 QUICK = Effort(
     rounds=1,
+    sizes=(100,),
+    rates=(1_000,),
     publish_bytes=4_000_000,
     auto_batched_records=20_000,
     singles=1_000,
@@ -126,7 +130,7 @@ LIMITS = {
     "consume as messages": "consume as values",
     **{
         f"latency at {rate}/s, {name}": f"latency at {rate}/s, {name}"
-        for rate in RATES
+        for rate in FULL.rates
         for name in ("p50", "p99", "p99.9")
     },
 }
@@ -153,7 +157,7 @@ class Bench:
     # The cases. Each runs once a round.
 
     def publish(self) -> None:
-        for size in SIZES:
+        for size in self.effort.sizes:
             records = self.effort.publish_bytes // size
             with bare_loop(self.folder, int(self.effort.publish_bytes * BATCH_OVERHEAD) + (32 << 20)) as loop:
                 self.loop("publish", size, loop.publish(records, size, BATCH_BYTES))
@@ -162,7 +166,7 @@ class Bench:
 
     def auto(self) -> None:
         """Records that are sent one by one and batched by the client."""
-        for mode, case in ((Mode.SUBMIT, "submit, one task"), (Mode.SEND, "send, 10,000 tasks")):
+        for mode, case in ((Mode.SUBMIT, "submit, one task"), (Mode.SEND, "send, 2,000 tasks")):
             self._publish(case, mode, self.effort.auto_batched_records)
 
     def single(self) -> None:
@@ -190,7 +194,7 @@ class Bench:
             self.braid(case, size, done, watch)
 
     def consume(self) -> None:
-        for size in SIZES:
+        for size in self.effort.sizes:
             records = self.effort.publish_bytes // size
             with bare_loop(self.folder, int(self.effort.publish_bytes * BATCH_OVERHEAD) + (32 << 20)) as loop:
                 published = int(loop.publish(records, size, BATCH_BYTES)["records"])
@@ -208,7 +212,7 @@ class Bench:
                     self.braid(case, size, done, watch)
 
     def latency(self) -> None:
-        for rate in RATES:
+        for rate in self.effort.rates:
             with bare_loop(self.folder, 64 << 20) as loop:
                 answer = loop.latency(rate, self.effort.latency_s, 100)
             with fresh_topic(self.target) as topic:
@@ -322,10 +326,10 @@ def bars_of(results: Results) -> Report:
         words = f"{sign} {asked:g}" + (f" or ≤ {other_asked:g} × loop" if otherwise else "")
         bars.add(case, reached, unit, asked=words, of_loop=other, met=met)
 
-    for size in SIZES:
+    for size in FULL.sizes:
         for call in ("send_many", "send_table"):
             bar(f"{call}, {size} B", ratio(f"publish, {call}", size), "of loop", 0.6, at_least=True)
-    for case in ("submit, one task", "send, 10,000 tasks"):
+    for case in ("submit, one task", "send, 2,000 tasks"):
         bar(case, results.median(case), "records/s", 850_000, at_least=True)
     for case in ("64 waiting, one producer", "64 waiting, 64 producers"):
         bar(case, results.median(case), "records/s", 45_000, at_least=True)

@@ -79,7 +79,7 @@ class RecordingTransport(asyncio.Transport):
         self.ended.append("aborted")
 
 
-class ScriptedBroker:
+class RawBroker:
     """Says hello, answers each PING, and everything else as `answers` says; what has no answer gets none."""
 
     def __init__(self, *, heartbeat_ms: int = 1_000, hello: bool = True) -> None:

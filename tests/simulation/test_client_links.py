@@ -53,7 +53,7 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.wire_kit import ScriptedBroker
+from tests.wire_kit import RawBroker
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ def simulated(main: Callable[[SimulatedNetwork], Awaitable[T]], seed: int = 0) -
     return run_simulation(seed, run)
 
 
-async def broker_and_link(network: SimulatedNetwork, **options: Any) -> tuple[ScriptedBroker, Link]:
-    broker = ScriptedBroker(**options)
+async def broker_and_link(network: SimulatedNetwork, **options: Any) -> tuple[RawBroker, Link]:
+    broker = RawBroker(**options)
     address = await broker.listen(network.host("broker"), "broker")
     return broker, await a_link(network.host("client"), address)
 
@@ -119,7 +119,7 @@ def test_the_first_frame_is_hello_and_the_reply_is_taken_over() -> None:
 
 def refused_with(error: BraidError) -> BraidError:
     async def main(network: SimulatedNetwork) -> BraidError:
-        broker = ScriptedBroker()
+        broker = RawBroker()
 
         def refuse(connection: Connection, frame: Frame) -> None:
             connection.reply_error(frame.kind, frame.request, error)
@@ -143,7 +143,7 @@ def test_what_the_broker_refuses_a_hello_by_is_raised_as_it_is(error: BraidError
 
 def test_a_broker_that_refuses_the_connection_as_such_is_heard() -> None:
     async def main(network: SimulatedNetwork) -> None:
-        broker = ScriptedBroker()
+        broker = RawBroker()
         broker.answers[Kind.HELLO] = lambda connection, frame: connection.refuse(Overloaded("full"))
         address = await broker.listen(network.host("broker"), "broker")
         with pytest.raises(Overloaded, match="full"):
@@ -163,7 +163,7 @@ def test_a_broker_that_refuses_the_connection_as_such_is_heard() -> None:
 )
 def test_a_reply_to_hello_that_cannot_be_is_refused(reply: Any, error: type[BraidError]) -> None:
     async def main(network: SimulatedNetwork) -> None:
-        broker = ScriptedBroker()
+        broker = RawBroker()
         broker.answers[Kind.HELLO] = lambda connection, frame: connection.reply(frame, encode(reply))
         address = await broker.listen(network.host("broker"), "broker")
         with pytest.raises(error):
@@ -175,7 +175,7 @@ def test_a_reply_to_hello_that_cannot_be_is_refused(reply: Any, error: type[Brai
 
 def test_a_broker_that_says_nothing_is_given_up_in_time_and_the_connection_is_closed() -> None:
     async def main(network: SimulatedNetwork) -> None:
-        broker = ScriptedBroker(hello=False)
+        broker = RawBroker(hello=False)
         address = await broker.listen(network.host("broker"), "broker")
         started = asyncio.get_running_loop().time()
         with pytest.raises(ConnectFailed, match="did not answer within 5 s"):
@@ -527,8 +527,8 @@ def a_pool(network: Network, addresses: Sequence[Address], routing: Routing | No
     )
 
 
-async def two_brokers(network: SimulatedNetwork, **options: Any) -> tuple[list[ScriptedBroker], list[Address]]:
-    brokers = [ScriptedBroker(**options), ScriptedBroker(**options)]
+async def two_brokers(network: SimulatedNetwork, **options: Any) -> tuple[list[RawBroker], list[Address]]:
+    brokers = [RawBroker(**options), RawBroker(**options)]
     addresses = [await broker.listen(network.host(name), name, 1) for broker, name in zip(brokers, "ab", strict=True)]
     return brokers, addresses
 
@@ -676,7 +676,7 @@ class Routed:
     """A broker that answers about topics, and a client's routing that asks it."""
 
     def __init__(self) -> None:
-        self.broker = ScriptedBroker()
+        self.broker = RawBroker()
         self.answer = a_topology(10)
         self.push_too: Topology | None = None
         self.asked: list[TopologyRequest] = []

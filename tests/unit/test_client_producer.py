@@ -29,6 +29,7 @@ from braid.model.errors import (
 )
 from braid.model.hashing import key_hash
 from braid.model.message import MessageId
+from braid.storage.producers import REMEMBERED_BATCHES
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
@@ -106,6 +107,7 @@ def test_records_gather_while_eight_batches_are_under_way() -> None:
             await asyncio.sleep(0.001)
         await producer.flush()
         counts = [batch.count for batch in world.batches()]
+        assert MAX_BATCHES_IN_FLIGHT == REMEMBERED_BATCHES
         assert counts[:MAX_BATCHES_IN_FLIGHT] == [1] * MAX_BATCHES_IN_FLIGHT
         assert len(counts) == MAX_BATCHES_IN_FLIGHT + 1
         assert world.values() == [b"%d" % number for number in range(100)]
@@ -346,6 +348,21 @@ def test_a_broker_that_never_answers_ends_in_timed_out_and_the_producer_lives_on
     play(body, timeout=2.0)
 
 
+def test_a_batch_that_timed_out_still_goes_in_front_of_those_that_hope() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.script = lambda route, header: Step.CUT_BEFORE
+        first = producer.submit(b"first")
+        await asyncio.sleep(1)
+        second = producer.submit(b"second")
+        with pytest.raises(TimedOut):
+            await first
+        world.broker.script = script_of()
+        assert (await second).offset == 1
+        assert world.values() == [b"first", b"second"]
+
+    play(body, timeout=2.0)
+
+
 def test_what_could_not_be_sent_says_so_and_why() -> None:
     async def body(world: World, producer: Producer) -> None:
         await world.broker.stop()
@@ -547,6 +564,26 @@ def test_closing_the_client_closes_its_producers() -> None:
         assert receipt.result() == MessageId(0, 0)
         with pytest.raises(ClientClosed):
             client.producer("orders")
+        await world.broker.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_failure_in_one_producer_keeps_the_client_from_closing_none_of_the_others() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = World(simulation)
+        await world.start()
+        client = world.client()
+        await client.open()
+        first, second = await client.producer("orders").open(), await client.producer("orders").open()
+        world.broker.script = script_of(Refuse(PermissionDenied("no")))
+        first.submit(b"refused")
+        await asyncio.sleep(0.001)
+        receipt = second.submit(b"stored")
+        with pytest.raises(PermissionDenied):
+            await client.close()
+        assert receipt.result() == MessageId(0, 0)
+        assert client.pool.connected() is None
         await world.broker.stop()
 
     run_simulation(1, main)

@@ -19,6 +19,7 @@ from braid.model.errors import (
     InvalidArgument,
     InvalidName,
     NotServing,
+    OffsetOutOfRange,
     PermissionDenied,
     ProtocolError,
     SubscriptionNotFound,
@@ -557,6 +558,19 @@ def test_a_seek_while_the_connection_was_lost_is_seen_by_the_cursor() -> None:
             assert offsets(await receive(consumer, 1)) == [9]
 
     play(test, with_records(10))
+
+
+def test_retention_that_overtakes_a_slow_consumer_moves_it_forward() -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            await receive(consumer, 3)
+            broker.segments[0].earliest = broker.segments[0].cursor = 15
+            broker.opened[0].fail(OffsetOutOfRange("offset 3 is gone", 15, 20))
+            await until(lambda: len(broker.opened) == 2)
+            await asyncio.sleep(0.1)
+            assert offsets(await receive(consumer, 5)) == [15, 16, 17, 18, 19]
+
+    play(test, with_records(20))
 
 
 # Giving segments back.

@@ -8,8 +8,8 @@ administrator creates, never with clients, connections or keys; what a client ch
 `MAX_SERIES` of them are shown, topics in order of their names, each with all of its series or with none;
 `braid_metrics_omitted_series` says how many were not.
 
-A broker may have thousands of topics, and nobody's publish is to wait for a scrape. So the loop only reads numbers, some
-topics at a time; making series and text of them takes ten times as long and happens in a thread.
+A broker may have thousands of topics, and nobody's publish is to wait for a scrape. So the loop only reads numbers,
+some topics at a time; making series and text of them takes ten times as long and happens in a thread.
 """
 
 from __future__ import annotations

@@ -536,7 +536,7 @@ class Session:
     async def _on_topology(self, frame: Frame) -> bytes:
         request = decode(TopologyRequest, frame.body)
         names = [TopicName.parse(path) for path in request.topics]
-        if len(self.watched) + len(names) > MAX_WATCHED_TOPICS:
+        if len(self.watched.keys() | {name.path for name in names}) > MAX_WATCHED_TOPICS:
             raise Overloaded(f"a connection is told of {MAX_WATCHED_TOPICS} topics at most")
         for name in names:
             self._may_know(name)

@@ -28,7 +28,7 @@ class Mode(Enum):
     """As `send`, but every task has a producer of its own, so that no two records share a batch."""
 
 
-DEFAULT_TASKS: Final = {Mode.SEND_MANY: 2, Mode.SEND_TABLE: 2, Mode.SEND: 10_000, Mode.SUBMIT: 1, Mode.SINGLE: 64}
+DEFAULT_TASKS: Final = {Mode.SEND_MANY: 2, Mode.SEND_TABLE: 2, Mode.SEND: 2_000, Mode.SUBMIT: 1, Mode.SINGLE: 64}
 
 
 class Form(Enum):

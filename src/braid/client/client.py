@@ -24,7 +24,7 @@ from braid.client.address import DEFAULT_URL, parse_url
 from braid.client.pool import Pool
 from braid.client.retry import Backoff, retrying
 from braid.client.routing import Routing
-from braid.model.errors import ClientClosed, InvalidArgument, NotAvailable
+from braid.model.errors import BraidError, ClientClosed, InvalidArgument, NotAvailable
 from braid.model.names import TopicName
 from braid.ports.clock import Clock, SystemClock
 from braid.ports.network import Network, SocketNetwork
@@ -212,16 +212,22 @@ class Client:
         if self.closed:
             return
         self.closed = True
+        failure: BraidError | None = None
         try:
-            for producer in tuple(self._producers):
-                if wait:
-                    await producer.close()
-                else:
+            if not wait:
+                for producer in tuple(self._producers):
                     producer.abandon()
-            for consumer in tuple(self._consumers) if wait else ():
-                await consumer.close()
+                return
+            everyone: list[Producer | Consumer] = [*self._producers, *self._consumers]
+            for each in everyone:
+                try:
+                    await each.close()
+                except BraidError as error:  # The others are closed all the same.
+                    failure = failure or error
         finally:
             await self.pool.close(ClientClosed("the client is closed"))
+        if failure is not None:
+            raise failure
 
     def _check_open(self) -> None:
         if self.closed:

@@ -56,6 +56,8 @@ class World(Protocol):
     settling: bool
     """Faults are over: consumers take everything and ack it."""
     saved: dict[str, Saved]
+    producers: count[int]
+    """Numbers for the producers of all machines."""
 
     def failed(self, error: BaseException) -> None: ...
 
@@ -63,8 +65,6 @@ class World(Protocol):
 
 
 class ClientMachine:
-    _numbers = count(1)
-
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.world = world
@@ -153,7 +153,7 @@ class ClientMachine:
             max_in_flight_bytes=random.choice([1, 5_000]) if tight else None,
             timeout=random.choice([0.5, 3.0, 10.0]),
         )
-        number = next(self._numbers)
+        number = next(self.world.producers)
         order = count(1)
         async with producer:
             self.producers[producer] = None

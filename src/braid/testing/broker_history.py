@@ -13,7 +13,7 @@ nothing. One that only survives the loss of a process (`memory`) may lose a tail
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -90,6 +90,8 @@ class ConsumerHistory:
         if subscription is not None and subscription.brief:
             return
         expected = self.next.get(segment)
+        if offset != expected:
+            topic.note(f"{self.name} goes to offset {offset} of segment {segment}, {expected} was due")
         if offset != expected and not topic.lost_tails:
             if subscription is None:
                 if expected is not None:
@@ -127,8 +129,10 @@ class ConsumerHistory:
 
 
 class TopicHistory:
-    def __init__(self, *, survives_power_loss: bool) -> None:
+    def __init__(self, *, survives_power_loss: bool, note: Callable[[str], None] = lambda _: None) -> None:
+        """`note` is told what helps to understand a failure."""
         self.survives_power_loss = survives_power_loss
+        self.note = note
         self.given: dict[bytes, Given] = {}
         self.confirmed: dict[Place, Sighting] = {}
         self.unplaced: dict[bytes, None] = {}
@@ -152,7 +156,7 @@ class TopicHistory:
             self.unplaced[value] = None
             return
         before = self.confirmed.get((segment, offset))
-        if before is not None and before.value != value:
+        if before is not None and before.value != value and not self._may_have_been_lost(before):
             raise PromiseBroken(
                 "I1", f"offset {offset} of segment {segment} was confirmed to {before.value[:20]!r} and {value[:20]!r}"
             )
@@ -181,13 +185,13 @@ class TopicHistory:
         self.seen[segment, offset] = Sighting(value, self.boot)
 
     def _check_same(self, segment: int, offset: int, before: Sighting | None, value: bytes) -> None:
-        if before is not None and before.value != value and not self._may_have_been_lost(segment, offset, before):
+        if before is not None and before.value != value and not self._may_have_been_lost(before):
             raise PromiseBroken(
                 "I7",
                 f"offset {offset} of segment {segment} held {before.value[:20]!r}, and now {value[:20]!r}",
             )
 
-    def _may_have_been_lost(self, segment: int, offset: int, before: Sighting) -> bool:
+    def _may_have_been_lost(self, before: Sighting) -> bool:
         """Between the loss of power and the news of what was recovered, clients may be ahead of us."""
         return not self.survives_power_loss and before.boot < self.boot and self.lost_tails
 
@@ -228,7 +232,7 @@ class TopicHistory:
         for sightings, promise in ((self.confirmed, "I2"), (self.seen, "I7")):
             for (segment, offset), sighting in sightings.items():
                 stored = log[segment][offset][0] if offset < len(log[segment]) else None
-                if stored != sighting.value and not self._may_have_been_lost(segment, offset, sighting):
+                if stored != sighting.value and not self._may_have_been_lost(sighting):
                     raise PromiseBroken(
                         promise,
                         f"offset {offset} of segment {segment} was {'confirmed to' if promise == 'I2' else 'seen with'} "

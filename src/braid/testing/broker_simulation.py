@@ -54,7 +54,7 @@ CLOSE_TIMEOUT_S: Final = 60.0
 SETTLE_S: Final = 180.0
 """When the faults are over: leases and graces run out, connections are noticed to be dead, everything is read."""
 LOOK_S: Final = 0.05
-KEPT_LINES: Final = 60
+KEPT_LINES: Final = 200
 """Of the brokers' and clients' logs, for whoever looks into a failure."""
 
 
@@ -95,8 +95,11 @@ class Words(logging.Handler):
         self._simulation = simulation
         self._failed = failed
 
+    def note(self, line: str) -> None:
+        self.lines.append(f"{self._simulation.clock.monotonic():9.3f} {line}")
+
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{self._simulation.clock.monotonic():9.3f} {record.levelname} {record.getMessage()}")
+        self.note(f"{record.levelname} {record.getMessage()}")
         if record.exc_info is not None and record.exc_info[1] is not None:
             self._failed(record.exc_info[1])
 
@@ -111,10 +114,11 @@ class World:
         self.publishing = True
         self.settling = False
         self.saved: dict[str, Saved] = {}
+        self.producers = count(1)
         random = self.random
         self.durability = random.choice(["fsync", "fsync", "memory"])
         self.segments = random.randint(1, 4)
-        self.history = TopicHistory(survives_power_loss=self.durability == "fsync")
+        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=self.words.note)
         self.network = SimulatedNetwork(random)
         self.store = MemoryStore(simulation.clock)
         self.machine = BrokerMachine(simulation, self.network, self.store, self._config())
@@ -294,7 +298,7 @@ class World:
                     raise TimedOut("the broker did not open")
                 machine.broker = opening.result()
             except (BraidError, asyncio.CancelledError) as error:
-                self.words.lines.append(f"opening failed: {error!r}")
+                self.words.note(f"opening failed: {error!r}")
                 self._stop(power_loss=False)
                 await asyncio.sleep(self.random.uniform(0, 0.5))
                 continue
@@ -515,7 +519,9 @@ class World:
         began = history.sought_at = self.simulation.clock.monotonic()
         history.unknown.update((segment, None) for segment in range(self.segments))
         before = dict(history.seeks)
+        self.words.note(f"subscription {name} is to be set to another place")
         result = await way()
+        self.words.note(f"subscription {name} was set to {result}")
         if history.sought_at != began:
             return  # Another one is under way: which of them was last is not known.
         history.sought_at = self.simulation.clock.monotonic()
