@@ -4,10 +4,11 @@ BIN := .venv/bin
 SEEDS ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint test check format simulate bench bench-peers lock clean
+.PHONY: help setup demo up lint test check format simulate bench bench-peers lock clean
 
 help:
-	@echo "make demo      a segment moves, an old owner is refused, a killed broker recovers"
+	@echo "make demo      a broker, a topic, a kill -9; a program with workers; storage on its own"
+	@echo "make up        a broker with its REST interface and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
 	@echo "make simulate  many seeds of the storage simulation (SEEDS=$(SEEDS))"
@@ -23,7 +24,13 @@ setup: .venv/installed
 	touch $@
 
 demo: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/first_steps.sh
+	$(BIN)/python examples/shop.py
 	$(BIN)/python examples/timeline.py
+
+# One broker for now: several become a cluster when topics can move between them.
+up: setup
+	$(BIN)/braid up --brokers 1
 
 lint: setup
 	$(BIN)/ruff format --check -q .

@@ -367,9 +367,13 @@ def main() -> None:
                         getattr(bench, case)()
         if "operate" in chosen:
             operate(effort, results)
-    for report in (results.report("broker"), bars_of(results)):
-        report.print()
-        report.write_jsonl()
+    report = results.report("broker")
+    report.print()
+    report.write_jsonl()
+    if not options.quick:
+        bars = bars_of(results)
+        bars.print()
+        bars.write_jsonl()
 
 
 if __name__ == "__main__":

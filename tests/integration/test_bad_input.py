@@ -889,7 +889,11 @@ def test_more_watched_topics_than_the_limit_are_refused(broker: BrokerProcess) -
             client.ask(Kind.TOPOLOGY, TopologyRequest(paths), Topology)
         with pytest.raises(Overloaded):
             client.ask(Kind.TOPOLOGY, TopologyRequest(tuple(path + "-more" for path in paths)), Topology)
+        started = time.monotonic()
+        with pytest.raises(Overloaded):
+            client.ask(Kind.TOPOLOGY, TopologyRequest(("a",) * 1_500_000), Topology)
         client.ping()
+        assert time.monotonic() - started < 3, "a million names hold nobody up"
 
 
 def test_a_client_that_floods_the_broker_with_requests_gets_every_answer(broker: BrokerProcess) -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker_process import BrokerProcess
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
 """Far above what a run takes (2 s), for machines that do much else."""
 
 
 def run(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "TMPDIR": str(folder)}
+    scripts = Path(sys.executable).parent  # where `braid` is
+    environment = {**os.environ, "TMPDIR": str(folder), "PATH": f"{scripts}:{os.environ['PATH']}"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -59,15 +62,17 @@ def test_the_timeline_uses_no_colours_where_nobody_sees_them(timeline: str) -> N
     assert "\x1b" not in timeline
 
 
-def test_the_transcript_in_the_readme_is_what_the_timeline_prints(timeline: str) -> None:
-    """Numbers differ from run to run (how far the killed broker came), words do not."""
+def test_the_transcript_in_the_readme_is_what_the_commands_print(tmp_path: Path) -> None:
+    """Ports differ from run to run; every other character is as it is printed."""
     readme = (ROOT / "README.md").read_text()
-    transcript = readme.partition("```text\n")[2].partition("```")[0]
-    assert numberless(transcript) == numberless(timeline)
+    transcript = readme.partition("```console\n")[2].partition("```")[0]
+    said = run(["bash", str(ROOT / "examples" / "first_steps.sh")], tmp_path)
+    assert portless(said) == portless(transcript)
+    assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
 
 
-def numberless(text: str) -> list[str]:
-    return [re.sub(r"\d+", "N", line) for line in text.strip().splitlines()]
+def portless(text: str) -> list[str]:
+    return [re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", line) for line in text.strip().splitlines()]
 
 
 def test_the_snippet_in_the_readme_runs_and_prints_what_the_readme_says(tmp_path: Path) -> None:
@@ -76,6 +81,13 @@ def test_the_snippet_in_the_readme_runs_and_prints_what_the_readme_says(tmp_path
     promised = re.findall(r"# prints (.+)", snippet)
     script = tmp_path / "snippet.py"
     script.write_text(snippet)
-    said = run([sys.executable, str(script)], tmp_path)
+    with BrokerProcess(tmp_path / "data") as broker:
+        said = run([sys.executable, str(script), broker.url], tmp_path)
     assert promised
     assert said.splitlines() == promised
+
+
+def test_the_shop_ships_every_order_once_and_in_order(tmp_path: Path) -> None:
+    said = run([sys.executable, str(ROOT / "examples" / "shop.py")], tmp_path)
+    assert "anna and ben shipped 10000 orders" in said
+    assert "a backlog of 0" in said

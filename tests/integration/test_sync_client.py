@@ -108,10 +108,11 @@ def test_acks_are_stored_also_when_only_the_client_is_closed(tmp_path: Path) -> 
             batch = consumer.receive_batch(timeout=20)
             assert batch is not None
             consumer.ack(batch)
-            producer = other.producer("orders")
+        with sync.connect(url) as other:
+            producer = other.producer("orders", max_in_flight_bytes=4_096, max_batch_bytes=2_000)
             producer.open()
-            receipt = producer.submit(b"last")
-        assert receipt.result() == (0, 10)
+            receipts = [producer.submit(bytes(1_000)) for _ in range(100)]
+        assert [receipt.result().offset for receipt in receipts] == list(range(10, 110))
         with client.stream_consumer("orders", "billing") as consumer:
             message = consumer.receive(timeout=20)
             assert message is not None
@@ -176,12 +177,17 @@ def test_submitting_does_not_change_threads_for_each_record(tmp_path: Path) -> N
 
 
 def test_what_is_sent_after_what_was_submitted_is_stored_after_it(tmp_path: Path) -> None:
-    with cluster(tmp_path) as (_, client), client.producer("orders") as producer:
-        for first in range(0, 100, 10):
-            receipts = [producer.submit(b"x") for _ in range(9)]
-            assert producer.send(b"y").offset == first + 9
-            assert [receipt.result(timeout=20).offset for receipt in receipts] == list(range(first, first + 9))
-            assert all(receipt.done() for receipt in receipts)
+    with (
+        cluster(tmp_path) as (_, client),
+        client.producer("orders", max_in_flight_bytes=4_096, max_batch_bytes=2_000) as producer,
+    ):
+        for first in range(0, 500, 100):
+            receipts = [producer.submit(bytes(1_000)) for _ in range(99)]
+            assert producer.send(b"y").offset == first + 99
+            assert [receipt.result(timeout=20).offset for receipt in receipts] == list(range(first, first + 99))
+        receipts = [producer.submit(bytes(1_000)) for _ in range(100)]
+        producer.flush()
+        assert all(receipt.done() for receipt in receipts)
 
 
 def test_a_receipt_can_be_waited_for_with_a_limit(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from typing import Final
 
 from braid.broker.session import Services, Session
@@ -44,8 +45,9 @@ class Server:
         try:
             self._listener = await self._network.listen(address.host, address.port, self._accept)
         except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise InvalidConfig(
-                f"cannot listen on {address.host}:{address.port}: {error.strerror or error}; is another broker running?"
+                f"cannot listen on {address.host}:{address.port}: {reason}; is another broker running?"
             ) from error
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return self._listener.address

@@ -449,6 +449,10 @@ class Session:
         task.add_done_callback(self._tasks.discard)
 
     async def _flush_cursor(self, segment: ServedSegment, subscription: str) -> bytes:
+        # No cursor is stored beyond what the log has synced; a topic that syncs only now and then does it for this.
+        log = segment.storage.log
+        if (segment.cursors.offset(subscription) or 0) > log.synced.value:
+            await log.flush()
         await segment.cursors.flush(subscription)
         return b""
 
@@ -535,6 +539,8 @@ class Session:
 
     async def _on_topology(self, frame: Frame) -> bytes:
         request = decode(TopologyRequest, frame.body)
+        if len(request.topics) > MAX_WATCHED_TOPICS:  # Before a million names are looked at.
+            raise Overloaded(f"{len(request.topics)} topics at once; ask for {MAX_WATCHED_TOPICS} at most")
         names = [TopicName.parse(path) for path in request.topics]
         if len(self.watched.keys() | {name.path for name in names}) > MAX_WATCHED_TOPICS:
             raise Overloaded(f"a connection is told of {MAX_WATCHED_TOPICS} topics at most")

@@ -8,6 +8,7 @@ with the reason, and every registered receiver is told once; nobody reconnects h
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -279,7 +280,8 @@ async def connect_link(
         link.connection.abort(given_up)
         if isinstance(error, UnicodeError):
             raise ConnectFailed(f"broker {name} cannot be reached: {address.host!r} is no host name") from error
-        raise ConnectFailed(f"broker {name} cannot be reached: {error.strerror or error}") from error
+        reason = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words name the address again
+        raise ConnectFailed(f"broker {name} cannot be reached: {reason}") from error
     except ConnectionLost as error:
         raise ConnectFailed(f"broker {name} closed the connection before its hello: {error}") from error
     except BaseException:

@@ -74,6 +74,7 @@ class ClientMachine:
         self.consumers: dict[str, StreamConsumer] = {}
         self.producers: dict[Producer, None] = {}
         self.process: Process = world.simulation.process(name)
+        world.network.host(name)
         self._histories: dict[ConsumerHistory, None] = {}
         self.life = self.process.start(self._live(), name=name)
 
@@ -92,8 +93,6 @@ class ClientMachine:
         try:
             while not self.leaving.is_set():
                 await self._use_a_client()
-        except BraidError as error:
-            self.world.failed(PromiseBroken("clients", f"{self.name} met an error that nothing explains: {error!r}"))
         except Exception as error:
             self.world.failed(error)
 
@@ -134,8 +133,12 @@ class ClientMachine:
                 if not client.closed:
                     raise
             except BraidError as error:
-                _may_happen(error)
+                if not _explained(error):
+                    self.world.failed(PromiseBroken("clients", f"{self.name} met an error for no reason: {error!r}"))
                 await asyncio.sleep(self.random.uniform(0.01, 0.5))
+            except Exception as error:
+                self.world.failed(error)
+                return
 
     # Producing.
 
@@ -343,7 +346,11 @@ class ClientMachine:
             pass
 
 
-def _may_happen(error: BraidError) -> None:
+def _explained(error: BraidError) -> bool:
     """On a bad day: what may be tried again, and what was not answered in time."""
-    if not (error.retriable or isinstance(error, TimedOut | ClientClosed)):
+    return error.retriable or isinstance(error, TimedOut | ClientClosed)
+
+
+def _may_happen(error: BraidError) -> None:
+    if not _explained(error):
         raise error

@@ -15,6 +15,7 @@ skipped; and that what was acked for good is not delivered again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,7 @@ from braid.metadata.memory import MemoryStore
 from braid.model.columns import decode_messages
 from braid.model.errors import (
     BraidError,
+    DiskError,
     SubscriptionBusy,
     SubscriptionNotFound,
     TimedOut,
@@ -47,6 +49,7 @@ from braid.testing.loop import Process, Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 
 PATH: Final = f"public/default/{TOPIC}"
+SIDE_TOPICS: Final = ("side-0", "side-1")
 OPERATOR: Final = "operator"
 OPEN_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 60.0
@@ -211,6 +214,8 @@ class World:
         for name in self.brief:
             await self._surely(lambda name=name: self.operator.admin.delete_subscription(TOPIC, name, force=True))
         self.brief.clear()
+        for name in SIDE_TOPICS:
+            await self._surely(lambda name=name: self._delete_side_topic(name))
         for name in self.subscriptions:
             if self.history.subscription(name).unknown:
                 await self._surely(lambda name=name: self._set(name, lambda: self._admin().seek(TOPIC, name, "earliest")))
@@ -550,7 +555,7 @@ class World:
 
     async def _use_side_topic(self) -> None:
         random, client = self.random, self.operator
-        name = f"side-{random.randrange(2)}"
+        name = random.choice(SIDE_TOPICS)
 
         async def use() -> None:
             await client.admin.create_topic(name, segments=random.randint(1, 3))
@@ -572,11 +577,21 @@ class World:
 
         self._in_background(self._tolerantly(use))
 
+    async def _delete_side_topic(self, name: str) -> None:
+        """What a deleted topic leaves is nothing."""
+        with contextlib.suppress(TopicNotFound):
+            await self.operator.admin.delete_topic(name, force=True)
+        path = f"/public/default/{name}/"
+        files = [each for each in self.machine.disk.paths() if path in each]
+        keys = [entry.key for entry in self.store._server.list("/").entries if path in f"{entry.key}/"]
+        if files or keys:
+            raise PromiseBroken("deleting", f"topic {name} is deleted and has left {files} and {keys}")
+
     async def _tolerantly(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except (TopicExists, TopicNotFound, SubscriptionNotFound, SubscriptionBusy):
-            pass  # An earlier try has left its traces, or another one is under way.
+        except (TopicExists, TopicNotFound, SubscriptionNotFound, SubscriptionBusy, DiskError):
+            pass  # An earlier try has left its traces, or another one is under way, or the disk is bad.
         except BraidError as error:
             if not error.retriable and not isinstance(error, TimedOut):
                 raise
