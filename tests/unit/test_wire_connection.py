@@ -382,7 +382,7 @@ def test_two_congested_ends_do_not_wait_for_each_other(seed: int) -> None:
         was_paused = False
 
         def answer(frame: Frame) -> None:
-            broker.connection.send(frame.kind, b"", [b"r" * size], request=frame.request, flags=Flags.REPLY)
+            broker.connection.send(frame.kind, b"", [b"r" * 3 * size], request=frame.request, flags=Flags.REPLY)
 
         def obey(congested: bool) -> None:
             nonlocal was_paused

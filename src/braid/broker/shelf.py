@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from braid.broker.config import BrokerConfig
 from braid.broker.data_folder import DataFolder
 from braid.metadata.store import Store
-from braid.model.errors import InvalidArgument, InvalidConfig
+from braid.model.errors import InvalidArgument, InvalidConfig, ObjectStoreUnavailable
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
@@ -27,7 +28,7 @@ LOCAL = "local"
 async def opened_shelf(
     config: BrokerConfig, folder: DataFolder, store: Store, disk: Disk, clock: Clock, random: random.Random
 ) -> AsyncIterator[Shelf]:
-    mode, objects = await _open_objects(config.storage, folder, disk)
+    mode, objects = await _open_objects(config.storage, folder, disk, clock)
     spares = SpareFiles(disk, folder.spares, config.file_bytes, config.spare_files)
     await disk.make_folder(folder.logs)
     handles = ReadHandles(disk)
@@ -53,13 +54,17 @@ async def opened_shelf(
         await objects.close()
 
 
-async def _open_objects(storage: str, folder: DataFolder, disk: Disk) -> tuple[StorageMode, Objects]:
+async def _open_objects(storage: str, folder: DataFolder, disk: Disk, clock: Clock) -> tuple[StorageMode, Objects]:
     if storage == LOCAL:
-        return StorageMode.LOCAL, DiskObjects(disk, str(Path(folder.chunks).absolute()))
+        objects = DiskObjects(disk, str(Path(folder.chunks).absolute()))
+        # The folder is locked, so every draft is one that a crash has left.
+        with contextlib.suppress(ObjectStoreUnavailable):
+            await objects.sweep(clock.now_us())
+        return StorageMode.LOCAL, objects
     from braid.storage.object_urls import open_objects  # obstore takes 40 ms to import, and most brokers need none
 
     try:
-        objects = open_objects(storage, disk=disk)
+        shared = open_objects(storage, disk=disk)
     except InvalidArgument as error:
         raise InvalidConfig(f"--storage {storage}: {error}") from error
-    return (StorageMode.SHARED_FS if storage.startswith("file:") else StorageMode.OBJECT_STORE), objects
+    return (StorageMode.SHARED_FS if storage.startswith("file:") else StorageMode.OBJECT_STORE), shared

@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -199,15 +200,15 @@ class CheckpointConsumer(Consumer):
                 position = positions.pop(segment)
                 assert position != END
                 feed = self._feeds[segment] = Feed(segment, position)
-                self._in_background(segment, self._read(feed))
+                self._in_background(segment, partial(self._read, feed))
         self._positions = {each: position for each, position in positions.items() if each not in self._feeds}
 
-    def _in_background(self, segment: int, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, segment: int, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks[segment] = asyncio.get_running_loop().create_task(self._or_fail(work), name=f"segment {segment}")
 
-    async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _or_fail(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except BraidError as error:
             self._fail(error)
 
@@ -287,7 +288,7 @@ class CheckpointConsumer(Consumer):
         self._ending.pop(feed, None)
         del self._feeds[feed.segment]
         self._positions[feed.segment] = END
-        self._in_background(feed.segment, self._read_children(feed.segment))
+        self._in_background(feed.segment, partial(self._read_children, feed.segment))
 
     async def _read_children(self, segment: int) -> None:
         """The segment was sealed before the layout that has its children became visible, so this may take a moment."""

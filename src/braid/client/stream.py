@@ -377,7 +377,8 @@ class StreamConsumer(Consumer):
         await channel.open(self._topic_id, session=self._session, offset=0, timeout_s=timeout_s)
         holding.channel = channel
         feed = self._feeds.get(segment)
-        if feed is not None and not (feed.valid and feed.stored <= channel.begins <= feed.taken):
+        # A segment that ends before what was taken has lost its tail, as a topic that does not sync may.
+        if feed is not None and not (feed.valid and feed.stored <= channel.begins <= feed.taken <= channel.end):
             self._forget(segment)
             feed = None
         if feed is None:

@@ -19,11 +19,12 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
 from braid.ports.disk import Buffer, FileStat
+from braid.ports.threads import Threads
 
 T = TypeVar("T")
 
@@ -51,14 +52,14 @@ def _failure(error: OSError, doing: str) -> DiskError:
 
 class OsDisk:
     def __init__(self, threads: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="braid-disk")
+        self._threads = Threads(threads, "braid-disk")
         self._files: set[OsFile] = set()
         self._closed = False
 
     async def open(self, path: str, *, create: bool = False) -> OsFile:
-        opening = self._submit(self._open, path, create)
+        opening = self.call(self._open, path, create)
         try:
-            return await asyncio.wrap_future(opening)
+            return await asyncio.shield(opening)
         except asyncio.CancelledError:
             # Nobody will ever hold this file, so nobody else can close it.
             opening.add_done_callback(_close_unclaimed)
@@ -105,7 +106,7 @@ class OsDisk:
             await file.close()
         self._closed = True
         # Calls may still run whose tasks were cancelled; waiting for them would block the event loop.
-        self._pool.shutdown(wait=False)
+        self._threads.stop()
 
     def _open(self, path: str, create: bool) -> OsFile:
         try:
@@ -122,13 +123,15 @@ class OsDisk:
         self._files.add(file)
         return file
 
-    def _submit(self, work: Callable[..., T], *arguments: object) -> Future[T]:
+    def call(
+        self, work: Callable[..., T], *arguments: object, on_end: Callable[[], None] | None = None
+    ) -> asyncio.Future[T]:
         if self._closed:
             raise DiskError("this disk was closed: open another one")
-        return self._pool.submit(work, *arguments)
+        return self._threads.call(work, *arguments, on_end=on_end)
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.wrap_future(self._submit(work, *arguments))
+        return await self.call(work, *arguments)
 
 
 class OsLock:
@@ -183,7 +186,7 @@ class OsFile:
         if last and self._disk._closed:
             self._close_descriptor()
         elif last:
-            self._disk._pool.submit(self._close_descriptor)
+            self._disk._threads.submit(self._close_descriptor)
         await asyncio.wrap_future(self._closed)
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
@@ -192,15 +195,13 @@ class OsFile:
                 raise DiskError(f"{self._path} was closed: open it again")
             self._calls += 1
         try:
-            call = self._disk._submit(work, *arguments)
+            call = self._disk.call(work, *arguments, on_end=self._end_call)
         except BaseException:
-            self._end_call(None)
+            self._end_call()
             raise
-        # Called once, whether the work ended, failed, or was cancelled before a thread took it.
-        call.add_done_callback(self._end_call)
-        return await asyncio.wrap_future(call)
+        return await call
 
-    def _end_call(self, _call: object) -> None:
+    def _end_call(self) -> None:
         with self._lock:
             self._calls -= 1
             last = self._closing and self._calls == 0
@@ -269,7 +270,7 @@ class OsFile:
             raise _failure(error, f"read the size of {self._path}") from error
 
 
-def _close_unclaimed(opening: Future[OsFile]) -> None:
+def _close_unclaimed(opening: asyncio.Future[OsFile]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         file = opening.result()
         file._closing = True

@@ -41,6 +41,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.subscription import Cursor, decode
+from braid.storage.disk_objects import DRAFT_MARK
 from braid.testing.broker_clients import TOPIC, ClientMachine, Saved
 from braid.testing.broker_history import Seek, TopicHistory
 from braid.testing.broker_machine import HOST, URL, BrokerMachine
@@ -218,7 +219,9 @@ class World:
             await self._surely(lambda name=name: self._delete_side_topic(name))
         for name in self.subscriptions:
             if self.history.subscription(name).unknown:
-                await self._surely(lambda name=name: self._set(name, lambda: self._admin().seek(TOPIC, name, "earliest")))
+                await self._surely(
+                    lambda name=name: self._set(name, lambda: self._admin().seek(TOPIC, name, "earliest"))
+                )
             self._add_machine(f"last-{name}")
         await self._until(self._all_read, "every subscription is read to its end")
         await self._until(self._all_acked, "every ack has arrived")
@@ -582,7 +585,7 @@ class World:
         with contextlib.suppress(TopicNotFound):
             await self.operator.admin.delete_topic(name, force=True)
         path = f"/public/default/{name}/"
-        files = [each for each in self.machine.disk.paths() if path in each]
+        files = [each for each in self.machine.disk.paths() if path in each and DRAFT_MARK not in each]
         keys = [entry.key for entry in self.store._server.list("/").entries if path in f"{entry.key}/"]
         if files or keys:
             raise PromiseBroken("deleting", f"topic {name} is deleted and has left {files} and {keys}")
@@ -688,7 +691,9 @@ class World:
                 for header, data in batches:
                     for message in decode_messages(data, header):
                         if message.offset != len(records):
-                            raise PromiseBroken("I1", f"{segment.name} has {message.offset} where {len(records)} is due")
+                            raise PromiseBroken(
+                                "I1", f"{segment.name} has {message.offset} where {len(records)} is due"
+                            )
                         records.append((message.value, message.key))
             if len(records) != segment.end:
                 raise PromiseBroken("I1", f"{segment.name} ends at {segment.end} and holds {len(records)} records")

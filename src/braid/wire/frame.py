@@ -44,8 +44,9 @@ MAX_FRAME_BYTES: Final = MAX_BATCH_BYTES + MAX_BODY_BYTES
 FIRST_FRAME_BYTES: Final = 64 << 10
 """Until a peer has said hello, it gets no more memory than this."""
 
-SCRATCH_BYTES: Final = 16 << 10
-"""Each connection has one scratch buffer, also when it is idle."""
+SCRATCH_BYTES: Final = 8 << 10
+"""Each connection has one scratch buffer, also when it is idle. It doubles when a read fills it."""
+MAX_SCRATCH_BYTES: Final = 64 << 10
 _OWN_BUFFER_BYTES: Final = 4 << 10
 """A frame that has begun and is longer than this gets a buffer of its own; shorter ones are moved to the front."""
 
@@ -130,7 +131,8 @@ class FrameReader:
         at = 0
         while end - at >= PREFIX_BYTES:
             length, body_length, request, kind, flags, zero = PREFIX.unpack_from(scratch, at)
-            self._check(length, body_length, flags, zero)
+            if zero or flags or length > self.limit or body_length != length:
+                self._check(length, body_length, flags, zero)
             start = at + PREFIX_BYTES
             stop = start + length
             if stop > end:
@@ -144,7 +146,11 @@ class FrameReader:
             frames.append(Frame(kind, flags, request, body, payload))
             at = stop
         rest = end - at
-        if at and rest:
+        if end == len(scratch) and end < MAX_SCRATCH_BYTES:
+            self._scratch = bytearray(2 * end)
+            self._scratch[:rest] = scratch[at:end]
+            self._view = memoryview(self._scratch)
+        elif at and rest:
             scratch[:rest] = scratch[at:end]
         self._end = self.partial_bytes = rest
         return frames
