@@ -131,8 +131,7 @@ class FrameReader:
         at = 0
         while end - at >= PREFIX_BYTES:
             length, body_length, request, kind, flags, zero = PREFIX.unpack_from(scratch, at)
-            if zero or flags or length > self.limit or body_length != length:
-                self._check(length, body_length, flags, zero)
+            self._check(length, body_length, flags, zero)
             start = at + PREFIX_BYTES
             stop = start + length
             if stop > end:
