@@ -30,7 +30,7 @@ class HotCache:
     def put(self, log: int, header: BatchHeader, data: Buffer) -> None:
         """Keep a batch of the log with this number. Control batches hold nothing that a reader wants."""
         size = len(data)
-        if header.is_control or size > self._max_bytes:
+        if header.count == 0 or size > self._max_bytes:
             return
         self._batches[log, header.base_offset] = (header, data)
         self._bytes += size

@@ -65,8 +65,8 @@ _SEALED: Final = 1
 assert TRAILER_BYTES == 72
 
 
-class Run(msgspec.Struct, frozen=True, gc=False):
-    """One index entry."""
+class Run(msgspec.Struct, gc=False):
+    """One index entry. The last one of a file that is being written grows with it."""
 
     offset: Offset
     position: int
@@ -88,7 +88,7 @@ class Index:
 
     def add(self, header: BatchHeader, position: int, *, starts_run: bool = False) -> None:
         """`starts_run` where the batch does not follow the one before it: behind damage."""
-        if header.is_control:
+        if header.count == 0:
             return
         runs = self.runs
         if starts_run or not runs or position - runs[-1].position >= RUN_BYTES:
@@ -105,15 +105,15 @@ class Index:
             )
             return
         last = runs[-1]
-        runs[-1] = Run(
-            last.offset,
-            last.position,
-            min(last.min_timestamp, header.min_timestamp),
-            max(last.max_timestamp, header.max_timestamp),
-            min(last.min_key_hash, header.min_key_hash),
-            max(last.max_key_hash, header.max_key_hash),
-            last.batches + 1,
-        )
+        last.batches += 1
+        if header.min_timestamp < last.min_timestamp:
+            last.min_timestamp = header.min_timestamp
+        if header.max_timestamp > last.max_timestamp:
+            last.max_timestamp = header.max_timestamp
+        if header.min_key_hash < last.min_key_hash:
+            last.min_key_hash = header.min_key_hash
+        if header.max_key_hash > last.max_key_hash:
+            last.max_key_hash = header.max_key_hash
 
     def position_of(self, offset: int) -> int:
         """Where to start reading for `offset`: at or before its batch."""

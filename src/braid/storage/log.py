@@ -100,12 +100,8 @@ class _State(Enum):
     FAILED = "failed"
 
 
-class _Pending(NamedTuple):
-    batch: bytearray | memoryview
-    header: BatchHeader
-    base_offset: Offset
-    append_time: int
-    number: int
+_Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
+"""A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
 
 
 _log_numbers: Final = itertools.count(1)
@@ -347,7 +343,7 @@ class Log:
 
     def _enqueue(self, batch: bytearray | memoryview, header: BatchHeader, base: Offset) -> None:
         self._last_number += 1
-        self._pending.append(_Pending(batch, header, base, self._clock.now_us(), self._last_number))
+        self._pending.append((batch, header, base, self._clock.now_us(), self._last_number))
         self._pending_bytes += len(batch)
         self._start_commit()
 
@@ -378,22 +374,25 @@ class Log:
 
     async def _commit_group(self) -> None:
         """Write what has gathered, as far as it fits the file and the group limit, in one call to the disk."""
-        first = self._pending[0]
+        first_batch, _, first_offset, _, first_number = self._pending[0]
         unclosed = self._writer.files[-1].name if self._writer.files else ""
-        room = await self._writer.room_for(len(first.batch), first.base_offset)
+        room = await self._writer.room_for(len(first_batch), first_offset)
         if self._has_failed():
             return  # abandoned meanwhile
         if self._unsynced_bytes and self._writer.files[-1].name != unclosed:
-            self._note_synced(first.number - 1, first.base_offset)  # closing a file syncs it
-        room = min(room, max(self.config.max_group_bytes, len(first.batch)))
+            self._note_synced(first_number - 1, first_offset)  # closing a file syncs it
+        room = min(room, max(self.config.max_group_bytes, len(first_batch)))
         synced = self.synced.value
         batches: list[bytearray | memoryview] = []
         headers: list[BatchHeader] = []
         size, last_number = 0, 0
-        while self._pending and size + len(self._pending[0].batch) <= room:
-            if batches and self._pending[0].base_offset - synced >= MAX_COMMIT_LAG:
+        pending = self._pending
+        while pending:
+            batch, header, base, append_time, number = pending[0]
+            if size + len(batch) > room or (batches and base - synced >= MAX_COMMIT_LAG):
                 break
-            batch, header, base, append_time, last_number = self._pending.popleft()
+            pending.popleft()
+            last_number = number
             headers.append(stamp(batch, header, base, append_time, self.epoch, self._incarnation, base - synced))
             batches.append(batch)
             size += len(batch)
