@@ -3,10 +3,11 @@
     python -m benchmarks.bare_loop [--quick]        its own table
     benchmarks/broker.py                            the same loop and Braid in turns, in one run
 
-One server process, one producer, one consumer, as in Braid; nothing of Braid's code. There are no topics, no checksums,
-no cursors, no deduplication, no limits and no recovery. What is the same: frames with a length in front, received into
-the frame's own buffer; batches of columns; a thread that writes what has gathered and syncs it before each confirm,
-into a file whose blocks were written out before; confirms by request id; consumers served by `pread` and `write`.
+One server process, one producer, one consumer, as in Braid; of Braid's code only the setting of the C library's
+allocator. There are no topics, no checksums, no cursors, no deduplication, no limits and no recovery. What is the same:
+frames with a length in front, received into the frame's own buffer; batches of columns; a thread that writes what has
+gathered and syncs it before each confirm, into a file whose blocks were written out before; confirms by request id;
+consumers served by `pread` and `write`.
 
     frame   length u32 · records u32 · request u32 · kind u32, then `length` bytes
     PUBLISH value offsets, int32 × (records + 1), and the values' bytes       → CONFIRM, same request, no bytes

@@ -1,4 +1,5 @@
-"""What tests of a broker's control side stand on: a memory store, topics, and segments without a log behind them."""
+"""What tests of a broker's control side stand on: a memory store, topics, and segments without a log behind them; or a
+whole broker on a simulated machine."""
 
 from __future__ import annotations
 
@@ -6,20 +7,44 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from braid.broker.config import CursorConfig
+from braid.broker.broker import Broker
+from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
 from braid.broker.cursors import Cursors
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
-from braid.model.errors import BraidError, ConsumerReplaced, NotServing
+from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic, TopicPolicies
+from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation
+from braid.testing.network import SimulatedNetwork
 
 ORDERS = TopicName("public", "default", "orders")
+
+
+class Machine:
+    """A whole broker's: a store and a disk that outlive the brokers on them."""
+
+    def __init__(self, simulation: Simulation, auth: AuthConfig | None = None) -> None:
+        self.simulation = simulation
+        self.store = MemoryStore(simulation.clock)
+        self.disk = SimulatedDisk(simulation.random)
+        self.host = SimulatedNetwork(simulation.random).host("machine")
+        self.config = BrokerConfig(data="/data", listen="machine:6660", auth=auth)
+
+    async def start(self) -> Broker:
+        return await Broker.open(
+            self.config,
+            network=self.host,
+            store=self.store,
+            disk=self.disk,
+            clock=self.simulation.clock,
+            random=self.simulation.random,
+        )
 
 
 async def own(store: MemoryStore, name: SegmentName, owner: str = "broker-1", epoch: int = 1) -> Compare:
@@ -143,7 +168,6 @@ class Recorder:
         self.name = name
         self.assigned: list[tuple[int, tuple[int, ...]]] = []
         self.revoked: list[int] = []
-        self.replacement: ConsumerReplaced | None = None
         self.expulsion: BraidError | None = None
         self.give_back: Callable[[int], None] = lambda _segment: None
         """Called with each segment that is missing in a new assignment."""
@@ -169,11 +193,6 @@ class Recorder:
     def revoke(self, segment: int) -> None:
         self.revoked.append(segment)
         self.drop(segment)
-
-    def replaced(self, error: ConsumerReplaced) -> None:
-        self.replacement = error
-        for segment in sorted(self.has):
-            self.drop(segment)
 
     def expelled(self, error: BraidError) -> None:
         self.expulsion = error

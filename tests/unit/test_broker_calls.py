@@ -12,9 +12,9 @@ import pytest
 
 from braid.broker.auth import ANONYMOUS, Principal
 from braid.broker.broker import Broker
-from braid.broker.config import AuthConfig, BrokerConfig, Grant
+from braid.broker.config import AuthConfig, Grant
 from braid.metadata import paths
-from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.memory import Fault
 from braid.metadata.store import Put
 from braid.model.errors import (
     InvalidArgument,
@@ -35,33 +35,10 @@ from braid.model.registration import Registration
 from braid.model.subscription import Cursor, encode
 from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
-from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
-from tests.control_kit import ORDERS, Recorder, faults, wait_until
+from tests.control_kit import ORDERS, Machine, Recorder, faults, wait_until
 
 Call = Callable[..., Awaitable[Any]]
-
-
-class Machine:
-    """A store and a disk that outlive the brokers on them."""
-
-    def __init__(self, simulation: Simulation, auth: AuthConfig | None = None) -> None:
-        self.simulation = simulation
-        self.store = MemoryStore(simulation.clock)
-        self.disk = SimulatedDisk(simulation.random)
-        self.host = SimulatedNetwork(simulation.random).host("machine")
-        self.config = BrokerConfig(data="/data", listen="machine:6660", auth=auth)
-
-    async def start(self) -> Broker:
-        return await Broker.open(
-            self.config,
-            network=self.host,
-            store=self.store,
-            disk=self.disk,
-            clock=self.simulation.clock,
-            random=self.simulation.random,
-        )
 
 
 def caller(broker: Broker, principal: Principal = ANONYMOUS) -> Call:

@@ -162,8 +162,9 @@ class Exposition:
             "braid_connections_refused", "Client connections refused.", ["code"],
             {(code,): count for code, count in counts.connections_refused.items()},
         )  # fmt: skip
-        yield _counter("braid_network_receive_bytes", "Bytes received from clients.", counts.received_bytes)
-        yield _counter("braid_network_transmit_bytes", "Bytes sent to clients.", counts.sent_bytes)
+        received, sent = broker.server.traffic()
+        yield _counter("braid_network_receive_bytes", "Bytes received from clients.", received)
+        yield _counter("braid_network_transmit_bytes", "Bytes sent to clients.", sent)
         yield _counted(
             "braid_requests", "Requests by operation.", ["operation"],
             {(operation,): count for operation, count in counts.requests.items()},

@@ -28,6 +28,7 @@ import msgspec
 from braid.broker.auth import ALL, Access, Action, Principal
 from braid.broker.groups import Groups
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
+from braid.broker.refusal import told_to_clients
 from braid.broker.segments import Segments, ServedSegment
 from braid.broker.subscriptions import LATEST, Subscriptions
 from braid.broker.topics import Topics
@@ -37,7 +38,9 @@ from braid.metadata import paths
 from braid.metadata.store import Store
 from braid.model.errors import (
     BraidError,
+    Fenced,
     InvalidArgument,
+    LogClosed,
     NotAvailable,
     PermissionDenied,
     SubscriptionBusy,
@@ -182,7 +185,10 @@ class Calls:
         if known is None:
             raise InvalidArgument(f"there is no call {name!r}; the calls are {', '.join(sorted(_CALLS))}")
         read = _read_arguments(name, known.arguments, arguments)
-        return await self._to_the_end(name, known.run(self, read, principal))
+        try:
+            return await self._to_the_end(name, known.run(self, read, principal))
+        except (Fenced, LogClosed) as error:
+            raise told_to_clients(error) from error
 
     async def finish_deletes(self) -> None:
         """At start, when the segments are open: end the deletions that a crash interrupted. From here on, a topic that

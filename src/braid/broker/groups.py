@@ -66,11 +66,9 @@ class Member(Protocol):
     def revoke(self, segment: int) -> None:
         """Close its channel on this segment now, if it has one."""
 
-    def replaced(self, error: ConsumerReplaced) -> None:
-        """Another consumer of the same name took its place: its channels are closed, it has no segments any more."""
-
     def expelled(self, error: BraidError) -> None:
-        """There is nothing to consume any more, for the reason given: its channels are closed."""
+        """It is no consumer any more, for the reason given: another of the same name took its place, or there is
+        nothing to consume. Close its channels now."""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -209,9 +207,7 @@ class Groups:
             return
         found.member = None
         found.pushed = None
-        for segment in [*found.group.asked_back]:
-            if found.group.holders.get(segment) is found:
-                found.group.free(segment)
+        self._free_asked_back(found)
         if not self._closed:
             self._begin_grace(found)
             self._ask_for_pass(found.group)
@@ -299,16 +295,13 @@ class Groups:
         """The old connection loses its channels now; the session keeps its segments for the new one."""
         group = session.group
         del self._sessions[session.number]
-        old.replaced(
+        old.expelled(
             ConsumerReplaced(
                 f"another consumer with the name {session.consumer} joined subscription {group.subscription} of "
                 f"{group.topic} and took this one's place; give every consumer a name of its own"
             )
         )
-        for segment in [segment for segment, holder in group.holders.items() if holder is session]:
-            old.revoke(segment)
-            if segment in group.asked_back:
-                group.free(segment)
+        self._free_asked_back(session)
 
     def _begin_grace(self, session: _Session) -> None:
         loop = asyncio.get_running_loop()
@@ -333,6 +326,12 @@ class Groups:
         for segment in [segment for segment, holder in group.holders.items() if holder is session]:
             group.free(segment)
         self._ask_for_pass(group)
+
+    def _free_asked_back(self, session: _Session) -> None:
+        """Its channels are closed: what it was to give back need not be waited for."""
+        group = session.group
+        for segment in [segment for segment in group.asked_back if group.holders.get(segment) is session]:
+            group.free(segment)
 
     def _end(self, group: _Group, reason: BraidError) -> None:
         """No consumer of this group has anything any more."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
-from braid.broker.refusal import told_to_clients
+from braid.broker.refusal import told_to_clients, told_to_waiting
 from braid.model.batch import MAX_BATCH_BYTES, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
@@ -105,7 +105,7 @@ class PublishQueue:
             publishers[publisher] = None
             observe(now - received_at)
         if confirmed.error is not None:
-            error = told_to_clients(confirmed.error)
+            error = told_to_waiting(confirmed.error)
             while waiting:
                 _, publisher, request, size, _, _ = waiting.popleft()
                 publisher.refuse(request, size, error)

@@ -29,7 +29,6 @@ from braid.model.errors import (
     DiskError,
     DiskFull,
     Fenced,
-    FileMissing,
     NotServing,
     SegmentNotFound,
     ShuttingDown,
@@ -340,7 +339,7 @@ class Segments:
     async def _reopen(self, key: Key, segment: ServedSegment, error: BraidError, *, when_there_is_room: bool) -> None:
         try:
             if when_there_is_room:  # A full disk stops only writers: readers go on until it can be opened again.
-                await self._room()
+                await self._room(segment.name)
                 self._withdraw(key, segment, error)
             await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
         finally:
@@ -349,14 +348,15 @@ class Segments:
         if topic is not None and topic.id == segment.topic_id and not self._closing:
             await self._open_or_retry(segment.name, topic)
 
-    async def _room(self) -> None:
+    async def _room(self, name: SegmentName) -> None:
         """Return when the disk takes a file again that is as large as a group of batches."""
-        disk, probe = self._shelf.disk, f"{self._shelf.folder}/room"
+        disk = self._shelf.disk
+        probe = f"{self._shelf.folder}/{name.topic.path}/{name.descriptor}/room"  # Others may be probing too.
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
-            with contextlib.suppress(FileMissing):
+            with contextlib.suppress(DiskError):
                 await disk.remove(probe)
-            with contextlib.suppress(DiskFull):
+            with contextlib.suppress(DiskError):  # Whatever is wrong with the disk: there is no room yet.
                 await disk.prepare(probe, ROOM_BYTES)
                 return await disk.remove(probe)
 
@@ -368,10 +368,8 @@ class Segments:
             await segment.cursors.stop()
         except BraidError as error:
             _log.warning("cursors of %s are not stored: their consumers go back a little: %s", segment.name, error)
-        if orderly:
-            await segment.storage.close()
-        else:
-            await segment.storage.abandon()
+        finally:  # Also when whoever wanted this was cancelled: nobody else knows the segment any more.
+            await (segment.storage.close() if orderly else segment.storage.abandon())
 
     async def abandon_all(self, reason: BraidError) -> None:
         """The broker has lost its lease: it serves nothing any more. `open_topic` begins anew."""

@@ -23,6 +23,7 @@ from braid.broker.config import Limits
 from braid.broker.delivery import MAX_CREDIT, Channel
 from braid.broker.groups import Groups
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.refusal import told_to_clients
 from braid.broker.segments import Segments, ServedSegment
 from braid.broker.subscriptions import Subscriptions
 from braid.broker.topics import Topics
@@ -30,7 +31,6 @@ from braid.broker.topology import TopologyView
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
-    ConsumerReplaced,
     InvalidArgument,
     NotServing,
     OffsetOutOfRange,
@@ -47,7 +47,7 @@ from braid.model.ids import Offset
 from braid.model.names import TopicName, check_name
 from braid.model.subscription import SubscriptionKind
 from braid.wire.connection import Connection
-from braid.wire.frame import Flags, Frame
+from braid.wire.frame import REPLY, Frame
 from braid.wire.operations import (
     MAGIC,
     RESET,
@@ -125,9 +125,6 @@ class Membership:
     def revoke(self, segment: int) -> None:
         self._session.close_member_channels(self, segment, RESET, "the segment went to another consumer")
 
-    def replaced(self, error: ConsumerReplaced) -> None:
-        self._session.expel(self, error)
-
     def expelled(self, error: BraidError) -> None:
         self._session.expel(self, error)
 
@@ -192,11 +189,13 @@ class Session:
         if slow is None:
             raise UnknownOperation(f"operation {frame.kind} is unknown to this broker, which speaks version {VERSION}")
         self._metrics.requests[_name_of(frame.kind)] += 1
+        return self._answer_later(frame, slow(self, frame))
+
+    def _answer_later(self, frame: Frame, work: Coroutine[Any, Any, bytes]) -> None:
         self._count_in(0)
-        task = self._loop.create_task(self._answer(frame, slow(self, frame)), name=_name_of(frame.kind))
+        task = self._loop.create_task(self._answer(frame, work), name=_name_of(frame.kind))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return None
 
     async def _answer(self, frame: Frame, work: Awaitable[bytes]) -> None:
         try:
@@ -211,6 +210,7 @@ class Session:
             self._count_out(0)
 
     def _refuse(self, frame: Frame, error: BraidError) -> None:
+        error = told_to_clients(error)
         self._count_error(frame.kind, error)
         self.connection.reply_error(frame.kind, frame.request, error)
 
@@ -305,8 +305,7 @@ class Session:
 
     def expired(self, now: float) -> bool:
         """Whether the token that this connection began with has run out; `now` in seconds since 1970."""
-        principal = self.principal
-        return principal is not None and principal.expires_at is not None and now >= principal.expires_at
+        return self.principal is not None and self.principal.expired(now)
 
     # Publishing.
 
@@ -351,7 +350,7 @@ class Session:
 
     def confirm(self, request: int, size: int, published: bytes) -> None:
         self._count_out(size)
-        self.connection.send(Kind.PUBLISH, published, request=request, flags=Flags.REPLY)
+        self.connection.send(Kind.PUBLISH, published, request=request, flags=REPLY)
 
     def refuse(self, request: int, size: int, error: BraidError) -> None:
         self._count_out(size)
@@ -442,11 +441,7 @@ class Session:
         if not ack.durable:
             self.connection.reply(frame)
             return
-        self._count_in(0)
-        work = self._flush_cursor(segment, channel.subscription)
-        task = self._loop.create_task(self._answer(frame, work), name="ack")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._answer_later(frame, self._flush_cursor(segment, channel.subscription))
 
     async def _flush_cursor(self, segment: ServedSegment, subscription: str) -> bytes:
         # No cursor is stored beyond what the log has synced; a topic that syncs only now and then does it for this.

@@ -54,7 +54,7 @@ class BlockingConsumer(Generic[C]):
     def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
         """What came next of one segment, whole; None when nothing came within `timeout` seconds."""
         current, self._current, self._messages = self._current, None, NO_MESSAGES
-        if current is None or not self._consumer.may_hand_out(current):
+        while current is None or not self._consumer.may_hand_out(current):
             current = self._take(timeout)
             if current is None:
                 return None
@@ -91,12 +91,13 @@ class BlockingConsumer(Generic[C]):
         try:
             taken = self._taking.result(timeout)
         except TimeoutError:
-            return None
-        except concurrent.futures.CancelledError:
-            raise ClientClosed("the consumer is closed; make another one") from None
-        finally:
-            if self._taking.done():
-                self._taking = None
+            return None  # Even if it has come this very moment: the next call gets it.
+        except Exception as error:
+            self._taking = None
+            if isinstance(error, concurrent.futures.CancelledError):
+                raise ClientClosed("the consumer is closed; make another one") from None
+            raise
+        self._taking = None
         return taken
 
     def start(self) -> None:

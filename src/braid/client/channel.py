@@ -71,7 +71,7 @@ def credit_to_grant(window: int, waiting: int, credit: int, needed: int) -> int:
 
 
 class Channel:
-    """Made by `open_channel`. `on_news` is called when something arrived, or when the channel is over."""
+    """Whoever makes one opens it. `on_news` is called when something arrived, or when the channel is over."""
 
     def __init__(self, link: Link, topic: str, segment: int, window: int, on_news: Callable[[], None]) -> None:
         self.link: Final = link

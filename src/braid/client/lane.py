@@ -28,7 +28,6 @@ sent has timed out, the lane forgets it and goes on under a new id.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
@@ -437,8 +436,7 @@ class Lane:
             self._lingering.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([self._connecting])
+            await asyncio.wait([self._connecting])
 
     def _settle(self, batch: Batch, base_offset: int, error: BraidError | None) -> None:
         if batch.done:

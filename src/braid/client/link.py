@@ -19,12 +19,13 @@ from braid.model.errors import (
     ConnectionLost,
     ProtocolError,
     TimedOut,
+    Unauthenticated,
     UnsupportedVersion,
 )
 from braid.ports.disk import Buffer
 from braid.ports.network import Address, Network
 from braid.wire.connection import Connection
-from braid.wire.frame import MAX_FRAME_BYTES, MAX_REQUEST_ID, Flags, Frame
+from braid.wire.frame import ERROR, MAX_FRAME_BYTES, MAX_REQUEST_ID, REPLY, Frame
 from braid.wire.operations import (
     MAGIC,
     VERSION,
@@ -158,16 +159,20 @@ class Link:
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
-            if frame.flags & Flags.REPLY:
+            if frame.flags & REPLY:
                 self._on_reply(frame)
             else:
                 self._on_push(frame)
 
     def _on_reply(self, frame: Frame) -> None:
         if not frame.request:  # The broker says why it closes the connection.
-            self.connection.abort(error_from(decode(ErrorBody, frame.body)))
+            reason = error_from(decode(ErrorBody, frame.body))
+            if isinstance(reason, Unauthenticated):
+                # The token has expired that this link began with. The next link brings a fresh one, or is refused.
+                reason = ConnectionLost(f"the broker ended the connection: {reason}")
+            self.connection.abort(reason)
             return
-        error = error_from(decode(ErrorBody, frame.body)) if frame.flags & Flags.ERROR else None
+        error = error_from(decode(ErrorBody, frame.body)) if frame.flags & ERROR else None
         future = self._requests.pop(frame.request, None)
         if future is None:
             raise ProtocolError(f"a reply to request {frame.request} came, which was never sent")

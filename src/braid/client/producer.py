@@ -45,6 +45,7 @@ from braid.client.batcher import (
     wait_on,
 )
 from braid.client.lane import Lane
+from braid.client.retry import retrying
 from braid.client.routing import TopicMap
 from braid.model.batch import MAX_BODY_BYTES, MAX_RECORDS, Codec
 from braid.model.encode import Headers
@@ -71,6 +72,8 @@ SUBMIT_ROOM: Final = 8
 """`submit` may gather so many times `max_in_flight_bytes`."""
 MANY_RECORDS: Final = 1 << 16
 """`send_many` looks at its records in slices of this many, so that the first are under way while it sees the rest."""
+COLUMNAR_RECORDS: Final = 1_024
+"""From so many on, `send_many` makes columns of them at once: half the work of a record. Fewer gather with others."""
 EXIT_WAIT_S: Final = 1.0
 """When its block is left by an error, a producer waits this long for what is under way."""
 REMEMBERED_FAILURES: Final = 16
@@ -84,7 +87,7 @@ _INT64: Final = 1 << 63
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.0
     """How long a batch that is not full waits for more records. 0: it leaves at the end of the loop's turn."""
-    max_batch_bytes: int = 256 << 10
+    max_batch_bytes: int = 1 << 20
     """A batch that has this many bytes is full. A larger record is a batch of its own."""
     max_batch_records: int = 65_536
     compression: str | None = None
@@ -152,8 +155,6 @@ class Producer:
         return self
 
     async def _open(self) -> None:
-        from braid.client.retry import retrying
-
         try:
             deadline = asyncio.get_running_loop().time() + self.options.timeout_s
             topic = await retrying(lambda: self.client.routing.topic(self.topic.path), deadline, self.client.backoff())
@@ -379,11 +380,14 @@ class Producer:
         orders: list[npt.NDArray[np.int64]] = []
         given = 0
         for values, keys in _columns(records):
-            for piece, order in self._add_columns(values, keys, given):
-                pieces.append(piece)
-                if order is not None:
-                    orders.append(order)
-                await self._pace()
+            if len(values) >= COLUMNAR_RECORDS:
+                await self._add_table(_table(values, keys), given, pieces, orders)
+            else:
+                for piece, order in self._add_columns(values, keys, given):
+                    pieces.append(piece)
+                    if order is not None:
+                        orders.append(order)
+                    await self._pace()
             given += len(values)
         return await _stored(pieces, orders)
 
@@ -397,18 +401,21 @@ class Producer:
         pieces: list[Piece] = []
         orders: list[npt.NDArray[np.int64]] = []
         for first in range(0, table.num_rows, MANY_RECORDS):
-            rows = table.slice(first, MANY_RECORDS)
-            for lane, part, order in self._by_lane_table(rows, first):
-                sizes = _row_sizes(part)
-                start = 0
-                for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
-                    batch = lane.add_table(part.slice(start, end - start), end - start, int(sizes[start:end].sum()))
-                    pieces.append(Piece(batch, 0, end - start))
-                    if order is not None:
-                        orders.append(order[start:end])
-                    start = end
-                    await self._pace()
+            await self._add_table(table.slice(first, MANY_RECORDS), first, pieces, orders)
         return await _stored(pieces, orders)
+
+    async def _add_table(self, rows: Any, given: int, pieces: list[Piece], orders: list[npt.NDArray[np.int64]]) -> None:
+        """Give the rows to their lanes as batches of their own, and note the pieces and, with several lanes, places."""
+        for lane, part, order in self._by_lane_table(rows, given):
+            sizes = _row_sizes(part)
+            start = 0
+            for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
+                batch = lane.add_table(part.slice(start, end - start), end - start, int(sizes[start:end].sum()))
+                pieces.append(Piece(batch, 0, end - start))
+                if order is not None:
+                    orders.append(order[start:end])
+                start = end
+                await self._pace()
 
     def _add_columns(
         self, values: list[bytes], keys: list[bytes | None] | None, given: int
@@ -592,22 +599,32 @@ def _columns(records: Iterable[Any]) -> Iterator[tuple[list[bytes], list[bytes |
     source = iter(records)
     pairs: bool | None = None
     while part := list(islice(source, MANY_RECORDS)):
-        kinds = set(map(type, part))
         if pairs is None:
-            pairs = tuple in kinds
+            pairs = type(part[0]) is tuple
         if pairs:
-            if kinds != {tuple} or set(map(len, part)) != {2}:
+            if set(map(type, part)) != {tuple} or set(map(len, part)) != {2}:
                 raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
             keys, values = map(list, zip(*part))
             yield _all_bytes("value", values), _all_bytes("key", keys, None)
         else:
-            if tuple in kinds:
-                raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
-            yield _all_bytes("value", part, kinds=kinds), None
+            yield part if len(part) >= COLUMNAR_RECORDS else _all_bytes("value", part), None
 
 
-def _all_bytes(what: str, items: list[Any], *absent: None, kinds: set[type] | None = None) -> list[Any]:
-    if (kinds or set(map(type, items))) == {bytes}:
+def _table(values: list[bytes], keys: list[bytes | None] | None) -> Any:
+    """As columns. Arrow looks at each value's type while it copies it, so only if it objects is there need to look."""
+    try:
+        columns = {"value": pa.array(values, pa.binary())}
+    except (pa.ArrowException, TypeError, UnicodeError):
+        columns = {"value": pa.array(_all_bytes("value", values), pa.binary())}
+    if columns["value"].null_count:
+        _all_bytes("value", values)  # which says that None is no value
+    if keys is not None:
+        columns["key"] = pa.array(keys, pa.binary())
+    return pa.table(columns)
+
+
+def _all_bytes(what: str, items: list[Any], *absent: None) -> list[Any]:
+    if set(map(type, items)) == {bytes}:
         return items
     return [item if type(item) is bytes or (item is None and absent) else _as_bytes(what, item) for item in items]
 

@@ -36,7 +36,6 @@ from braid.client.received import ReceivedBatch
 from braid.client.retry import retrying
 from braid.model.errors import (
     BraidError,
-    ConsumerReplaced,
     InvalidArgument,
     NotServing,
     OffsetOutOfRange,
@@ -58,9 +57,6 @@ seconds after which brokers take it away unasked."""
 OPEN_ATTEMPTS: Final = 6
 """After so many refusals in a row, about a second, the session itself may be what the broker does not know any more:
 joining again finds out."""
-
-REPLACED: Final = -1
-"""The number of the assignment that says that another consumer has taken the name."""
 
 _JUMPS: Final = frozenset((RESET, OffsetOutOfRange.code))
 """Why the next channel begins elsewhere: somebody set the subscription to another place, or retention, where it may,
@@ -298,14 +294,6 @@ class StreamConsumer(Consumer):
     # What the link calls.
 
     def on_assignment(self, assignment: Assignment) -> None:
-        if assignment.number == REPLACED:
-            self.on_session_lost(
-                ConsumerReplaced(
-                    f"another consumer called {self.name} has joined subscription {self.subscription} of {self.topic}; "
-                    "give each consumer a name of its own"
-                )
-            )
-            return
         if assignment.number <= self._assignment:
             return
         first, self._assignment = self._assignment == 0, assignment.number

@@ -19,6 +19,8 @@ from braid.ports.clock import Clock
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 12
 """After a failed renewal the next one comes sooner."""
+TIMER_RESOLUTION_S = 0.001
+"""With less than this left, no renewal comes in time. Timers wake up so much too early."""
 
 
 def next_renewal(deadline: float, ttl_s: float, now: float, *, failed: bool) -> float:
@@ -91,7 +93,7 @@ class LeaseKeeper:
             due = next_renewal(self.lease.deadline, self.lease.ttl_s, now, failed=failure is not None)
             await asyncio.sleep(max(due - now, 0))
             remaining_s = self.lease.deadline - self._clock.monotonic()
-            if remaining_s <= 0:
+            if remaining_s < TIMER_RESOLUTION_S:
                 return failure
             failure = None
             try:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet
@@ -32,13 +31,14 @@ from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult
 from braid.model.errors import MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
+from braid.ports.threads import Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-POLL_S = 0.1
-"""How late a watch is at worst when a ring was lost, and how long a dead process keeps its leases. Costs 0.4 % of a
-core."""
+POLL_S = 0.25
+"""How late a watch is at worst when a ring was lost, and how long a dead process keeps its leases. An idle broker does
+little else than this."""
 TAIL_LIMITS = HistoryLimits(revisions=1_000, max_bytes=8 * 1024 * 1024)
 """What is kept in memory for watches. One that is further behind reads the file."""
 FINAL_CAUSES = (apsw.CorruptError, apsw.NotADBError, FileNotFoundError)
@@ -74,20 +74,18 @@ class SqliteStore:
         refuse_old_engine(apsw.sqlite_lib_version())
         refuse_network_filesystem(path)
         loop = asyncio.get_running_loop()
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
+        thread = Threads(1, "metadata")
         try:
-            store = await loop.run_in_executor(
-                executor, cls, path, clock or SystemClock(), limits or HistoryLimits(), boot or boot_id()
-            )
+            store = await thread.call(cls, path, clock or SystemClock(), limits or HistoryLimits(), boot or boot_id())
         except BaseException:
-            executor.shutdown(wait=False)
+            thread.stop()
             raise
-        store._start(loop, executor)
+        store._start(loop, thread)
         return store
 
-    def _start(self, loop: asyncio.AbstractEventLoop, executor: ThreadPoolExecutor) -> None:
+    def _start(self, loop: asyncio.AbstractEventLoop, thread: Threads) -> None:
         self._loop = loop
-        self._executor = executor
+        self._thread = thread
         self._rung = asyncio.Event()
         self._database.on_change = self._announce
         loop.add_reader(self._session.bell.fileno(), self._on_ring)
@@ -144,9 +142,9 @@ class SqliteStore:
         await asyncio.wait([self._follower])
         self._loop.remove_reader(self._session.bell.fileno())
         try:
-            await self._loop.run_in_executor(self._executor, self._close_files)
+            await self._thread.call(self._close_files)
         finally:
-            self._executor.shutdown(wait=False)
+            self._thread.stop()
 
     def check_watch(self) -> bool:
         self._check_process("watch")
@@ -163,7 +161,7 @@ class SqliteStore:
         self._check_process(work.__name__)
         if self._closed:
             raise store_closed(work.__name__)
-        return await self._loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+        return await self._thread.call(partial(work, *args, **kwargs))
 
     def _check_process(self, request: str) -> None:
         if os.getpid() != self._process:
@@ -204,10 +202,10 @@ class SqliteStore:
         more = True
         while more:
             try:
-                page, more = await self._loop.run_in_executor(self._executor, self._news, probe, self._history.revision)
+                page, more = await self._thread.call(self._news, probe, self._history.revision)
             except MetadataCompacted:
                 # This process slept through more than the file keeps. Its watches find that out for themselves.
-                self._history.restart(await self._loop.run_in_executor(self._executor, self._database.revision))
+                self._history.restart(await self._thread.call(self._database.revision))
                 return
             probe = False
             for changes in page.changes:

@@ -209,8 +209,7 @@ class ClientMachine:
                 await producer.flush()
             except BraidError as error:
                 _may_happen(error)
-        for value, receipt in receipts:
-            await self._confirmed(value, receipt)
+        await asyncio.gather(*(self._confirmed(value, receipt) for value, receipt in receipts))
 
     async def _send_many(self, producer: Producer, number: int, order: count[int]) -> None:
         keyed = self.random.random() < 0.5

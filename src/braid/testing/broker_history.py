@@ -30,13 +30,15 @@ class Given(msgspec.Struct):
     number: int
     """In the order of submission; those that were given side by side share one."""
     key: bytes | None
+    boot: int
+    """How often the broker had stopped before."""
     failed: bool = False
 
 
 class Sighting(msgspec.Struct):
     value: bytes
     boot: int
-    """How often the machine had started when it was seen or confirmed."""
+    """How often the broker had stopped before it was seen or confirmed."""
 
 
 class Seek(msgspec.Struct, frozen=True):
@@ -142,6 +144,7 @@ class TopicHistory:
         self.boot = 0
         self.lost_tails = False
         """Whether power was lost on a topic that does not survive it."""
+        self.lost_at_boot = 0
         self.ends_at_loss: dict[int, int] = {}
         """By segment, where it ended when power was lost, until it is open again."""
 
@@ -149,14 +152,16 @@ class TopicHistory:
 
     def give(self, producer: int, number: int, key: bytes | None, value: bytes) -> None:
         assert value not in self.given, "values are unique"
-        self.given[value] = Given(producer, number, key)
+        self.given[value] = Given(producer, number, key, self.boot)
 
     def confirm(self, value: bytes, segment: int, offset: int) -> None:
         if offset < 0:
             self.unplaced[value] = None
             return
+        if self.given[value].boot < self.lost_at_boot:
+            return  # It may have been confirmed, and lost, before the producer came to look.
         before = self.confirmed.get((segment, offset))
-        if before is not None and before.value != value and not self._may_have_been_lost(before):
+        if before is not None and before.value != value and not self._may_be_lost(segment, before):
             raise PromiseBroken(
                 "I1", f"offset {offset} of segment {segment} was confirmed to {before.value[:20]!r} and {value[:20]!r}"
             )
@@ -185,19 +190,19 @@ class TopicHistory:
         self.seen[segment, offset] = Sighting(value, self.boot)
 
     def _check_same(self, segment: int, offset: int, before: Sighting | None, value: bytes) -> None:
-        if before is not None and before.value != value and not self._may_have_been_lost(before):
+        if before is not None and before.value != value and not self._may_be_lost(segment, before):
             raise PromiseBroken(
                 "I7",
                 f"offset {offset} of segment {segment} held {before.value[:20]!r}, and now {value[:20]!r}",
             )
 
-    def _may_have_been_lost(self, before: Sighting) -> bool:
+    def _may_be_lost(self, segment: int, before: Sighting) -> bool:
         """Between the loss of power and the news of what was recovered, clients may be ahead of us."""
-        return not self.survives_power_loss and before.boot < self.boot and self.lost_tails
+        return segment in self.ends_at_loss and before.boot < self.boot
 
     # The machine.
 
-    def started(self) -> None:
+    def stopped(self) -> None:
         self.boot += 1
 
     def lost_power(self, ends: Mapping[int, int]) -> None:
@@ -205,12 +210,14 @@ class TopicHistory:
         if self.survives_power_loss:
             return
         self.lost_tails = True
+        self.lost_at_boot = self.boot + 1
         for segment, end in ends.items():
             self.ends_at_loss[segment] = max(end, self.ends_at_loss.get(segment, 0))
 
     def recovered(self, segment: int, end: int) -> None:
         """After a loss of power, a segment is open again and ends here: the rest of it is given up."""
         before = self.ends_at_loss.pop(segment, None)
+        self.note(f"segment {segment} is open and ends at {end}, before it was lost at {before}")
         if before is None or before <= end:
             return
         for sightings in (self.confirmed, self.seen):
@@ -232,7 +239,7 @@ class TopicHistory:
         for sightings, promise in ((self.confirmed, "I2"), (self.seen, "I7")):
             for (segment, offset), sighting in sightings.items():
                 stored = log[segment][offset][0] if offset < len(log[segment]) else None
-                if stored != sighting.value and not self._may_have_been_lost(sighting):
+                if stored != sighting.value:
                     raise PromiseBroken(
                         promise,
                         f"offset {offset} of segment {segment} was {'confirmed to' if promise == 'I2' else 'seen with'} "

@@ -326,7 +326,8 @@ class World:
             self.history.lost_power({segment.name.id: segment.end for segment in served})
         else:
             self.counts.kills += 1
-        self.history.started()
+        self.words.note(f"the broker's {'machine loses power' if power_loss else 'process is killed'}")
+        self.history.stopped()
         self.machine.stop(power_loss=power_loss)
 
     async def _close_broker(self) -> None:
@@ -393,7 +394,7 @@ class World:
 
     async def _restart_in_order(self) -> None:
         await self._close_broker()
-        self.history.started()
+        self.history.stopped()
         self.machine.stop(power_loss=False)
         await asyncio.sleep(self.random.choice([0.0, 1.0]))
         await self._start()

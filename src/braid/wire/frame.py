@@ -64,7 +64,10 @@ class Flags(IntFlag):
     """Only on a reply: its body is an `ErrorBody`."""
 
 
-_KNOWN_FLAGS: Final = int(Flags.REPLY | Flags.ERROR)
+REPLY: Final = int(Flags.REPLY)
+ERROR: Final = int(Flags.ERROR)
+"""As plain numbers, for those who look at every frame: `&` of an IntFlag takes 0.7 µs."""
+_KNOWN_FLAGS: Final = REPLY | ERROR
 
 
 class Frame(NamedTuple):

@@ -64,7 +64,7 @@ class ErrorBody(_Body, frozen=True):
     message: str
     retriable: bool
     details: dict[str, Any] = {}
-    """Values of the error's own fields, by name; for `not-serving`, `owner`: the address to ask instead."""
+    """Values of the error's own fields, by name: `earliest` and `end` of `offset-out-of-range`."""
 
 
 class Hello(_Body, frozen=True):

@@ -1,0 +1,74 @@
+"""A blocking consumer and its loop meet at bad moments. (integration/test_sync_client.py has it at work.)"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Coroutine
+from typing import Any
+
+from braid.client.blocking_consumer import BlockingConsumer
+from braid.client.consumer import Consumer, Feed, Taken
+from braid.client.loop_thread import LoopThread
+from braid.client.received import ReceivedBatch, checked_parts
+from tests.scripted_broker import TOPIC, stamped
+
+
+class Idle(Consumer):
+    """A consumer to which nothing comes; what its caller takes, the thread below says."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class LateFuture(concurrent.futures.Future[Taken | None]):
+    """Done at the very moment at which the one who waits for it gives up."""
+
+    def __init__(self, taken: Taken) -> None:
+        super().__init__()
+        self._taken = taken
+
+    def result(self, timeout: float | None = None) -> Taken | None:
+        if self.done():
+            return super().result(timeout)
+        self.set_result(self._taken)
+        raise TimeoutError
+
+
+class LateThread(LoopThread):
+    def __init__(self, *deliveries: Taken) -> None:
+        self._deliveries = list(deliveries)
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        work.close()
+        return LateFuture(self._deliveries.pop(0))
+
+
+def delivery(feed: Feed, *values: bytes) -> Taken:
+    payload = memoryview(stamped(values, feed.taken))
+    batch = ReceivedBatch(TOPIC, feed.segment, payload, checked_parts(payload), feed.taken, feed.taken + len(values))
+    feed.taken = batch.next_offset
+    return Taken(feed, batch)
+
+
+def test_what_comes_in_the_moment_of_a_timeout_is_handed_out_by_the_next_receive() -> None:
+    feed = Feed(0, 0)
+    consumer = BlockingConsumer(LateThread(delivery(feed, b"a", b"b"), delivery(feed, b"c")), Idle(TOPIC))
+    assert consumer.receive(timeout=1) is None
+    assert [message.value for _ in range(2) if (message := consumer.receive(timeout=1)) is not None] == [b"a", b"b"]
+    assert consumer.receive(timeout=1) is None
+    batch = consumer.receive_batch(timeout=1)
+    assert batch is not None
+    assert batch.values() == [b"c"]
+
+
+def test_a_delivery_that_waited_while_its_segment_went_to_another_consumer_is_not_handed_out() -> None:
+    lost, kept = Feed(0, 0), Feed(1, 0)
+    consumer = BlockingConsumer(LateThread(delivery(lost, b"a"), delivery(kept, b"b")), Idle(TOPIC))
+    assert consumer.receive_batch(timeout=1) is None
+    lost.end()
+    assert consumer.receive_batch(timeout=1) is None, "the one that waited is dropped, and the next one is late too"
+    batch = consumer.receive_batch(timeout=1)
+    assert batch is not None
+    assert batch.values() == [b"b"]
+    assert lost.handed == 0

@@ -1,0 +1,74 @@
+"""What clients hear when a segment's log or its ownership ends under their requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from braid.broker.auth import ANONYMOUS
+from braid.broker.broker import Broker
+from braid.client.lane import NOT_STORED
+from braid.model.errors import BraidError, NotServing
+from braid.testing.batches import opaque_batch
+from braid.testing.loop import Simulation, run_simulation
+from tests.control_kit import ORDERS, Machine, own
+
+
+class Waiting:
+    """A connection that published and waits."""
+
+    def __init__(self) -> None:
+        self.refused: list[BraidError] = []
+        self.told = asyncio.Event()
+
+    def confirm(self, request: int, size: int, published: bytes) -> None:
+        raise AssertionError("nothing is confirmed by a log that was abandoned")
+
+    def refuse(self, request: int, size: int, error: BraidError) -> None:
+        self.refused.append(error)
+        self.told.set()
+
+    def flush(self) -> None:
+        pass
+
+
+async def with_orders(machine: Machine) -> Broker:
+    broker = await machine.start()
+    await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
+    return broker
+
+
+def test_a_batch_that_a_log_had_taken_is_never_said_to_be_not_stored() -> None:
+    """I10: a producer may send again under another number what it is told was not stored. This one was."""
+
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await with_orders(machine)
+        segment, publisher = broker.segments.get(ORDERS.path, 0), Waiting()
+        segment.publishes.take(memoryview(opaque_batch(b"body", 3)), publisher, 1)
+        await asyncio.sleep(0)  # Its write is on the way to the disk.
+        await broker.segments.abandon_all(NotServing("the lease is lost"))
+        await publisher.told.wait()
+        (error,) = publisher.refused
+        assert error.retriable
+        assert not isinstance(error, NOT_STORED)
+        await broker.segments.open_topic(ORDERS, broker.topics.get(ORDERS.path))
+        assert broker.segments.get(ORDERS.path, 0).end == 3
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_a_call_that_finds_its_segment_owned_by_another_broker_may_be_tried_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await with_orders(machine)
+        arguments = {"topic": "orders", "subscription": "billing"}
+        await broker.calls.call("create_subscription", arguments, ANONYMOUS)
+        await own(machine.store, broker.segments.get(ORDERS.path, 0).name, owner="broker-2", epoch=9)
+        with pytest.raises(NotServing):
+            await broker.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
+        await broker.close()
+
+    run_simulation(1, main)
