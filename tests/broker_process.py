@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 WAIT_S = 60.0
 
@@ -40,6 +40,10 @@ class BrokerProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> float:
         """Returns when the broker is ready: after how many seconds."""
@@ -80,12 +84,11 @@ class BrokerProcess:
         if self._log is not None:
             self._log.close()
 
-    def __enter__(self) -> BrokerProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(WAIT_S)
+        if self.running:
+            self.kill()
         self._close_pipes()

@@ -1,4 +1,4 @@
-"""A client that can be as wrong as a test wants, on a blocking socket; and a broker in a process of its own for it."""
+"""A client that can be as wrong as a test wants, on a blocking socket; and a broker process that is looked at."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import json
 import os
 import re
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +36,7 @@ from braid.wire.operations import (
     encode,
     error_from,
 )
+from tests.broker_process import BrokerProcess
 
 TIMEOUT_S = 20.0
 HELLO = Hello(MAGIC, VERSION, VERSION, "raw/1")
@@ -138,57 +136,35 @@ class RawClient:
                 reason = error_from(decode(ErrorBody, frame.body))
 
 
-class BrokerProcess:
-    """`braid serve`, on free ports."""
+class WatchedBroker(BrokerProcess):
+    """A broker with settings of its own, which a test looks at from outside."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self._log = folder / "broker.log"
         config = folder / "broker.toml"
         config.write_text("".join(_toml(settings)))
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "braid.cli.main", "serve", "--json", "--config", str(config),
-                 "--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"],
-                stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            raise AssertionError(f"the broker did not start:\n{self.log}")
-        (self.address,) = parse_url(json.loads(line)["url"])
+        super().__init__(folder / "data", "--config", str(config))
+        (self.address,) = parse_url(self.url)
 
     @property
     def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self.log_path.read_text(errors="replace")
 
     @property
     def resident_bytes(self) -> int:
-        statm = Path(f"/proc/{self.process.pid}/statm").read_text()
+        statm = Path(f"/proc/{self.pid}/statm").read_text()
         return int(statm.split()[1]) * resource.getpagesize()
 
     @property
     def open_sockets(self) -> int:
-        links = (os.readlink(entry) for entry in Path(f"/proc/{self.process.pid}/fd").iterdir() if entry.is_symlink())
+        links = (os.readlink(entry) for entry in Path(f"/proc/{self.pid}/fd").iterdir() if entry.is_symlink())
         return sum(link.startswith("socket:") for link in links)
 
     def connect(self, *, hello: bool = True) -> RawClient:
         return RawClient(self.address, hello=hello)
 
-    def stop(self) -> None:
-        """In order. A broker that broke on the way fails the test."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            code = self.process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise AssertionError(f"the broker did not stop:\n{self.log[-4000:]}") from None
-        finally:
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-        assert code == 0, self.log[-4000:]
+    def end(self) -> None:
+        """In order. A broker that breaks on the way fails the test."""
+        assert self.stop() == 0, self.log[-4000:]
 
 
 def _toml(settings: dict[str, Any]) -> list[str]:

@@ -396,6 +396,19 @@ def test_the_openapi_document_names_every_path_of_the_interface(broker: AdminBro
 # Metrics.
 
 
+def test_metrics_count_the_traffic_of_connections_that_are_still_open(broker: AdminBroker) -> None:
+    def received() -> float:
+        families = text_string_to_metric_families(broker.ask("GET", "/metrics").body.decode())
+        (sample,) = next(family.samples for family in families if family.name == "braid_network_receive_bytes")
+        return sample.value
+
+    with RawClient(broker.broker.address) as client:
+        before = received()
+        for _ in range(10):
+            client.ping()
+        assert received() == before + 10 * PREFIX_BYTES
+
+
 def test_metrics_say_what_happened(broker: AdminBroker, orders: str) -> None:
     broker.ask("PUT", f"{BILLING}?start=earliest")
     broker.run(publish(broker.broker.address, 30))

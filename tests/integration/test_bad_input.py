@@ -72,7 +72,7 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.raw_client import HELLO, BrokerProcess, Ended, RawClient, tracebacks, wait_until
+from tests.raw_client import HELLO, Ended, RawClient, WatchedBroker, tracebacks, wait_until
 from tests.tls_files import make_certificate
 
 PLENTY = 1 << 20
@@ -85,24 +85,25 @@ topic_numbers = iter(range(1_000_000))
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedBroker]:
+    with WatchedBroker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+        broker.end()
 
 
 @pytest.fixture(scope="module")
-def running_short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def running_short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedBroker]:
     """With limits that are quickly reached."""
-    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), limits=SHORT, groups={"session_grace_s": 0.1})
-    yield broker
-    broker.stop()
+    settings: dict[str, Any] = {"limits": SHORT, "groups": {"session_grace_s": 0.1}}
+    with WatchedBroker(tmp_path_factory.mktemp("broker"), **settings) as broker:
+        yield broker
+        broker.end()
 
 
-def survives(broker: BrokerProcess) -> Iterator[BrokerProcess]:
+def survives(broker: WatchedBroker) -> Iterator[WatchedBroker]:
     before = broker.resident_bytes
     yield broker
-    assert broker.process.poll() is None, f"the broker died:\n{broker.log[-4000:]}"
+    assert broker.running, f"the broker died:\n{broker.log[-4000:]}"
     with contextlib.ExitStack() as stack:
         wait_until(lambda: can_connect(broker), "the broker takes connections again")
         client = stack.enter_context(broker.connect())
@@ -112,7 +113,7 @@ def survives(broker: BrokerProcess) -> Iterator[BrokerProcess]:
     assert broker.resident_bytes - before < 100 * MEGABYTES
 
 
-def can_connect(broker: BrokerProcess) -> bool:
+def can_connect(broker: WatchedBroker) -> bool:
     try:
         broker.connect().socket.close()
     except (BraidError, Ended):
@@ -121,12 +122,12 @@ def can_connect(broker: BrokerProcess) -> bool:
 
 
 @pytest.fixture
-def broker(running: BrokerProcess) -> Iterator[BrokerProcess]:
+def broker(running: WatchedBroker) -> Iterator[WatchedBroker]:
     yield from survives(running)
 
 
 @pytest.fixture
-def short(running_short: BrokerProcess) -> Iterator[BrokerProcess]:
+def short(running_short: WatchedBroker) -> Iterator[WatchedBroker]:
     yield from survives(running_short)
 
 
@@ -159,7 +160,7 @@ def a_batch(*values: bytes, **options: Any) -> bytearray:
     return encode_batch(list(values) or [b"value"], now_us=1_700_000_000_000_000, **options)
 
 
-def refusal(broker: BrokerProcess, data: bytes, *, hello: bool) -> BraidError:
+def refusal(broker: WatchedBroker, data: bytes, *, hello: bool) -> BraidError:
     """How the broker ends a connection on which this came."""
     with broker.connect(hello=hello) as client:
         client.socket.sendall(data)
@@ -186,11 +187,11 @@ def refusal(broker: BrokerProcess, data: bytes, *, hello: bool) -> BraidError:
     ],
     ids=["http", "tls", "ones", "counting", "unknown flag", "not zero", "body longer than frame", "cut padding"],
 )
-def test_bytes_that_are_no_frames_are_refused_with_a_reason(broker: BrokerProcess, data: bytes, hello: bool) -> None:
+def test_bytes_that_are_no_frames_are_refused_with_a_reason(broker: WatchedBroker, data: bytes, hello: bool) -> None:
     assert isinstance(refusal(broker, data, hello=hello), ProtocolError)
 
 
-def test_a_tls_client_on_the_plain_port_fails_its_handshake(broker: BrokerProcess) -> None:
+def test_a_tls_client_on_the_plain_port_fails_its_handshake(broker: WatchedBroker) -> None:
     context = ssl.create_default_context()
     with socket.create_connection(broker.address, timeout=10) as plain, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(plain, server_hostname="localhost")
@@ -206,19 +207,19 @@ def test_a_tls_client_on_the_plain_port_fails_its_handshake(broker: BrokerProces
     ],
 )
 def test_a_frame_above_the_limit_is_refused_when_it_is_announced(
-    broker: BrokerProcess, hello: bool, length: int, limit: int
+    broker: WatchedBroker, hello: bool, length: int, limit: int
 ) -> None:
     reason = refusal(broker, PREFIX.pack(length, 0, 1, Kind.PING, 0, 0), hello=hello)
     assert isinstance(reason, FrameTooLarge)
     assert f"{length} bytes was announced; the limit is {limit}" in str(reason)
 
 
-def test_a_body_above_its_limit_is_refused_when_it_is_announced(broker: BrokerProcess) -> None:
+def test_a_body_above_its_limit_is_refused_when_it_is_announced(broker: WatchedBroker) -> None:
     size = MAX_BODY_BYTES + 1
     assert isinstance(refusal(broker, PREFIX.pack(size, size, 1, Kind.ADMIN, 0, 0), hello=True), ProtocolError)
 
 
-def test_a_hundred_large_frames_that_are_announced_and_never_come_cost_next_to_nothing(broker: BrokerProcess) -> None:
+def test_a_hundred_large_frames_that_are_announced_and_never_come_cost_next_to_nothing(broker: WatchedBroker) -> None:
     before = broker.resident_bytes
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(broker.connect()) for _ in range(100)]
@@ -230,7 +231,7 @@ def test_a_hundred_large_frames_that_are_announced_and_never_come_cost_next_to_n
     wait_until(lambda: broker.open_sockets < 50, "the sockets are closed")
 
 
-def test_bodies_that_cannot_be_decoded_are_refused(broker: BrokerProcess) -> None:
+def test_bodies_that_cannot_be_decoded_are_refused(broker: WatchedBroker) -> None:
     kinds = [
         Kind.TOPOLOGY, Kind.JOIN, Kind.RELEASE, Kind.LEAVE, Kind.OPEN, Kind.CREDIT, Kind.ACK, Kind.CLOSE,
         Kind.POSITIONS, Kind.ADMIN,
@@ -247,7 +248,7 @@ def test_bodies_that_cannot_be_decoded_are_refused(broker: BrokerProcess) -> Non
 
 
 @pytest.mark.parametrize("kind", [Kind.PING, Kind.PUBLISH, Kind.ADMIN, Kind.DELIVER, 200, 0])
-def test_the_first_frame_has_to_be_hello(broker: BrokerProcess, kind: int) -> None:
+def test_the_first_frame_has_to_be_hello(broker: WatchedBroker, kind: int) -> None:
     reason = refusal(broker, encode_frame(kind, b"", request=1), hello=False)
     assert isinstance(reason, ProtocolError)
     assert "the first frame of a connection is HELLO" in str(reason)
@@ -265,7 +266,7 @@ def test_the_first_frame_has_to_be_hello(broker: BrokerProcess, kind: int) -> No
     ],
 )
 def test_a_hello_that_cannot_be_accepted_is_answered_and_the_connection_closed(
-    broker: BrokerProcess, hello: Hello, error: type[BraidError]
+    broker: WatchedBroker, hello: Hello, error: type[BraidError]
 ) -> None:
     with broker.connect(hello=False) as client:
         with pytest.raises(error):
@@ -274,25 +275,25 @@ def test_a_hello_that_cannot_be_accepted_is_answered_and_the_connection_closed(
             client.next_frame()
 
 
-def test_a_newer_client_that_also_speaks_this_version_is_welcome(broker: BrokerProcess) -> None:
+def test_a_newer_client_that_also_speaks_this_version_is_welcome(broker: WatchedBroker) -> None:
     with broker.connect(hello=False) as client:
         body = [MAGIC, VERSION, VERSION + 3, "newer", "", ["teleport"], {"unknown": "field"}]
         assert client.ask(Kind.HELLO, body, HelloReply).version == VERSION
         client.ping()
 
 
-def test_hello_with_garbage_as_its_body_is_refused(broker: BrokerProcess) -> None:
+def test_hello_with_garbage_as_its_body_is_refused(broker: WatchedBroker) -> None:
     for body in (b"", b"\xc1", b"\x91\x01", b"\x94\xa5braid\x01\x01\xa2\xff\xfe"):
         assert isinstance(refusal(broker, encode_frame(Kind.HELLO, body, request=1), hello=False), ProtocolError)
 
 
-def test_a_long_client_name_and_a_long_token_do_no_harm(broker: BrokerProcess) -> None:
+def test_a_long_client_name_and_a_long_token_do_no_harm(broker: WatchedBroker) -> None:
     with broker.connect(hello=False) as client:
         reply = client.ask(Kind.HELLO, Hello(MAGIC, 1, 1, "x" * 30_000, "t" * 30_000), HelloReply)
         assert reply.version == VERSION
 
 
-def test_a_second_hello_changes_nothing(broker: BrokerProcess) -> None:
+def test_a_second_hello_changes_nothing(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         with pytest.raises(ProtocolError):
             client.ask(Kind.HELLO, HELLO, HelloReply)
@@ -300,7 +301,7 @@ def test_a_second_hello_changes_nothing(broker: BrokerProcess) -> None:
             client.ping()
 
 
-def test_a_client_that_sends_replies_is_refused(broker: BrokerProcess) -> None:
+def test_a_client_that_sends_replies_is_refused(broker: WatchedBroker) -> None:
     for flags in (Flags.REPLY, Flags.ERROR, Flags.REPLY | Flags.ERROR):
         reason = refusal(broker, encode_frame(Kind.PING, b"", request=1, flags=flags), hello=True)
         assert isinstance(reason, ProtocolError)
@@ -313,7 +314,7 @@ def test_a_client_that_sends_replies_is_refused(broker: BrokerProcess) -> None:
     "kind", [0, 4, 15, 99, 200, 255, Kind.DELIVER, Kind.ASSIGN, Kind.NEED, Kind.CLOSED, Kind.EXPEL]
 )
 def test_operations_that_the_broker_does_not_take_are_answered_and_the_connection_lives(
-    broker: BrokerProcess, kind: int
+    broker: WatchedBroker, kind: int
 ) -> None:
     with broker.connect() as client:
         for body in (b"", encode(Delivery(1, 1)), b"\xc1" * 1_000):
@@ -323,7 +324,7 @@ def test_operations_that_the_broker_does_not_take_are_answered_and_the_connectio
         client.ping()
 
 
-def test_fields_and_payloads_that_nobody_asked_for_are_ignored(broker: BrokerProcess) -> None:
+def test_fields_and_payloads_that_nobody_asked_for_are_ignored(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         client.reply(client.send(Kind.PING, b"\xc1garbage", b"payload" * 100))
         topic = make_topic(client)
@@ -334,7 +335,7 @@ def test_fields_and_payloads_that_nobody_asked_for_are_ignored(broker: BrokerPro
     "name",
     ["", "no such topic", "a/b", "a/b/c/d", "../../etc/passwd", "public/default/..", "ä/ö/ü", "x" * 10_000, "\0"],
 )
-def test_names_that_cannot_be_are_refused_by_every_operation(broker: BrokerProcess, name: str) -> None:
+def test_names_that_cannot_be_are_refused_by_every_operation(broker: WatchedBroker, name: str) -> None:
     with broker.connect() as client:
         for kind, body in (
             (Kind.TOPOLOGY, TopologyRequest((name,))),
@@ -353,7 +354,7 @@ def test_names_that_cannot_be_are_refused_by_every_operation(broker: BrokerProce
         client.ping()
 
 
-def test_topics_that_do_not_exist_are_not_found_by_every_operation(broker: BrokerProcess) -> None:
+def test_topics_that_do_not_exist_are_not_found_by_every_operation(broker: WatchedBroker) -> None:
     ghost = "public/default/ghost"
     with broker.connect() as client:
         assert client.topic(ghost).topics[0].topic_id == 0
@@ -371,7 +372,7 @@ def test_topics_that_do_not_exist_are_not_found_by_every_operation(broker: Broke
         client.ping()
 
 
-def test_admin_calls_of_the_wrong_shape_are_refused(broker: BrokerProcess) -> None:
+def test_admin_calls_of_the_wrong_shape_are_refused(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         for call, arguments in (
             ("no_such_call", {}),
@@ -436,7 +437,7 @@ def flipped(batch: bytearray, at: int) -> bytearray:
          "sequence", "too large"],
 )  # fmt: skip
 def test_a_batch_that_is_wrong_is_refused_and_nothing_is_stored(
-    broker: BrokerProcess, make: Callable[[], bytearray], error: type[BraidError]
+    broker: WatchedBroker, make: Callable[[], bytearray], error: type[BraidError]
 ) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
@@ -447,7 +448,7 @@ def test_a_batch_that_is_wrong_is_refused_and_nothing_is_stored(
         assert (positions.earliest, positions.end, positions.sealed) == (0, 1, False)
 
 
-def test_what_a_producer_writes_into_the_owners_half_does_not_count(broker: BrokerProcess) -> None:
+def test_what_a_producer_writes_into_the_owners_half_does_not_count(broker: WatchedBroker) -> None:
     batch = changed(a_batch(b"a", b"b"), 64, "<Q", 1_000_000)
     with broker.connect() as client:
         topic = make_topic(client)
@@ -458,7 +459,7 @@ def test_what_a_producer_writes_into_the_owners_half_does_not_count(broker: Brok
         assert verify(payload).next_offset == 2
 
 
-def test_routes_that_are_not_the_topics_are_refused(broker: BrokerProcess) -> None:
+def test_routes_that_are_not_the_topics_are_refused(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client, segments=2)
         epoch = topic.described.layout_epoch
@@ -479,7 +480,7 @@ def test_routes_that_are_not_the_topics_are_refused(broker: BrokerProcess) -> No
         assert client.ask(Kind.PUBLISH, topic.to(0), Published, a_batch(keys=[lower])).base_offset == 0
 
 
-def test_a_publish_that_could_never_be_confirmed_ends_the_connection(broker: BrokerProcess) -> None:
+def test_a_publish_that_could_never_be_confirmed_ends_the_connection(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
     without_id = encode_frame(Kind.PUBLISH, encode(topic.route), payload_bytes=len(a_batch())) + a_batch()
@@ -490,7 +491,7 @@ def test_a_publish_that_could_never_be_confirmed_ends_the_connection(broker: Bro
 
 @pytest.mark.parametrize(("count", "padding"), [(3_000, 1), (600, 400_000)], ids=["many", "large"])
 def test_routes_that_differ_in_fields_from_the_future_cost_bounded_memory(
-    broker: BrokerProcess, count: int, padding: int
+    broker: WatchedBroker, count: int, padding: int
 ) -> None:
     before = broker.resident_bytes
     with broker.connect() as client:
@@ -509,7 +510,7 @@ def test_routes_that_differ_in_fields_from_the_future_cost_bounded_memory(
 # ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_credits_that_cannot_be_are_refused(broker: BrokerProcess) -> None:
+def test_credits_that_cannot_be_are_refused(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         for credit in (-1, (1 << 31) + 1, (1 << 64) - 1, -(1 << 63)):
@@ -522,7 +523,7 @@ def test_credits_that_cannot_be_are_refused(broker: BrokerProcess) -> None:
             assert isinstance(client.ended_with(), ProtocolError)
 
 
-def test_credit_adds_up_to_its_limit_and_credit_for_unknown_channels_is_ignored(broker: BrokerProcess) -> None:
+def test_credit_adds_up_to_its_limit_and_credit_for_unknown_channels_is_ignored(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         client.ask(Kind.OPEN, topic.open(credit=0), Opened)
@@ -533,7 +534,7 @@ def test_credit_adds_up_to_its_limit_and_credit_for_unknown_channels_is_ignored(
         assert client.push(Kind.DELIVER).payload is not None
 
 
-def test_nothing_is_delivered_beyond_the_credit(broker: BrokerProcess) -> None:
+def test_nothing_is_delivered_beyond_the_credit(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         batch = a_batch(b"x" * 1_000)
@@ -553,14 +554,14 @@ def test_nothing_is_delivered_beyond_the_credit(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("channel", [0, -1, 1 << 32, (1 << 64) - 1])
-def test_channel_numbers_that_cannot_be_end_the_connection(broker: BrokerProcess, channel: int) -> None:
+def test_channel_numbers_that_cannot_be_end_the_connection(broker: WatchedBroker, channel: int) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         client.send(Kind.OPEN, topic.open(channel))
         assert isinstance(client.ended_with(), ProtocolError)
 
 
-def test_a_channel_number_that_is_in_use_ends_the_connection(broker: BrokerProcess) -> None:
+def test_a_channel_number_that_is_in_use_ends_the_connection(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         client.ask(Kind.OPEN, topic.open(7), Opened)
@@ -568,7 +569,7 @@ def test_a_channel_number_that_is_in_use_ends_the_connection(broker: BrokerProce
         assert isinstance(client.ended_with(), ProtocolError)
 
 
-def test_opening_what_is_not_there_is_refused(broker: BrokerProcess) -> None:
+def test_opening_what_is_not_there_is_refused(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
@@ -599,7 +600,7 @@ def joined(client: RawClient, topic: MadeTopic, consumer: str = "worker") -> Ass
             return assignment
 
 
-def test_acks_that_cannot_be_are_refused_and_move_nothing(broker: BrokerProcess) -> None:
+def test_acks_that_cannot_be_are_refused_and_move_nothing(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
@@ -624,7 +625,7 @@ def test_acks_that_cannot_be_are_refused_and_move_nothing(broker: BrokerProcess)
         assert described["segments"]["0"]["offset"] == 1
 
 
-def test_a_segment_can_be_opened_only_by_the_session_that_has_it(broker: BrokerProcess) -> None:
+def test_a_segment_can_be_opened_only_by_the_session_that_has_it(broker: WatchedBroker) -> None:
     with broker.connect() as first, broker.connect() as second:
         topic = make_topic(first)
         held = joined(first, topic, "a")
@@ -641,7 +642,7 @@ def test_a_segment_can_be_opened_only_by_the_session_that_has_it(broker: BrokerP
         assert first.ask(Kind.OPEN, topic.open(session=held.session), Opened) == Opened(0, 0)
 
 
-def test_joins_that_cannot_be_are_refused(broker: BrokerProcess) -> None:
+def test_joins_that_cannot_be_are_refused(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         refused: list[tuple[Join, type[BraidError]]] = [
@@ -660,7 +661,7 @@ def test_joins_that_cannot_be_are_refused(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -(1 << 63), 1 << 62, (1 << 64) - 1])
-def test_positions_at_any_time_are_answered(broker: BrokerProcess, timestamp: int) -> None:
+def test_positions_at_any_time_are_answered(broker: WatchedBroker, timestamp: int) -> None:
     with broker.connect() as client:
         topic = make_topic(client)
         client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
@@ -730,7 +731,7 @@ def any_argument(random: Random, words: tuple[str, ...], depth: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_a_client_asks_for_is_answered_or_refused_and_breaks_nothing(broker: BrokerProcess, seed: int) -> None:
+def test_whatever_a_client_asks_for_is_answered_or_refused_and_breaks_nothing(broker: WatchedBroker, seed: int) -> None:
     random = Random(seed)
     with broker.connect() as setup:
         topic = make_topic(setup, segments=2)
@@ -794,7 +795,7 @@ def with_ids(body: Any, topic: MadeTopic) -> Any:
 # ── silence, slowness and crowds ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_connection_without_a_hello_is_closed_in_time(short: BrokerProcess) -> None:
+def test_a_connection_without_a_hello_is_closed_in_time(short: WatchedBroker) -> None:
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(short.connect(hello=False)) for _ in range(3)]
@@ -806,7 +807,7 @@ def test_a_connection_without_a_hello_is_closed_in_time(short: BrokerProcess) ->
     assert time.monotonic() - started < SOON_S
 
 
-def test_half_a_frame_and_then_silence_is_closed_in_time(short: BrokerProcess) -> None:
+def test_half_a_frame_and_then_silence_is_closed_in_time(short: WatchedBroker) -> None:
     frame = encode_frame(Kind.PUBLISH, b"x" * 30, request=1, payload_bytes=1_000) + bytes(1_000)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -818,7 +819,7 @@ def test_half_a_frame_and_then_silence_is_closed_in_time(short: BrokerProcess) -
     assert time.monotonic() - started < SOON_S
 
 
-def test_a_client_that_says_nothing_is_closed_and_one_that_pings_is_not(short: BrokerProcess) -> None:
+def test_a_client_that_says_nothing_is_closed_and_one_that_pings_is_not(short: WatchedBroker) -> None:
     with short.connect() as silent, short.connect() as lively:
         assert silent.hello.heartbeat_ms == 1_000
         stop = threading.Event()
@@ -839,7 +840,7 @@ def test_a_client_that_says_nothing_is_closed_and_one_that_pings_is_not(short: B
         lively.ping()
 
 
-def test_a_slow_loris_that_sends_a_byte_now_and_then_is_closed(short: BrokerProcess) -> None:
+def test_a_slow_loris_that_sends_a_byte_now_and_then_is_closed(short: WatchedBroker) -> None:
     with short.connect() as client:
         client.socket.sendall(PREFIX.pack(1_000_000, 0, 1, Kind.PUBLISH, 0, 0))
         started = time.monotonic()
@@ -850,7 +851,7 @@ def test_a_slow_loris_that_sends_a_byte_now_and_then_is_closed(short: BrokerProc
         assert time.monotonic() - started < SOON_S, "a byte is no sign of life"
 
 
-def test_more_connections_than_the_limit_are_refused_with_a_reason(short: BrokerProcess) -> None:
+def test_more_connections_than_the_limit_are_refused_with_a_reason(short: WatchedBroker) -> None:
     limit = SHORT["max_connections"]
     with contextlib.ExitStack() as stack:
         wait_until(lambda: short.open_sockets < 20, "earlier connections are gone")
@@ -871,7 +872,7 @@ def test_more_connections_than_the_limit_are_refused_with_a_reason(short: Broker
         wait_until(lambda: can_connect(short), "there is room again")
 
 
-def test_more_channels_than_the_limit_are_refused(short: BrokerProcess) -> None:
+def test_more_channels_than_the_limit_are_refused(short: WatchedBroker) -> None:
     with short.connect() as client:
         topic = make_topic(client)
         for number in range(1, SHORT["max_channels"] + 1):
@@ -882,7 +883,7 @@ def test_more_channels_than_the_limit_are_refused(short: BrokerProcess) -> None:
         client.ask(Kind.OPEN, topic.open(51), Opened)
 
 
-def test_more_watched_topics_than_the_limit_are_refused(broker: BrokerProcess) -> None:
+def test_more_watched_topics_than_the_limit_are_refused(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         paths = tuple(f"public/default/t-{number}" for number in range(4_000))
         for _ in range(2):  # Those that it knows already do not count again.
@@ -896,7 +897,7 @@ def test_more_watched_topics_than_the_limit_are_refused(broker: BrokerProcess) -
         assert time.monotonic() - started < 3, "a million names hold nobody up"
 
 
-def test_a_client_that_floods_the_broker_with_requests_gets_every_answer(broker: BrokerProcess) -> None:
+def test_a_client_that_floods_the_broker_with_requests_gets_every_answer(broker: WatchedBroker) -> None:
     """More requests than the limit at once: the broker stops reading for a while and drops nothing."""
     with broker.connect() as client:
         topic = make_topic(client)
@@ -905,7 +906,7 @@ def test_a_client_that_floods_the_broker_with_requests_gets_every_answer(broker:
             client.reply(request)
 
 
-def test_a_thousand_connections_that_do_nothing_cost_little_and_disturb_nobody(broker: BrokerProcess) -> None:
+def test_a_thousand_connections_that_do_nothing_cost_little_and_disturb_nobody(broker: WatchedBroker) -> None:
     before = broker.resident_bytes
     with contextlib.ExitStack() as stack:
         idle = []
@@ -925,7 +926,7 @@ def test_a_thousand_connections_that_do_nothing_cost_little_and_disturb_nobody(b
     wait_until(lambda: broker.open_sockets < 50, "the sockets are closed")
 
 
-def test_a_consumer_that_never_reads_costs_bounded_memory_and_disturbs_nobody(broker: BrokerProcess) -> None:
+def test_a_consumer_that_never_reads_costs_bounded_memory_and_disturbs_nobody(broker: WatchedBroker) -> None:
     """It grants all the credit there is and takes nothing, while 300 MB are published and read by another one."""
     batch = a_batch(b"x" * 1_000_000)
     count = 300
@@ -968,7 +969,7 @@ def test_a_consumer_that_never_reads_costs_bounded_memory_and_disturbs_nobody(br
         assert stuck_bytes, "it gets what waits for it when it reads at last"
 
 
-def test_a_stuck_consumer_loses_its_segments_to_another(short: BrokerProcess) -> None:
+def test_a_stuck_consumer_loses_its_segments_to_another(short: WatchedBroker) -> None:
     batch = a_batch(b"x" * 4_000_000)
     with short.connect() as stuck, short.connect() as other:
         topic = make_topic(other)
@@ -996,7 +997,7 @@ def test_a_stuck_consumer_loses_its_segments_to_another(short: BrokerProcess) ->
         assert other.ask(Kind.OPEN, topic.open(session=session), Opened) == Opened(0, 10)
 
 
-def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(broker: BrokerProcess) -> None:
+def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(broker: WatchedBroker) -> None:
     """Its confirms fill its buffers; then the broker stops reading from it, and others go on."""
     with broker.connect() as rude, broker.connect() as client:
         topic = make_topic(client)
@@ -1020,7 +1021,7 @@ def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(bro
 def test_handshakes_that_fail_or_never_end_leave_nothing_behind(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     tls = {"certificate": str(certificate), "key": str(key)}
-    broker = BrokerProcess(tmp_path, limits={"hello_timeout_s": 0.5, "max_connections": 10}, tls=tls)
+    broker = WatchedBroker(tmp_path, limits={"hello_timeout_s": 0.5, "max_connections": 10}, tls=tls)
     context = ssl.create_default_context(cafile=str(certificate))
 
     def answers() -> bool:
@@ -1034,7 +1035,7 @@ def test_handshakes_that_fail_or_never_end_leave_nothing_behind(tmp_path: Path) 
             return len(prefix) == 16 and prefix[13] == Flags.REPLY
         return False
 
-    try:
+    with broker:
         assert answers()
         for data in (b"GET / HTTP/1.1\r\n\r\n", encode_frame(Kind.HELLO, encode(HELLO), request=1), b"\x16\x03\x01"):
             for _ in range(10):
@@ -1046,5 +1047,4 @@ def test_handshakes_that_fail_or_never_end_leave_nothing_behind(tmp_path: Path) 
             wait_until(answers, "those who began no handshake have made room")
         wait_until(answers, "the broker still takes connections")
         assert tracebacks(broker.log) == []
-    finally:
-        broker.stop()
+        broker.end()

@@ -22,6 +22,7 @@ from braid.model.errors import (
     InvalidArgument,
     LogBusy,
     NotAvailable,
+    NotServing,
     PermissionDenied,
     ProducerFull,
     TimedOut,
@@ -313,13 +314,18 @@ def test_a_forgotten_producer_goes_on_under_a_new_id_unseen() -> None:
     play(body)
 
 
-def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_number() -> None:
+@pytest.mark.parametrize(
+    "doubt",
+    [Step.CUT_AFTER, Refuse(NotServing("the broker lost its lease before the confirm"), stored=True)],
+    ids=["lost reply", "not serving"],
+)
+def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_number(doubt: Step | Refuse) -> None:
     async def body(world: World, producer: Producer) -> None:
         await producer.send(b"before")
 
-        def forget(route: Route, header: BatchHeader) -> Step:
+        def forget(route: Route, header: BatchHeader) -> Step | Refuse:
             world.broker.script = forget_now
-            return Step.CUT_AFTER
+            return doubt
 
         def forget_now(route: Route, header: BatchHeader) -> Step:
             log = world.broker.logs[PATH, 0]

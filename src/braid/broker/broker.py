@@ -25,6 +25,7 @@ from braid.broker.auth import Access
 from braid.broker.calls import Calls
 from braid.broker.config import BrokerConfig
 from braid.broker.data_folder import DataFolder, open_data_folder
+from braid.broker.delivery import ReadAhead
 from braid.broker.groups import Groups
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments import Segments
@@ -68,6 +69,7 @@ class Broker:
         self.limits = config.limits
         self.metrics = BrokerMetrics()
         self.access = Access(config.auth)
+        self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
         self.ready = False
         self.closing = False
         self.started_at: Final = clock.now_us()

@@ -31,6 +31,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A client that is silent for three of these is gone. Half a frame is no sign of life."""
     read_bytes: int = 1 << 20
     """The most that is read from storage for one delivery."""
+    max_read_ahead_bytes: int = 32 << 20
+    """For all connections: what is read from storage before the piece in front of it has been sent."""
 
 
 class CursorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

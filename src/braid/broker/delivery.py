@@ -19,7 +19,7 @@ from braid.broker.metrics import TopicMetrics
 from braid.broker.refusal import told_to_clients
 from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Offset
-from braid.storage.reader import Batch
+from braid.storage.reader import Batch, LogReader
 from braid.storage.segment import SegmentStorage
 from braid.wire.connection import Connection
 from braid.wire.operations import END_OF_SEGMENT, Closed, Delivery, Kind, Need, encode
@@ -28,6 +28,22 @@ MAX_CREDIT: Final = 1 << 31
 """More than this at once is no wish but a mistake."""
 
 _log: Final = logging.getLogger(__name__)
+
+
+class ReadAhead:
+    """The memory that all channels of a broker may use for pieces that they read before they can send them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+
+    def take(self, size: int) -> bool:
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def give(self, size: int) -> None:
+        self._left += size
 
 
 class Channel:
@@ -42,6 +58,7 @@ class Channel:
         subscription: str | None,
         session: int,
         read_bytes: int,
+        read_ahead: ReadAhead,
         metrics: TopicMetrics,
         on_end: Callable[[Channel], None],
     ) -> None:
@@ -60,6 +77,7 @@ class Channel:
         self._blocked_at = -1
         """A watermark below which no whole batch is left, though it lies above our offset."""
         self._read_bytes = read_bytes
+        self._read_ahead = read_ahead
         self._metrics = metrics
         self._on_end = on_end
         self._reading: asyncio.Task[None] | None = None
@@ -140,18 +158,28 @@ class Channel:
         self._metrics.delivered_bytes += size
 
     async def _read_behind(self) -> None:
-        """Read and send until this channel has caught up with the cache, or has to wait."""
+        """Read and send until this channel has caught up with the cache, or has to wait. While one piece is sent, the
+        next one is read, if the broker has memory for it."""
         storage = self._storage
+        reader = storage.reader(self.offset)
+        ahead: asyncio.Task[list[Batch]] | None = None
         try:
-            reader = storage.reader(self.offset)
             while not self.ended and self._may_send():
                 end = storage.log.confirmed.value
-                reader.offset = self.offset
-                batches = await reader.read_available(self._allowed_bytes())
+                if ahead is None:
+                    reader.offset = self.offset
+                    batches = await reader.read_available(self._allowed_bytes())
+                else:
+                    batches = await ahead
+                    self._end_ahead(ahead)
+                    ahead = None
                 if not batches:
                     self._blocked_at = end
                     break
+                ahead = self._begin_ahead(reader, sum(len(batch.data) for batch in batches))
                 self._send(batches)
+                if self.offset != batches[-1].header.next_offset:
+                    break  # The credit ended on the way: what is read ahead does not come next.
                 self._connection.flush()
                 if self._connection.congested:
                     await self._connection.drained()
@@ -161,5 +189,21 @@ class Channel:
             _log.exception("a channel broke")
             self.fail(BrokenInvariant(f"reading at offset {self.offset} broke: {error!r}"))
         finally:
+            if ahead is not None:
+                self._end_ahead(ahead)
             self._reading = None
         self.pump()
+
+    def _begin_ahead(self, reader: LogReader, sending: int) -> asyncio.Task[list[Batch]] | None:
+        """Begin to read what comes behind `sending` bytes."""
+        allowed = min(self._credit - sending, self._read_bytes)
+        if allowed < self._read_bytes or not self._read_ahead.take(allowed):
+            return None
+        return asyncio.get_running_loop().create_task(reader.read_available(allowed))
+
+    def _end_ahead(self, ahead: asyncio.Task[list[Batch]]) -> None:
+        self._read_ahead.give(self._read_bytes)
+        if not ahead.done():
+            ahead.cancel()
+        elif not ahead.cancelled():
+            ahead.exception()  # Whoever reads there next will meet it again.

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from braid.broker.auth import Access, Action, Principal
 from braid.broker.calls import Calls
 from braid.broker.config import Limits
-from braid.broker.delivery import MAX_CREDIT, Channel
+from braid.broker.delivery import MAX_CREDIT, Channel, ReadAhead
 from braid.broker.groups import Groups
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.refusal import told_to_clients
@@ -102,6 +102,7 @@ class Services(Protocol):
     calls: Calls
     access: Access
     topology: TopologyView
+    read_ahead: ReadAhead
     ready: bool
     closing: bool
 
@@ -386,6 +387,7 @@ class Session:
             subscription=member.subscription if member is not None else None,
             session=request.session,
             read_bytes=self._limits.read_bytes,
+            read_ahead=self._services.read_ahead,
             metrics=self._metrics.topic(topic.path),
             on_end=self._forget_channel,
         )

@@ -75,16 +75,12 @@ class ClientMachine:
         self.producers: dict[Producer, None] = {}
         self.process: Process = world.simulation.process(name)
         world.network.host(name)
-        self._histories: dict[ConsumerHistory, None] = {}
         self.life = self.process.start(self._live(), name=name)
 
     def crash(self) -> None:
         """The machine is gone in the middle of whatever it did."""
         self.world.network.crash(self.name)
         self.process.kill()
-        for consumer in self._histories:
-            consumer.left(self._now())
-        self._histories.clear()
 
     def _now(self) -> float:
         return self.world.simulation.clock.monotonic()
@@ -243,7 +239,6 @@ class ClientMachine:
             TOPIC, subscription, name=name, start="earliest", window_bytes=random.choice([None, 64 << 10, 100_000])
         )
         history = self.history.consumer(subscription, f"{subscription}/{name}", self._now())
-        self._histories[history] = None
         label = f"{history.name}@{history.born}"
         self.consumers[label] = consumer
         try:
@@ -253,9 +248,6 @@ class ClientMachine:
             pass
         finally:
             self.consumers.pop(label, None)
-            if history in self._histories:
-                del self._histories[history]
-                history.left(self._now())
 
     async def _receive(self, consumer: StreamConsumer, history: ConsumerHistory) -> None:
         random, world = self.random, self.world

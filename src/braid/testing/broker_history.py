@@ -61,9 +61,8 @@ class SubscriptionHistory:
         """When an operator last began or ended to set it to another place."""
         self.stored: dict[int, Seek] = {}
         """By segment, up to where acks were stored, and since when that is known."""
-        self.consumers = 0
-        """How many are there, and were there."""
         self.ever = 0
+        """How many consumers it has had."""
         self.forgiven: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """Ranges that were lost with a machine's power and may have been skipped since."""
 
@@ -77,14 +76,11 @@ class ConsumerHistory:
         self.subscription = subscription
         self.next: dict[int, int] = {}
         self.last_at: dict[int, float] = {}
+        self.followed: dict[int, Seek] = {}
+        """Seeks that it has followed."""
         self._topic = topic
         if subscription is not None:
-            subscription.consumers += 1
             subscription.ever += 1
-
-    def left(self, now: float) -> None:
-        if self.subscription is not None:
-            self.subscription.consumers -= 1
 
     def handed(self, segment: int, offset: int, value: bytes, now: float) -> None:
         topic, subscription = self._topic, self.subscription
@@ -102,12 +98,18 @@ class ConsumerHistory:
                 self._check_jump(subscription, segment, expected, offset)
         if subscription is not None:
             stored = subscription.stored.get(segment)
-            if stored is not None and stored.at < self.born and offset < stored.offset and not topic.lost_tails:
-                if subscription.sought_at < stored.at and segment not in subscription.unknown:
-                    raise PromiseBroken(
-                        "acks",
-                        f"{self.name} got offset {offset} of segment {segment}, stored as acked below {stored.offset}",
-                    )
+            if (
+                stored is not None
+                and stored.at < self.born
+                and offset < stored.offset
+                and subscription.sought_at < stored.at
+                and segment not in subscription.unknown
+                and not topic.lost_tails
+            ):
+                raise PromiseBroken(
+                    "acks",
+                    f"{self.name} got offset {offset} of segment {segment}, stored as acked below {stored.offset}",
+                )
             subscription.handed[segment][offset] = now
         self.next[segment] = offset + 1
         self.last_at[segment] = now
@@ -115,15 +117,19 @@ class ConsumerHistory:
     def _check_jump(self, subscription: SubscriptionHistory, segment: int, expected: int | None, offset: int) -> None:
         if segment in subscription.unknown or subscription.sought_at > self.last_at.get(segment, -1.0):
             return
+        seek = subscription.seeks.get(segment)
+        # News of a seek reaches a consumer a little later than the operator.
+        follows = seek is not None and self.followed.get(segment) is not seek and offset == seek.offset
+        if follows and seek is not None:
+            self.followed[segment] = seek
+            return
         if expected is not None and offset < expected and subscription.ever == 1:
             raise PromiseBroken(
                 "consumers", f"{self.name}, always alone, got offset {offset} of segment {segment} again ({expected})"
             )
-        seek = subscription.seeks.get(segment)
-        first = expected if expected is not None else (seek.offset if seek is not None else 0)
-        since = seek.at if seek is not None else 0.0
+        start, since = (seek.offset, seek.at) if seek is not None else (0, 0.0)
         handed = subscription.handed[segment]
-        for skipped in range(first, offset):
+        for skipped in range(max(expected or 0, start), offset):
             if handed.get(skipped, -1.0) < since:
                 raise PromiseBroken(
                     "I5", f"{self.name} was given offset {offset} of segment {segment}; nobody has had {skipped} yet"
@@ -240,10 +246,11 @@ class TopicHistory:
             for (segment, offset), sighting in sightings.items():
                 stored = log[segment][offset][0] if offset < len(log[segment]) else None
                 if stored != sighting.value:
+                    told = "confirmed to" if promise == "I2" else "seen with"
                     raise PromiseBroken(
                         promise,
-                        f"offset {offset} of segment {segment} was {'confirmed to' if promise == 'I2' else 'seen with'} "
-                        f"{sighting.value[:20]!r}, the log holds {stored[:20] if stored is not None else None!r}",
+                        f"offset {offset} of segment {segment} was {told} {sighting.value[:20]!r}, "
+                        f"the log holds {stored[:20] if stored is not None else None!r}",
                     )
         self._check_order(log)
 

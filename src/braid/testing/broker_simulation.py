@@ -133,6 +133,9 @@ class World:
         self._briefs = count(1)
         self._failure: BaseException | None = None
         self._known: dict[ServedSegment, None] = {}
+        self._confirmed: dict[int, int] = {}
+        """By segment, up to where consumers could see it last."""
+        self._seeking = False
         self._background: set[asyncio.Task[None]] = set()
 
     def _config(self) -> BrokerConfig:
@@ -276,7 +279,8 @@ class World:
         _, pending = await asyncio.wait(tasks, timeout=SETTLE_S)
         self._check_alive()
         if pending:
-            names = ", ".join(task.get_name() for task in pending)
+            machines = [machine for machine in self.machines.values() if machine.leaving.is_set()]
+            names = "; ".join(each for machine in machines for each in [machine.name, *machine.process.tasks])
             raise PromiseBroken("progress", f"{what} did not come to an end within {SETTLE_S:g} s: {names}")
 
     def failed(self, error: BaseException) -> None:
@@ -322,8 +326,7 @@ class World:
         self._look()
         if power_loss:
             self.counts.power_losses += 1
-            served = self.machine.broker.segments.of_topic(PATH) if self.machine.broker is not None else []
-            self.history.lost_power({segment.name.id: segment.end for segment in served})
+            self.history.lost_power(self._confirmed)
         else:
             self.counts.kills += 1
         self.words.note(f"the broker's {'machine loses power' if power_loss else 'process is killed'}")
@@ -472,7 +475,8 @@ class World:
         machine.leaving.set()
 
         async def replace() -> None:
-            await asyncio.wait([machine.life])
+            while not machine.life.done() and self.machines.get(machine.name) is machine:
+                await asyncio.wait([machine.life], timeout=1.0)
             if self.machines.get(machine.name) is machine:
                 del self.machines[machine.name]
                 self._add_machine()
@@ -507,6 +511,8 @@ class World:
             self.failed(error)
 
     async def _seek(self) -> None:
+        if self._seeking:
+            return  # Which of two was last would not be known.
         admin, random = self._admin(), self.random
         history = self.history.subscription("moved")
         ends = {segment: max([0, *history.handed[segment]]) for segment in range(self.segments)}
@@ -526,21 +532,21 @@ class World:
         """Set a subscription to another place. Until it is known to which, anything may be handed out."""
         history = self.history.subscription(name)
         began = history.sought_at = self.simulation.clock.monotonic()
+        unknown = bool(history.unknown)
         history.unknown.update((segment, None) for segment in range(self.segments))
-        before = dict(history.seeks)
         self.words.note(f"subscription {name} is to be set to another place")
-        result = await way()
+        self._seeking = True
+        try:
+            result = await way()
+        finally:
+            self._seeking = False
+            history.sought_at = self.simulation.clock.monotonic()
         self.words.note(f"subscription {name} was set to {result}")
-        if history.sought_at != began:
-            return  # Another one is under way: which of them was last is not known.
-        history.sought_at = self.simulation.clock.monotonic()
         self.counts.seeks += 1
         for segment, offset in result["offsets"].items():
             history.seeks[int(segment)] = Seek(offset, began)
-        if len(result["offsets"]) == self.segments:
+        if len(result["offsets"]) == self.segments or not unknown:
             history.unknown.clear()
-        elif before == history.seeks:
-            return
 
     async def _use_brief_subscription(self) -> None:
         admin, random = self._admin(), self.random
@@ -635,7 +641,7 @@ class World:
         def risen() -> None:
             nonlocal value
             if confirmed.value > value:
-                value = confirmed.value
+                value = self._confirmed[segment.name.id] = confirmed.value
                 if self.store._server.get(paths.broker("broker-1")) is None:
                     self.failed(PromiseBroken("I3", f"{segment.name} confirmed {value} without a lease"))
 
