@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -156,8 +157,11 @@ class WatchedBroker(BrokerProcess):
 
     @property
     def open_sockets(self) -> int:
-        links = (os.readlink(entry) for entry in Path(f"/proc/{self.pid}/fd").iterdir() if entry.is_symlink())
-        return sum(link.startswith("socket:") for link in links)
+        sockets = 0
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+                sockets += os.readlink(entry).startswith("socket:")
+        return sockets
 
     def connect(self, *, hello: bool = True) -> RawClient:
         return RawClient(self.address, hello=hello)

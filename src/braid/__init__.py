@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from braid.model.message import Message as Message
     from braid.model.message import MessageId as MessageId
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["BraidError", "Client", "Message", "MessageId", "__version__", "connect", "errors", "sync"]
 

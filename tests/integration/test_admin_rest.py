@@ -23,7 +23,9 @@ from braid.admin import guard, server
 from braid.broker.config import AuthConfig, Grant, TlsConfig
 from braid.client.client import connect
 from braid.model.errors import NotServing
+from braid.wire.frame import PREFIX_BYTES
 from tests.admin_kit import ORDERS, TOPICS, AdminBroker, admin_broker
+from tests.raw_client import RawClient
 from tests.tls_files import make_certificate
 
 SECRET = "correct horse battery staple, and then some"

@@ -102,7 +102,7 @@ def test_defaults_in_the_tables_are_those_of_the_code() -> None:
     assert rows["timeout"] == "the client's"
     assert f"| `timeout` | {client.DEFAULT_TIMEOUT_S:g} s |" in page
     assert rows["linger"] == f"{options.linger_s:g} s"
-    assert rows["max_batch_bytes"] == f"{options.max_batch_bytes >> 10} KiB"
+    assert rows["max_batch_bytes"] == f"{options.max_batch_bytes >> 20} MiB"
     assert rows["max_batch_records"] == f"{options.max_batch_records:,}"
     assert rows["compression"] == "none"
     assert options.compression is None

@@ -21,8 +21,8 @@ from braid.model.errors import (
     ClientClosed,
     InvalidArgument,
     LogBusy,
+    LogFailed,
     NotAvailable,
-    NotServing,
     PermissionDenied,
     ProducerFull,
     TimedOut,
@@ -316,8 +316,8 @@ def test_a_forgotten_producer_goes_on_under_a_new_id_unseen() -> None:
 
 @pytest.mark.parametrize(
     "doubt",
-    [Step.CUT_AFTER, Refuse(NotServing("the broker lost its lease before the confirm"), stored=True)],
-    ids=["lost reply", "not serving"],
+    [Step.CUT_AFTER, Refuse(LogFailed("the broker lost its lease before the confirm"), stored=True)],
+    ids=["lost reply", "failed log"],
 )
 def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_number(doubt: Step | Refuse) -> None:
     async def body(world: World, producer: Producer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from braid.model.errors import (
 from braid.model.message import Message
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
-from braid.wire.operations import Ack, Assignment, Close, Credit, Join, Kind, Leave, Open, Release
+from braid.wire.operations import Ack, Close, Credit, Expelled, Join, Kind, Leave, Open, Release
 from tests.scripted_broker import TOPIC, ScriptedBroker, stamped
 
 Test = Callable[[ScriptedBroker, Client], Awaitable[None]]
@@ -187,9 +188,9 @@ def test_credit_is_returned_in_large_pieces() -> None:
             await receive(consumer, 1_000)
 
     broker = play(test, _large(1, 1_000, 1_000))
-    grants = broker.got(Credit)
-    assert all(grant.bytes >= WINDOW // 2 for grant in grants)
-    assert len(grants) < 60
+    grants = [grant.bytes for grant in broker.got(Credit)]
+    assert len(grants) < 60, "for a thousand batches"
+    assert statistics.median(grants) >= WINDOW // 2, "only what answers a NEED may be less"
 
 
 def test_a_batch_larger_than_the_window_gets_the_credit_that_it_needs() -> None:
@@ -479,7 +480,7 @@ def test_a_consumer_that_was_replaced_says_so() -> None:
         async with client.stream_consumer("orders", "billing", name="twin") as consumer:
             messages = await receive(consumer, 5)
             await consumer.ack(messages[4])
-            broker.peers[0].push(Kind.ASSIGN, Assignment(1, -1, ()))
+            broker.peers[0].push(Kind.EXPEL, Expelled(1, ConsumerReplaced.code, "another twin joined", retriable=False))
             with pytest.raises(ConsumerReplaced, match="twin"):
                 await consumer.receive()
 

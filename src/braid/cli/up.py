@@ -26,7 +26,7 @@ from braid.model.errors import BraidError, InvalidConfig
 
 MAX_BROKERS: Final = 64
 LINE_BYTES: Final = 1 << 20
-"""A log line that is longer ends the reading of it."""
+"""A log line that is longer is left out."""
 _PR_SET_PDEATHSIG: Final = 1
 _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
 
@@ -124,7 +124,13 @@ class _Member:
 
     async def _show_logs(self) -> None:
         assert self._process.stderr is not None
-        while line := await self._process.stderr.readline():
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:  # Too long. Read on: a broker whose log nobody takes stands still.
+                continue
+            if not line:
+                return
             sys.stderr.write(self._prefix + line.decode(errors="replace").rstrip("\n") + "\n")
             sys.stderr.flush()
 

@@ -44,6 +44,7 @@ from braid.model.errors import (
     ConnectionLost,
     InvalidArgument,
     LogBusy,
+    NotServing,
     OutOfSequence,
     Overloaded,
     StaleRoute,
@@ -61,9 +62,8 @@ MAX_BATCHES_IN_FLIGHT: Final = 8
 LINGER_SLACK_S: Final = 0.0005
 """A timer may fire this much early; a batch that is so near to the end of its linger has lingered."""
 
-NOT_STORED: Final = (LogBusy, Overloaded, StaleRoute, OutOfSequence)
-"""Refusals which say that this copy of the batch was not stored and will not be. `NotServing` is none of them: a broker
-that loses its lease says it also to batches that are in its file and waited for their confirm."""
+NOT_STORED: Final = (LogBusy, Overloaded, NotServing, StaleRoute, OutOfSequence)
+"""Refusals which say that this copy of the batch was not stored and will not be."""
 
 
 class Fate(Enum):
