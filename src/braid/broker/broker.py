@@ -164,13 +164,8 @@ class Broker:
         _log.info("broker %s serves %s", self.id, self.topology.own_address)
 
     async def _open_segments(self) -> None:
-        topics = self.topics.all()
-        opening = (
-            self.segments.open_topic(TopicName.parse(path), topic)
-            for path, topic in topics.items()
-            if not topic.deleting
-        )
-        await asyncio.gather(*opening)
+        # By way of the calls, which let a topic be opened or deleted, but not both at once.
+        await asyncio.gather(*(self.calls.open_topic(TopicName.parse(path)) for path in self.topics.all()))
 
     async def close(self) -> None:
         """Stop in order. What fails is said; the rest is closed all the same."""

@@ -265,7 +265,7 @@ class Calls:
         topic = await self._services.topics.create(
             name, segments=arguments.segments, policies=policies, properties=arguments.properties
         )
-        await self._open(name)
+        await self.open_topic(name)
         _log.info("%s created topic %s with %d segments", principal.name, name, arguments.segments)
         return _topic_json(name, topic)
 
@@ -307,7 +307,8 @@ class Calls:
             },
         }
 
-    async def _open(self, name: TopicName) -> None:
+    async def open_topic(self, name: TopicName) -> None:
+        """Open what is not open of a topic, unless it is being deleted."""
         async with self._turns.of(name.path):
             topic = self._services.topics.find(name.path)
             if topic is not None:
@@ -316,7 +317,7 @@ class Calls:
     def _open_later(self, path: str) -> None:
         topic = self._services.topics.find(path)
         if topic is not None and len(self._services.segments.of_topic(path)) < len(topic.layout.segments):
-            task = asyncio.get_running_loop().create_task(self._open(TopicName.parse(path)), name=f"open {path}")
+            task = asyncio.get_running_loop().create_task(self.open_topic(TopicName.parse(path)), name=f"open {path}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 

@@ -47,6 +47,7 @@ from braid.model.errors import (
     NotServing,
     OutOfSequence,
     Overloaded,
+    ProtocolError,
     StaleRoute,
     TimedOut,
 )
@@ -253,21 +254,20 @@ class Lane:
         assert batch.data is not None
         batch.answer = None
         self._unanswered += 1
-        link.request(Kind.PUBLISH, self._route, (batch.data,)).add_done_callback(
-            partial(self._on_reply, batch, self._round)
-        )
+        link.call(Kind.PUBLISH, self._route, (batch.data,), partial(self._on_reply, batch, self._round))
 
     # Answers.
 
-    def _on_reply(self, batch: Batch, round_: int, reply: asyncio.Future[Frame]) -> None:
-        error = reply.exception()
+    def _on_reply(self, batch: Batch, round_: int, reply: Frame | None, error: BraidError | None) -> None:
         if round_ != self._round:
             return  # The lane has left that link.
         self._unanswered -= 1
-        if error is None:
-            self._on_stored(batch, decode(Published, reply.result().body).base_offset)
-        else:
-            assert isinstance(error, BraidError)
+        if reply is not None and error is None:
+            try:
+                self._on_stored(batch, decode(Published, reply.body).base_offset)
+            except ProtocolError as unreadable:
+                error = ConnectionLost(f"the broker's confirm cannot be read: {unreadable}")
+        if error is not None:
             assert self._link is not None
             if not self._link.alive:
                 # Whatever ended the link, it is no answer to this batch.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from braid.client.address import format_address
@@ -53,6 +54,9 @@ EARLY_SESSIONS: Final = 64
 
 T = TypeVar("T")
 
+OnReply = Callable[[Frame | None, BraidError | None], None]
+"""Gets the reply, or the error that the broker answered or the link ended with."""
+
 
 class ChannelReceiver(Protocol):
     """Gets what the broker pushes on one channel."""
@@ -85,7 +89,7 @@ class Link:
         self.lost: asyncio.Future[BraidError] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the link is over."""
         self._on_topology = on_topology
-        self._requests: dict[int, asyncio.Future[Frame]] = {}
+        self._requests: dict[int, OnReply] = {}
         self._last_request = 0
         self._last_channel = 0
         self._channels: dict[int, ChannelReceiver] = {}
@@ -101,17 +105,21 @@ class Link:
     def request(self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = ()) -> asyncio.Future[Frame]:
         """Send a request. The future has the reply, or the error that the broker answered or the link ended with."""
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.call(kind, body, payload, partial(_settle, future))
+        return future
+
+    def call(self, kind: Kind, body: bytes, payload: Sequence[Buffer], on_reply: OnReply) -> None:
+        """Send a request. `on_reply` is called once, later: with the reply, or with the error. For those who send so
+        many that a future for each would count."""
         if self.connection.closing:
-            future.set_exception(self.connection.end_reason().again())
-            future.exception()  # Whoever waits gets it; nobody need wait.
-            return future
+            asyncio.get_running_loop().call_soon(on_reply, None, self.connection.end_reason().again())
+            return
         number = self._last_request % MAX_REQUEST_ID + 1
         while number in self._requests:
             number = number % MAX_REQUEST_ID + 1
         self.connection.send(kind, body, payload, request=number)
         self._last_request = number
-        self._requests[number] = future
-        return future
+        self._requests[number] = on_reply
 
     async def ask(self, kind: Kind, body: bytes, reply: type[B], timeout_s: float | None = None) -> B:
         """Send a request and decode its reply. `TimedOut` when none comes in time; the link stays."""
@@ -173,15 +181,10 @@ class Link:
             self.connection.abort(reason)
             return
         error = error_from(decode(ErrorBody, frame.body)) if frame.flags & ERROR else None
-        future = self._requests.pop(frame.request, None)
-        if future is None:
+        on_reply = self._requests.pop(frame.request, None)
+        if on_reply is None:
             raise ProtocolError(f"a reply to request {frame.request} came, which was never sent")
-        if future.done():
-            return  # The caller gave up waiting.
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(frame)
+        on_reply(frame, error)
 
     def _on_push(self, frame: Frame) -> None:
         match frame.kind:
@@ -224,10 +227,8 @@ class Link:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         requests, self._requests = self._requests, {}
-        for future in requests.values():
-            if not future.done():
-                future.set_exception(error.again())
-                future.exception()  # Whoever waits gets it; nobody need wait.
+        for on_reply in requests.values():
+            on_reply(None, error.again())
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.on_closed(error.again())
@@ -254,6 +255,16 @@ class Link:
             return
         self.request(Kind.PING).add_done_callback(_look_at)
         self._heartbeat = loop.call_later(self._heartbeat_s, self._beat)
+
+
+def _settle(future: asyncio.Future[Frame], frame: Frame | None, error: BraidError | None) -> None:
+    if future.done():
+        return  # The caller gave up waiting.
+    if frame is not None and error is None:
+        future.set_result(frame)
+    else:
+        future.set_exception(error or ConnectionLost("the link ended"))
+        future.exception()  # Whoever waits gets it; nobody need wait.
 
 
 async def connect_link(

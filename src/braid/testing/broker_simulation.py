@@ -58,7 +58,7 @@ CLOSE_TIMEOUT_S: Final = 60.0
 SETTLE_S: Final = 180.0
 """When the faults are over: leases and graces run out, connections are noticed to be dead, everything is read."""
 LOOK_S: Final = 0.05
-KEPT_LINES: Final = 200
+KEPT_LINES: Final = 400
 """Of the brokers' and clients' logs, for whoever looks into a failure."""
 
 
