@@ -189,7 +189,7 @@ def test_a_store_that_slept_through_a_compaction_says_so_to_its_watches_and_goes
         assert (await anext(watch)).revision == 1
         waiting = asyncio.ensure_future(anext(watch))
         awake = threading.Event()
-        sleeping = asyncio.get_running_loop().run_in_executor(sleeper._executor, awake.wait)
+        sleeping = sleeper._thread.call(awake.wait)
         for number in range(5):
             await other.txn([], [Put("/a", b"%d" % number)])
         await other.compact()

@@ -1,4 +1,4 @@
-"""What clients hear when a segment's log or its ownership ends under their requests."""
+"""What clients and operators hear when a segment's log, its ownership, or the broker itself ends under requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.client.lane import NOT_STORED
-from braid.model.errors import BraidError, NotServing
+from braid.model.errors import BraidError, NotServing, ShuttingDown
 from braid.testing.batches import opaque_batch
 from braid.testing.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, Machine, own
@@ -70,5 +70,24 @@ def test_a_call_that_finds_its_segment_owned_by_another_broker_may_be_tried_agai
         with pytest.raises(NotServing):
             await broker.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
         await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_a_broker_that_breaks_says_that_it_has_to_be_started_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        broker = await Machine(simulation).start()
+
+        def broken(path: str) -> None:
+            raise LookupError(path)
+
+        broker.topics.on_change.append(broken)
+        await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
+        with pytest.raises(ShuttingDown):
+            await broker.calls.call("create_topic", {"topic": "later"}, ANONYMOUS)
+        assert isinstance(broker.failed.result(), LookupError)
+        assert not broker.ready
+        with pytest.raises(LookupError):
+            await broker.close()
 
     run_simulation(1, main)

@@ -46,6 +46,26 @@ def test_a_created_topic_is_in_view_when_create_returns() -> None:
     run_simulation(1, main)
 
 
+def test_a_view_that_breaks_says_so_and_keeps_nobody_waiting() -> None:
+    async def main(simulation: Simulation) -> None:
+        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+        failures: list[BaseException] = []
+        topics.on_failure = failures.append
+
+        def broken(path: str) -> None:
+            raise LookupError(path)
+
+        topics.on_change.append(broken)
+        await make_topic(topics)
+        with pytest.raises(ShuttingDown):
+            await make_topic(topics, TopicName("public", "default", "later"))
+        assert [type(failure) for failure in failures] == [LookupError]
+        with pytest.raises(LookupError):
+            await topics.stop()
+
+    run_simulation(1, main)
+
+
 def test_a_topic_that_exists_cannot_be_created_again() -> None:
     async def main(simulation: Simulation) -> None:
         topics = await loaded_topics(simulation, MemoryStore(simulation.clock))

@@ -72,6 +72,8 @@ class Broker:
         self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
         self.ready = False
         self.closing = False
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """Done when something broke without which the broker serves nobody: it is to be closed, and started again."""
         self.started_at: Final = clock.now_us()
         self.address: Address
         self.store: Store
@@ -127,6 +129,7 @@ class Broker:
         )
         housekeeper = Housekeeper()
         self.topics = Topics(store, self._clock, self._random)
+        self.topics.on_failure = self._fail
         self.segments = Segments(
             shelf,
             config,
@@ -160,6 +163,7 @@ class Broker:
         housekeeper.start()
         stack.push_async_callback(housekeeper.stop)
         self._lease_watch = asyncio.get_running_loop().create_task(self._watch_lease(), name="watch lease")
+        self._lease_watch.add_done_callback(self._on_lease_watch_end)
         self.ready = True
         _log.info("broker %s serves %s", self.id, self.topology.own_address)
 
@@ -181,6 +185,12 @@ class Broker:
         await self.server.close()
         await self._stack.aclose()
         _log.info("broker %s has stopped", self.id)
+
+    def _fail(self, error: BaseException) -> None:
+        _log.critical("broker %s has broken and must be started again: %r", self.id, error, exc_info=error)
+        self.ready = False
+        if not self.failed.done():
+            self.failed.set_result(error)
 
     # The lease.
 
@@ -227,6 +237,10 @@ class Broker:
             await self._come_back()
             self.ready = True
             _log.info("broker %s has a lease again", self.id)
+
+    def _on_lease_watch_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
     async def _come_back(self) -> None:
         while True:

@@ -60,6 +60,8 @@ class Topics:
         """The metadata revision that this view reflects."""
         self.on_change: list[Callable[[str], None]] = []
         """Called with a topic's path after the view of it has changed."""
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Told when the view can follow no more: our bug, or a store that is broken for good."""
         self._store = store
         self._clock = clock
         self._random = random
@@ -72,6 +74,7 @@ class Topics:
         listing = await self._store.list(paths.TOPICS_PREFIX)
         self._take_listing(listing)
         self._task = asyncio.create_task(self._follow(listing.revision), name="follow topics")
+        self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -80,6 +83,15 @@ class Topics:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.result()
+        self._fail_waiting()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail_waiting()
+            if self.on_failure is not None:
+                self.on_failure(error)
+
+    def _fail_waiting(self) -> None:
         for _, future in self._waiting:
             if not future.done():
                 future.set_exception(_stopped())
@@ -178,7 +190,7 @@ class Topics:
 
     async def _caught_up(self, revision: Revision) -> None:
         if self.generation < revision:
-            if self._task is None:
+            if self._task is None or self._task.done():
                 raise _stopped()
             future = asyncio.get_running_loop().create_future()
             self._waiting.append((revision, future))

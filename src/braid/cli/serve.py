@@ -1,7 +1,8 @@
 """`braid serve`: one broker, until it is told to stop.
 
 The first SIGTERM or SIGINT stops it in order: nothing new is taken, what was taken is confirmed, cursors are stored. A
-second one ends the process at once; that loses nothing that was confirmed either, only the time that recovery takes.
+second one ends the process at once; that loses nothing that was confirmed either, only the time that recovery takes. A
+broker that has broken stops by itself, with exit code 1: whoever watches over it starts it again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -134,10 +135,11 @@ async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         _announce(broker, admin, as_json=as_json)
-        await stopping
+        waiting: list[asyncio.Future[Any]] = [stopping, broker.failed]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await admin.close()
         await broker.close()
-        return 0
+        return 1 if broker.failed.done() else 0
     finally:
         stopping.cancel()
 

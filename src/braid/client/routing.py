@@ -100,9 +100,6 @@ class Routing:
         topic = await self.topic(path)
         return await self.pool.link(topic.owner(segment_id))
 
-    def forget(self, path: str) -> None:
-        self._maps.pop(path, None)
-
     def on_topology(self, topology: Topology) -> None:
         """A push."""
         for route in topology.topics:

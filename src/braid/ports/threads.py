@@ -28,6 +28,7 @@ class Threads:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._stopped = False
 
     def call(
         self, work: Callable[..., T], *arguments: object, on_end: Callable[[], None] | None = None
@@ -44,10 +45,13 @@ class Threads:
 
     def stop(self) -> None:
         """End the threads when they have done what was given to them. Does not wait for it."""
+        self._stopped = True
         for _ in self._threads:
             self._jobs.put(None)
 
     def _give(self, job: _Job) -> None:
+        if self._stopped:  # Nobody would ever do it.
+            raise RuntimeError(f"the threads {self._name} were stopped: they take no more work")
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
