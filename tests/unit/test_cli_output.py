@@ -176,8 +176,6 @@ def test_colours_are_for_terminals_and_not_with_no_color() -> None:
         (("consume", "orders"), "missing option '-s' / '--subscription'"),
         (("subscription", "seek", "t", "s"), "exactly one of --to, --offset and --timestamp"),
         (("subscription", "skip", "t", "s", "--count", "1"), "--segment and --count belong together"),
-        (("topic", "delete", "orders"), "there is no terminal to ask: repeat it with --yes"),
-        (("subscription", "delete", "orders", "s"), "there is no terminal to ask: repeat it with --yes"),
         (("token", "create", "--role", "r"), "exactly one of --secret-file and --private-key-file"),
         (("up", "--port", "65535"), "65535 + 2 is above 65535"),
         (("consume", "t", "-s", "s", "--json", "--key-separator", ":"), "two formats; choose one"),

@@ -442,6 +442,21 @@ def test_without_the_lease_nothing_is_confirmed_and_nothing_becomes_visible(dura
     log_test(test)
 
 
+def test_a_log_that_lost_its_lease_does_not_judge_what_its_producers_sent_since() -> None:
+    """I10: that a producer has left something out is for the present owner to say. (Seed 1005 of the simulation.)"""
+
+    async def test(simulation: Simulation, disk: SimulatedDisk) -> None:
+        lease = [True]
+        log = await open_log(disk, simulation, may_confirm=lambda: lease[0])
+        log.append(make_batch(1, producer=1, sequence=0))
+        lease[0] = False
+        with pytest.raises(Fenced):
+            log.append(make_batch(1, producer=2, sequence=11))  # Beside one that waits for the disk.
+        await log.abandon()
+
+    log_test(test)
+
+
 def test_a_confirm_that_waited_for_replicas_still_asks_for_the_lease() -> None:
     async def test(simulation: Simulation, disk: SimulatedDisk) -> None:
         lease = [True]

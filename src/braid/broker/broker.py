@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import random as random_module
+import socket
 from typing import Final
 
 import braid
@@ -53,9 +54,11 @@ from braid.ports.disk import Disk
 from braid.ports.network import Address, Network, SocketNetwork
 from braid.ports.os_disk import OsDisk
 from braid.storage.housekeeper import Housekeeper
+from braid.wire.operations import HERE
 
 REGISTER_RETRY_S: Final = 0.05
 COME_BACK_S: Final = 1.0
+ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 (compared, not bound to)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -147,7 +150,12 @@ class Broker:
         # Until the port is open nobody knows its number, and until then it accepts nobody: registering comes behind.
         self.address = await self.server.listen(_address(config.listen))
         stack.push_async_callback(self.server.close)
-        self.topology.own_address = config.advertise or f"{self.address.host}:{self.address.port}"
+        if config.advertise or self.address.host not in ANY_HOST:
+            self.topology.own_address = config.advertise or str(self.address)
+            self.topology.told_address = self.topology.own_address
+        else:  # It has as many addresses as the machine; a client that is here has found one that works.
+            self.topology.own_address = f"{socket.gethostname()}:{self.address.port}"
+            self.topology.told_address = HERE
         await self._register()
         stack.push_async_callback(self._unregister)
         await self.topics.load()

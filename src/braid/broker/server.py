@@ -67,6 +67,8 @@ class Server:
 
     def _turn_away(self, session: Session, error: BraidError) -> None:
         self._services.metrics.connections_refused[error.code] += 1
+        peer = session.connection.peer
+        _log.info("the connection of %s is ended: %s", peer, error, extra={"peer": peer, "code": error.code})
         session.connection.refuse(error)
 
     def _on_end(self, session: Session) -> None:

@@ -40,6 +40,7 @@ from braid.model.errors import (
     ShuttingDown,
     StaleRoute,
     TopicNotFound,
+    Unauthenticated,
     UnknownOperation,
     UnsupportedVersion,
 )
@@ -171,6 +172,9 @@ class Session:
                     self._refuse(frame, error)
                     continue
                 self._count_error(frame.kind, error)
+                _log.info(
+                    "%s broke the protocol: %s", self.connection.peer, error, extra={"peer": self.connection.peer}
+                )
                 raise
             except BraidError as error:
                 self._refuse(frame, error)
@@ -213,6 +217,15 @@ class Session:
     def _refuse(self, frame: Frame, error: BraidError) -> None:
         error = told_to_clients(error)
         self._count_error(frame.kind, error)
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            who = self.principal.name if self.principal is not None else "?"
+            about = {
+                "peer": self.connection.peer,
+                "principal": who,
+                "operation": _name_of(frame.kind),
+                "code": error.code,
+            }
+            _log.warning("%s was refused %s: %s", self.connection.peer, _name_of(frame.kind), error, extra=about)
         self.connection.reply_error(frame.kind, frame.request, error)
 
     def _count_error(self, kind: int, error: BraidError) -> None:
@@ -546,20 +559,20 @@ class Session:
         generation = self._services.topology.generation
         # From here on changes are pushed; the answer shows the routing at this generation or a later one.
         self.watched.update((name.path, None) for name in names)
-        routes = [await self._services.topology.route(name.path) for name in names]
+        routes = [await self._services.topology.route_for_clients(name.path) for name in names]
         return encode(Topology(generation, tuple(routes)))
 
     def _may_know(self, topic: TopicName) -> None:
         """Who may do anything with a topic may know where it is."""
-        for action in (Action.PRODUCE, Action.CONSUME):
+        for action in (Action.CONSUME, Action.ADMIN):
             with contextlib.suppress(PermissionDenied):
                 self.may(action, topic)
                 return
-        self.may(Action.ADMIN, topic)
+        self.may(Action.PRODUCE, topic)
 
     async def push_topology(self, path: str) -> None:
         generation = self._services.topology.generation
-        route = await self._services.topology.route(path)
+        route = await self._services.topology.route_for_clients(path)
         self.connection.send(Kind.TOPOLOGY, encode(Topology(generation, (route,))))
 
     async def _on_positions(self, frame: Frame) -> bytes:

@@ -16,6 +16,8 @@ from braid.wire.operations import SegmentRoute, TopicRoute
 class TopologyView:
     def __init__(self, store: Store, topics: Topics, segments: Segments) -> None:
         self.own_address = ""
+        self.told_address = ""
+        """What clients are told of this broker's own segments: its address, or HERE."""
         self._store = store
         self._topics = topics
         self._segments = segments
@@ -25,7 +27,10 @@ class TopologyView:
         """Rises with everything that a route shows: layouts, and who owns the segments."""
         return max(self._topics.generation, self._segments.generation)
 
-    async def route(self, path: str) -> TopicRoute:
+    async def route_for_clients(self, path: str) -> TopicRoute:
+        return await self.route(path, self.told_address)
+
+    async def route(self, path: str, own_address: str = "") -> TopicRoute:
         """The routing of one topic; topic id 0 if it does not exist."""
         topic = self._topics.find(path)
         if topic is None:
@@ -36,7 +41,7 @@ class TopologyView:
         for info in topic.layout.segments.values():
             here = served.get(info.segment_id)
             if here is not None:
-                owner, epoch = self.own_address, here.epoch
+                owner, epoch = own_address or self.own_address, here.epoch
             else:
                 owner, epoch = await self._elsewhere(SegmentName.of(name, info))
             routes.append(

@@ -388,3 +388,16 @@ def _records_of(mode: Mode, size: int, tasks: int) -> int:
             return LONE_RECORDS
         case _:
             return min(RECORDS_PER_CASE, SINGLES_PER_CASE * tasks, BYTES_PER_CASE // size)
+
+
+def _later(name: str, what: str) -> click.Command:
+    @bench.command(name, help=f"Not in this version: {what}.", context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def command(arguments: tuple[str, ...]) -> None:  # noqa: ARG001
+        raise click.ClickException(f"`braid bench {name}` is not in this version yet: {what}")
+
+    return command
+
+
+_later("move", "topics move between brokers in a later one")
+_later("spark", "the Spark source and sink come in a later one")

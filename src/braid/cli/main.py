@@ -129,6 +129,11 @@ def run(args: Sequence[str] | None = None) -> int:
         # it flushes what it could not write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # Our own files and sockets raise errors of ours: this is what the terminal, pipe or file said that we print to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_error(f"the output cannot be written: {error.strerror or error}")
+        return EXIT_ERROR
     except BraidError as error:
         print_error(str(error))
         return EXIT_ERROR

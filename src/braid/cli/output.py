@@ -96,11 +96,9 @@ def paint(text: str, code: str, stream: TextIO | None = None) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is lost. Where nobody can answer, the answer must have been given by `--yes`."""
-    if yes:
+    """Ask a person before something is lost. A script, which cannot answer, meant what it said."""
+    if yes or sys.stdin is None or not sys.stdin.isatty():
         return
-    if not sys.stdin.isatty():
-        raise click.UsageError("this deletes data and there is no terminal to ask: repeat it with --yes")
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was deleted")
 

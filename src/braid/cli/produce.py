@@ -63,6 +63,8 @@ def produce(
     separator = key_separator.encode().replace(rb"\t", b"\t") if key_separator is not None else None
     if separator == b"":
         raise click.UsageError("--key-separator is empty; give a character")
+    if sys.stdin is None:
+        raise click.ClickException("there is nothing to read: standard input is closed")
     typed = sys.stdin.isatty()
     run = _Run(topic, separator, rate, show_progress=sys.stderr.isatty() and not typed)
     if typed:

@@ -36,7 +36,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
 
 
 def format_address(address: Address) -> str:
-    return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
+    return str(address)
 
 
 def format_url(addresses: Sequence[Address]) -> str:

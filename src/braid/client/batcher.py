@@ -206,7 +206,7 @@ def cancelled_itself() -> bool:
     return task is None or task.cancelling() > 0
 
 
-class Receipt(msgspec.Struct, gc=False):
+class Receipt(msgspec.Struct, gc=False, eq=False):
     """What `submit` returns: await it, ask it later, or drop it: `flush` reports what nobody looked at."""
 
     # gc=False: a batch never refers to its receipts, so there are no cycles for the collector to look for.

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from braid.client.address import format_address
 from braid.model.errors import (
@@ -28,6 +31,7 @@ from braid.ports.network import Address, Network
 from braid.wire.connection import Connection
 from braid.wire.frame import ERROR, MAX_FRAME_BYTES, MAX_REQUEST_ID, REPLY, Frame
 from braid.wire.operations import (
+    HERE,
     MAGIC,
     VERSION,
     Assignment,
@@ -154,6 +158,17 @@ class Link:
     def forget_session(self, session: int) -> None:
         self._sessions.pop(session, None)
 
+    def resolved(self, topology: Topology) -> Topology:
+        """With this broker's address where it says HERE."""
+        if not any(segment.owner == HERE for topic in topology.topics for segment in topic.segments):
+            return topology
+        here = format_address(self.address)
+        topics = []
+        for topic in topology.topics:
+            segments = (replace(each, owner=here) if each.owner == HERE else each for each in topic.segments)
+            topics.append(replace(topic, segments=tuple(segments)))
+        return replace(topology, topics=tuple(topics))
+
     def close(self, reason: BraidError) -> None:
         self.connection.close(reason)
 
@@ -214,7 +229,7 @@ class Link:
                 else:
                     self._keep(expelled)
             case Kind.TOPOLOGY:
-                self._on_topology(decode(Topology, frame.body))
+                self._on_topology(self.resolved(decode(Topology, frame.body)))
             case _:
                 pass  # A push that this build does not know is news that it cannot use.
 
@@ -257,6 +272,15 @@ class Link:
         self._heartbeat = loop.call_later(self._heartbeat_s, self._beat)
 
 
+def _reason_of(error: OSError) -> str:
+    """In words of the system's, or of TLS; asyncio's own name the address once more."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its TLS certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or error}): does the broker speak TLS on this port?"
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
 def _settle(future: asyncio.Future[Frame], frame: Frame | None, error: BraidError | None) -> None:
     if future.done():
         return  # The caller gave up waiting.
@@ -296,10 +320,11 @@ async def connect_link(
         link.connection.abort(given_up)
         if isinstance(error, UnicodeError):
             raise ConnectFailed(f"broker {name} cannot be reached: {address.host!r} is no host name") from error
-        reason = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words name the address again
-        raise ConnectFailed(f"broker {name} cannot be reached: {reason}") from error
+        raise ConnectFailed(f"broker {name} cannot be reached: {_reason_of(error)}") from error
     except ConnectionLost as error:
-        raise ConnectFailed(f"broker {name} closed the connection before its hello: {error}") from error
+        raise ConnectFailed(
+            f"broker {name} closed the connection before its hello: is it a broker, and does it speak TLS? ({error})"
+        ) from error
     except BaseException:
         link.connection.abort(given_up)
         raise

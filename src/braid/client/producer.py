@@ -76,8 +76,9 @@ COLUMNAR_RECORDS: Final = 1_024
 """From so many on, `send_many` makes columns of them at once: half the work of a record. Fewer gather with others."""
 EXIT_WAIT_S: Final = 1.0
 """When its block is left by an error, a producer waits this long for what is under way."""
-REMEMBERED_FAILURES: Final = 16
-"""Failed batches that `flush` looks through for one that nobody has looked at."""
+REMEMBERED_FAILURES: Final = 1_024
+"""Failed batches that `flush` looks through for one that nobody has looked at. They are small: their records are gone.
+"""
 
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
@@ -139,7 +140,7 @@ class Producer:
         self._waiting_for_room: deque[tuple[asyncio.Future[None], int]] = deque()
         self._granted = 0
         self._granted_bytes = 0
-        self._failures: deque[Batch] = deque(maxlen=REMEMBERED_FAILURES)
+        self._failures: list[Batch] = []
         self._tick: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
@@ -162,6 +163,7 @@ class Producer:
             self._layout_epoch = topic.route.layout_epoch
             self._lanes = [Lane(self, segment.id) for segment in topic.active]
             self._starts = topic.starts
+            self._keyless = self.client.random.randrange(len(self._lanes))  # many short-lived producers spread evenly
             self._only = self._fast = self._lanes[0] if len(self._lanes) == 1 else None
         finally:
             self._opening = None
@@ -175,9 +177,9 @@ class Producer:
             lane.press()
         for batch in [batch for lane in self._lanes for batch in lane.unsettled()]:
             await batch.settled()
-        failures, self._failures = self._failures, deque(maxlen=REMEMBERED_FAILURES)
+        failures, self._failures = self._failures, []
         for batch in failures:
-            if batch.submitted and not batch.looked_at:
+            if not batch.looked_at:
                 batch.raise_error()
 
     async def close(self) -> None:
@@ -373,7 +375,8 @@ class Producer:
     async def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
         """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids.
 
-        If some fail, the first failure is raised when all are settled; the others are stored.
+        When some fail, no more are given, and the first failure is raised once all that were given are settled: those
+        that did not fail are stored.
         """
         await self.open()
         pieces: list[Piece] = []
@@ -389,6 +392,8 @@ class Producer:
                         orders.append(order)
                     await self._pace()
             given += len(values)
+            if _failed(pieces):
+                break
         return await _stored(pieces, orders)
 
     async def send_table(self, table: Any) -> MessageIds:
@@ -402,6 +407,8 @@ class Producer:
         orders: list[npt.NDArray[np.int64]] = []
         for first in range(0, table.num_rows, MANY_RECORDS):
             await self._add_table(table.slice(first, MANY_RECORDS), first, pieces, orders)
+            if _failed(pieces):
+                break
         return await _stored(pieces, orders)
 
     async def _add_table(self, rows: Any, given: int, pieces: list[Piece], orders: list[npt.NDArray[np.int64]]) -> None:
@@ -416,6 +423,8 @@ class Producer:
                     orders.append(order[start:end])
                 start = end
                 await self._pace()
+                if _failed(pieces):
+                    return
 
     def _add_columns(
         self, values: list[bytes], keys: list[bytes | None] | None, given: int
@@ -517,7 +526,9 @@ class Producer:
 
     def on_settled(self, batch: Batch) -> None:
         self.unconfirmed_bytes -= batch.size
-        if batch.error is not None and len(self._failures) < REMEMBERED_FAILURES:
+        if batch.error is not None and batch.submitted:
+            if len(self._failures) >= REMEMBERED_FAILURES:
+                self._failures = [failed for failed in self._failures if not failed.looked_at][:REMEMBERED_FAILURES]
             self._failures.append(batch)
         if self._fast is None:
             self._give_room()
@@ -576,6 +587,11 @@ class Producer:
                 waiter.set_result(None)
         if not waiting and not self._granted and self.unconfirmed_bytes <= self._max_in_flight:
             self._fast = self._only
+
+
+def _failed(pieces: Sequence[Piece]) -> bool:
+    """Whether something that was given has failed: then the rest, which would wait as long again, is not given."""
+    return any(piece.batch.error is not None for piece in pieces)
 
 
 async def _stored(pieces: Sequence[Piece], orders: Sequence[npt.NDArray[np.int64]]) -> MessageIds:

@@ -111,7 +111,7 @@ class Routing:
         link = await self.pool.any()
         known = self._maps.get(path)
         request = TopologyRequest((path,), known.generation if known is not None else 0)
-        topology = await link.ask(Kind.TOPOLOGY, encode(request), Topology, self._timeout_s)
+        topology = link.resolved(await link.ask(Kind.TOPOLOGY, encode(request), Topology, self._timeout_s))
         route = next((route for route in topology.topics if route.topic == path), None)
         if route is None:
             raise ConnectionLost(f"broker {link.broker_id} did not answer about topic {path}")

@@ -22,6 +22,9 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Listener(Protocol):
     @property

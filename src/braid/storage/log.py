@@ -47,6 +47,7 @@ from braid.model.errors import (
     LogClosed,
     LogFailed,
     LogSealed,
+    OutOfSequence,
 )
 from braid.model.ids import Epoch, Offset
 from braid.model.topic import Durability
@@ -259,7 +260,11 @@ class Log:
             self._check_lease()
         elif self._pending_bytes + size > self.config.max_pending_bytes:
             raise LogBusy(f"{self._pending_bytes} bytes wait for the disk under {self.folder}; try again in a moment")
-        duplicate = self._producers.check(header)
+        try:
+            duplicate = self._producers.check(header)
+        except OutOfSequence:
+            self._check_lease()  # An owner of the past does not know what its producers have stored since (I3).
+            raise
         if duplicate is not None:
             self._check_lease()
             return Appended(duplicate.base_offset, duplicate.next_offset, duplicate=True)

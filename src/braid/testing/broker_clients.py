@@ -140,7 +140,7 @@ class ClientMachine:
 
     async def _produce(self, client: Client) -> None:
         random = self.random
-        if not self.world.publishing:
+        if self._done_publishing():
             await self._pause(1.0)
             return
         tight = random.random() < 0.2
@@ -158,7 +158,7 @@ class ClientMachine:
             self.producers[producer] = None
             try:
                 for _ in range(random.randint(1, 20)):
-                    if not self.world.publishing or self.leaving.is_set():
+                    if self._done_publishing():
                         break
                     # Those that wait for room side by side have no order among each other.
                     ways = [self._send_one, self._send_many, self._submit] + ([] if tight else [self._send_together])
@@ -167,6 +167,9 @@ class ClientMachine:
                     await asyncio.sleep(random.choice([0.0, 0.001, 0.05, 0.3]) * (1 + len(self.history.given) / 100))
             finally:
                 del self.producers[producer]
+
+    def _done_publishing(self) -> bool:
+        return self.leaving.is_set() or not self.world.publishing
 
     def _record(self, producer: int, order: count[int], keyed: bool | None = None) -> tuple[bytes | None, bytes]:
         """A key, or none, and a value that nobody else has."""
@@ -287,11 +290,11 @@ class ClientMachine:
                 history.handed(message.segment, message.offset, message.value, self._now())
             return messages
         for _ in range(self.random.choice([1, 5, 30])):
-            message = await consumer.receive(timeout)
-            if message is None:
+            received = await consumer.receive(timeout)
+            if received is None:
                 break
-            history.handed(message.segment, message.offset, message.value, self._now())
-            messages.append(message)
+            history.handed(received.segment, received.offset, received.value, self._now())
+            messages.append(received)
         return messages
 
     async def _store_acks(self, consumer: StreamConsumer, history: ConsumerHistory) -> None:

@@ -127,10 +127,9 @@ class ConsumerHistory:
             raise PromiseBroken(
                 "consumers", f"{self.name}, always alone, got offset {offset} of segment {segment} again ({expected})"
             )
-        start, since = (seek.offset, seek.at) if seek is not None else (0, 0.0)
-        handed = subscription.handed[segment]
+        start = seek.offset if seek is not None else 0
         for skipped in range(max(expected or 0, start), offset):
-            if handed.get(skipped, -1.0) < since:
+            if skipped not in subscription.handed[segment]:
                 raise PromiseBroken(
                     "I5", f"{self.name} was given offset {offset} of segment {segment}; nobody has had {skipped} yet"
                 )
@@ -284,17 +283,18 @@ class TopicHistory:
                 last[given.producer] = given.number
 
     def missing(self, subscription: str, ends: Mapping[int, int]) -> list[Place]:
-        """What the subscription's consumers have not got yet, since it was set to its last place."""
+        """What the subscription's consumers have not got yet, of what lies behind its start or its last place.
+
+        It counts also when they got it before that seek: a consumer that is not connected at that time may go on where
+        it was, if the new place could as well come from its acks."""
         history = self.subscription(subscription)
         places = []
         for segment, end in ends.items():
-            seek = history.seeks.get(segment)
-            start, since = (seek.offset, seek.at) if seek is not None else (0, -1.0)
-            handed = history.handed[segment]
-            forgiven = history.forgiven[segment]
+            start = history.seeks[segment].offset if segment in history.seeks else 0
+            handed, forgiven = history.handed[segment], history.forgiven[segment]
             places += [
                 (segment, offset)
                 for offset in range(start, end)
-                if handed.get(offset, -2.0) < since and not any(low <= offset < high for low, high in forgiven)
+                if offset not in handed and not any(low <= offset < high for low, high in forgiven)
             ]
         return places

@@ -19,12 +19,14 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any, Final
 
 import msgspec
 
+from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
 from braid.broker.segments import ServedSegment
 from braid.client.client import Client, connect
@@ -72,11 +74,11 @@ class Counts(msgspec.Struct):
     failed: int = 0
     """Sends of which the client said that they failed, or that it does not know."""
     handed_out: int = 0
+    """Each record once for each subscription."""
     power_losses: int = 0
     kills: int = 0
     orderly_stops: int = 0
     freezes: int = 0
-    leases_lost: int = 0
     segments_reopened: int = 0
     """By the broker itself: after a failed log, or a lost lease."""
     connections_cut: int = 0
@@ -91,7 +93,7 @@ class Counts(msgspec.Struct):
 
 
 class Words(logging.Handler):
-    """Keeps the last lines of the log. A line with a traceback is a bug that somebody caught: it counts as a failure."""
+    """Keeps the last lines of the log. A line with a traceback is a bug that somebody caught: a failure here."""
 
     def __init__(self, simulation: Simulation, failed: Callable[[BaseException], None]) -> None:
         super().__init__()
@@ -132,7 +134,7 @@ class World:
         self._clients = count(1)
         self._briefs = count(1)
         self._failure: BaseException | None = None
-        self._known: dict[ServedSegment, None] = {}
+        self._known: dict[ServedSegment, Broker] = {}
         self._confirmed: dict[int, int] = {}
         """By segment, up to where consumers could see it last."""
         self._seeking = False
@@ -216,15 +218,14 @@ class World:
         self.publishing = False
         self.settling = True
         for name in self.brief:
-            await self._surely(lambda name=name: self.operator.admin.delete_subscription(TOPIC, name, force=True))
+            await self._surely(partial(self._admin().delete_subscription, TOPIC, name, force=True))
         self.brief.clear()
         for name in SIDE_TOPICS:
-            await self._surely(lambda name=name: self._delete_side_topic(name))
+            await self._surely(partial(self._delete_side_topic, name))
         for name in self.subscriptions:
             if self.history.subscription(name).unknown:
-                await self._surely(
-                    lambda name=name: self._set(name, lambda: self._admin().seek(TOPIC, name, "earliest"))
-                )
+                seek = partial(self._admin().seek, TOPIC, name, "earliest")
+                await self._surely(partial(self._set, name, seek))
             self._add_machine(f"last-{name}")
         await self._until(self._all_read, "every subscription is read to its end")
         await self._until(self._all_acked, "every ack has arrived")
@@ -249,6 +250,9 @@ class World:
         self.history.check_log(log)
         self.counts.records = sum(map(len, log.values()))
         self.counts.confirmed = len(self.history.confirmed)
+        self.counts.handed_out = sum(
+            len(handed) for each in self.history.subscriptions.values() for handed in each.handed.values()
+        )
         self.counts.failed = sum(given.failed for given in self.history.given.values())
         await self._close_broker()
         self.machine.stop(power_loss=False)
@@ -574,7 +578,7 @@ class World:
                 await producer.send_many(values)
             if random.random() < 0.5:
                 async with client.checkpoint_consumer(name, start="earliest") as consumer:
-                    got = []
+                    got: list[bytes] = []
                     while len(got) < len(values):
                         batch = await consumer.receive_batch(20.0)
                         if batch is None:
@@ -622,9 +626,9 @@ class World:
             return
         for segment in broker.segments.of_topic(PATH):
             if segment not in self._known:
-                if any(known.name == segment.name for known in self._known) and broker.ready:
+                if any(known.name == segment.name and broker is of for known, of in self._known.items()):
                     self.counts.segments_reopened += 1
-                self._known[segment] = None
+                self._known[segment] = broker
                 self.history.recovered(segment.name.id, segment.storage.recovered.next_offset)
                 self._follow(segment)
             self._check_channels(segment)
@@ -636,7 +640,7 @@ class World:
     def _follow(self, segment: ServedSegment) -> None:
         """I3: what is confirmed is confirmed under a lease that lives."""
         confirmed = segment.storage.log.confirmed
-        value = confirmed.value
+        value = self._confirmed[segment.name.id] = confirmed.value
 
         def risen() -> None:
             nonlocal value

@@ -1,4 +1,4 @@
-"""`python -m braid.testing.simulate log --seeds 2000`: run many seeds and say what happened."""
+"""`python -m braid.testing.simulate log --seeds 2000`, or `broker`: run many seeds and say what happened."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
-from braid.testing.log_simulation import Counts, simulate_log
+from braid.testing import broker_simulation, log_simulation
 
-SIMULATIONS: dict[str, Callable[[int], Counts]] = {"log": simulate_log}
+Counts = log_simulation.Counts | broker_simulation.Counts
+
+SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
+    "log": (log_simulation.simulate_log, log_simulation.Counts),
+    "broker": (broker_simulation.simulate_broker, broker_simulation.Counts),
+}
+"""What runs one seed, and what it counts."""
 SHOWN_FAILURES = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    simulate = SIMULATIONS[options.simulation]
+    simulate, kind = SIMULATIONS[options.simulation]
     seeds = range(options.first, options.first + options.seeds)
     started = time.monotonic()
-    total = Counts()
+    total = kind()
     failures: list[tuple[int, str]] = []
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes) as pool:
         jobs = pool.imap_unordered(_Job(simulate), seeds, chunksize=4)
         for done, (seed, counts, failure) in enumerate(jobs, 1):
-            total.add(counts)
+            total.add(counts if counts is not None else kind(seeds=1))
             if failure is not None:
                 failures.append((seed, failure))
             _show_progress(done, len(seeds), len(failures))
@@ -38,14 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
 class _Job:
     """A seed's run, in a process of its own pool; what went wrong comes back as text."""
 
-    def __init__(self, simulate: Callable[[int], Counts]) -> None:
+    def __init__(self, simulate: Callable[[int], Any]) -> None:
         self._simulate = simulate
 
-    def __call__(self, seed: int) -> tuple[int, Counts, str | None]:
+    def __call__(self, seed: int) -> tuple[int, Any, str | None]:
         try:
             return seed, self._simulate(seed), None
         except Exception:
-            return seed, Counts(seeds=1), traceback.format_exc()
+            return seed, None, traceback.format_exc()
 
 
 def _at_least_one(text: str) -> int:

@@ -98,6 +98,10 @@ class TopologyRequest(_Body, frozen=True):
     """The generation that the client's routing reflects now."""
 
 
+HERE: Final = "."
+"""As an owner's address: the address by which the client has reached the broker that says so."""
+
+
 class SegmentRoute(_Body, frozen=True):
     id: int
     first_hash: int
@@ -106,7 +110,7 @@ class SegmentRoute(_Body, frozen=True):
     parents: tuple[int, ...]
     children: tuple[int, ...]
     owner: str
-    """`host:port`; empty while nobody serves the segment."""
+    """`host:port`, or HERE; empty while nobody serves the segment."""
     epoch: int = 0
 
 
