@@ -883,13 +883,12 @@ def test_more_channels_than_the_limit_are_refused(short: WatchedBroker) -> None:
         client.ask(Kind.OPEN, topic.open(51), Opened)
 
 
-def test_more_watched_topics_than_the_limit_are_refused(broker: WatchedBroker) -> None:
+def test_a_connection_may_ask_for_any_number_of_topics_but_not_for_a_million_at_once(broker: WatchedBroker) -> None:
     with broker.connect() as client:
         paths = tuple(f"public/default/t-{number}" for number in range(4_000))
-        for _ in range(2):  # Those that it knows already do not count again.
-            client.ask(Kind.TOPOLOGY, TopologyRequest(paths), Topology)
-        with pytest.raises(Overloaded):
-            client.ask(Kind.TOPOLOGY, TopologyRequest(tuple(path + "-more" for path in paths)), Topology)
+        for more in ("", "", "-more"):
+            asked = tuple(path + more for path in paths)
+            assert len(client.ask(Kind.TOPOLOGY, TopologyRequest(asked), Topology).topics) == 4_000
         started = time.monotonic()
         with pytest.raises(Overloaded):
             client.ask(Kind.TOPOLOGY, TopologyRequest(("a",) * 1_500_000), Topology)

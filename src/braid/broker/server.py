@@ -16,6 +16,7 @@ from braid.model.errors import BraidError, ConnectionLost, InvalidConfig, Overlo
 from braid.ports.clock import Clock
 from braid.ports.network import Address, Listener, Network
 from braid.wire.connection import Connection
+from braid.wire.operations import Kind, Topology, encode
 
 SWEEP_S: Final = 1.0
 SILENT_PERIODS: Final = 3
@@ -39,6 +40,8 @@ class Server:
         self._empty.set()
         self._listener: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._changed: dict[str, None] = {}
+        """Topics whose new routing is pushed at the end of this turn."""
         self._pushes: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: Address) -> Address:
@@ -89,13 +92,26 @@ class Server:
         return received, sent
 
     def announce(self, path: str) -> None:
-        """A topic's routing has changed: tell those who asked for it."""
-        loop = asyncio.get_running_loop()
-        for session in self._sessions:
-            if path in session.watched:
-                task = loop.create_task(session.push_topology(path))
+        """A topic's routing has changed: tell those who asked for it. Changes of one turn are told together."""
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._push_changes)
+        self._changed[path] = None
+
+    def _push_changes(self) -> None:
+        changed, self._changed = self._changed, {}
+        for path in changed:
+            watching = [session for session in self._sessions if path in session.watched]
+            if watching:
+                task = asyncio.get_running_loop().create_task(self._push(path, watching))
                 self._pushes.add(task)
                 task.add_done_callback(self._pushed)
+
+    async def _push(self, path: str, watching: list[Session]) -> None:
+        topology = self._services.topology
+        generation = topology.generation
+        body = encode(Topology(generation, (await topology.route_for_clients(path),)))
+        for session in watching:
+            session.connection.send(Kind.TOPOLOGY, body)
 
     def _pushed(self, task: asyncio.Task[None]) -> None:
         self._pushes.discard(task)

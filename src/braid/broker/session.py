@@ -84,7 +84,7 @@ MAX_ROUTES: Final = 1_024
 MAX_ROUTE_BYTES: Final = 1_024
 """None that a client has reason to send is longer; a longer one is looked up each time."""
 MAX_WATCHED_TOPICS: Final = 4_096
-"""Topics whose changes one connection is told of."""
+"""Topics whose changes one connection is told of: the last ones that it asked for."""
 EARLIEST: Final = -1
 
 _log: Final = logging.getLogger(__name__)
@@ -552,13 +552,15 @@ class Session:
         if len(request.topics) > MAX_WATCHED_TOPICS:  # Before a million names are looked at.
             raise Overloaded(f"{len(request.topics)} topics at once; ask for {MAX_WATCHED_TOPICS} at most")
         names = [TopicName.parse(path) for path in request.topics]
-        if len(self.watched.keys() | {name.path for name in names}) > MAX_WATCHED_TOPICS:
-            raise Overloaded(f"a connection is told of {MAX_WATCHED_TOPICS} topics at most")
         for name in names:
             self._may_know(name)
         generation = self._services.topology.generation
         # From here on changes are pushed; the answer shows the routing at this generation or a later one.
-        self.watched.update((name.path, None) for name in names)
+        for name in names:
+            self.watched.pop(name.path, None)
+            self.watched[name.path] = None
+        while len(self.watched) > MAX_WATCHED_TOPICS:  # Who asked longest ago finds out by a refusal (routing.py).
+            del self.watched[next(iter(self.watched))]
         routes = [await self._services.topology.route_for_clients(name.path) for name in names]
         return encode(Topology(generation, tuple(routes)))
 
@@ -569,11 +571,6 @@ class Session:
                 self.may(action, topic)
                 return
         self.may(Action.PRODUCE, topic)
-
-    async def push_topology(self, path: str) -> None:
-        generation = self._services.topology.generation
-        route = await self._services.topology.route_for_clients(path)
-        self.connection.send(Kind.TOPOLOGY, encode(Topology(generation, (route,))))
 
     async def _on_positions(self, frame: Frame) -> bytes:
         request = decode(PositionsRequest, frame.body)

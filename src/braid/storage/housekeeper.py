@@ -7,15 +7,18 @@ does not answer, it was fenced out) keeps its error here for whoever asks, and t
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from braid.model.errors import BraidError
+from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Offset
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 
 DEFAULT_ROUND_S = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class Charge(NamedTuple):
@@ -74,3 +77,6 @@ class Housekeeper:
                 self.errors.pop(segment, None)
             except BraidError as error:
                 self.errors[segment] = error
+            except Exception as error:  # our bug; the other segments' retention must not end with it
+                self.errors[segment] = BrokenInvariant(f"housekeeping broke: {error!r}")
+                _log.exception("housekeeping broke")
