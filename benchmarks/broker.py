@@ -34,7 +34,7 @@ from braid.cli.bench_measure import (
 from braid.cli.bench_workload import Done, Form, Mode, Publish
 from braid.cli.target import Target
 
-BATCH_BYTES = 256 << 10
+BATCH_BYTES = 1 << 20
 WAITING = 64
 BATCH_OVERHEAD = 1.1
 """A published byte takes at most so many bytes of log, in either system."""

@@ -164,16 +164,16 @@ def drop_syncs(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
-    store_retries_again: [],
-    send_again_under_new_numbers: [],
-    stop_without_storing_cursors: [],
-    store_cursors_beyond_what_is_synced: [],
-    confirm_without_lease: [],
-    give_segments_out_before_they_are_given_back: [],
-    answer_acks_before_they_are_stored: [],
-    leave_failed_segments_closed: [],
-    deliver_beyond_the_credit: [],
-    drop_syncs: [],
+    store_retries_again: [2, 3, 10],
+    send_again_under_new_numbers: [1, 2, 7],
+    stop_without_storing_cursors: [2, 6, 8],
+    store_cursors_beyond_what_is_synced: [5, 6, 10],
+    confirm_without_lease: [19],
+    give_segments_out_before_they_are_given_back: [0, 1, 2],
+    answer_acks_before_they_are_stored: [1, 2, 4],
+    leave_failed_segments_closed: [3, 13, 14],
+    deliver_beyond_the_credit: [1, 2, 3],
+    drop_syncs: [0, 1, 2],
 }
 """What is broken, and seeds that noticed it when this was written."""
 SEARCHED_SEEDS = 300

@@ -6,7 +6,8 @@ else assigns offsets, and the queue is written in order, so the order of offsets
 **Commit** is one task, alive only while there is something to write. It takes everything that has gathered, writes and
 syncs it in one call to the disk, moves the watermarks, and looks again; what arrives meanwhile gathers for the next
 round. So the disk itself is the clock: an idle disk commits a lone record at once, a busy one commits many together.
-The task alone touches the files (writer.py).
+A busy disk gets its next group before the confirms of the last one go out. The task alone touches the files
+(writer.py).
 
 **Confirm** is waiting for a watermark: `written` (in the page cache) for durability `memory`, `synced` for `fsync`,
 `replicated` for `replicated`, where whoever replicates moves it. The same watermark is where consumers stop (I7).
@@ -105,6 +106,9 @@ _Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
 """A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
 
 
+_Group = tuple[list[bytearray | memoryview], list[BatchHeader], int, bool]
+"""Batches that the disk has taken, their headers, the number of the last one, and whether they are synced."""
+
 _log_numbers: Final = itertools.count(1)
 _NOTHING: Final = Offset(0)
 
@@ -169,6 +173,7 @@ class Log:
         self._failure: BraidError | None = None
         self._released = False
         self._pending: deque[_Pending] = deque()
+        self._unconfirmed: deque[_Group] = deque()
         self._pending_bytes = 0
         # Batches are numbered, because control batches take no offset: what is flushed is counted in numbers.
         self._last_number = 0
@@ -412,15 +417,29 @@ class Log:
             return
         self._pending_bytes -= size
         self._unsynced_bytes += size
-        for header, batch in zip(headers, batches):
-            self._cache.put(self.number, header, batch)
-        self._note_written(headers[-1].next_offset)
-        if sync:
-            self._note_synced(last_number, headers[-1].next_offset)
-        elif self._sync_timer is None:
-            loop = asyncio.get_running_loop()
-            self._sync_timer = loop.call_later(self.config.memory_sync_s, self._on_sync_timer)
         self._arm_age_timer()
+        self._unconfirmed.append((batches, headers, last_number, sync))
+        if self._pending and sync:
+            # The disk goes on with the next group while the confirms of this one go out.
+            asyncio.get_running_loop().call_soon(self._note_groups)
+        else:
+            self._note_groups()
+
+    def _note_groups(self) -> None:
+        """Move the watermarks over the groups that the disk has taken, and with them confirms and readers."""
+        try:
+            while self._unconfirmed and self._failure is None:
+                batches, headers, number, sync = self._unconfirmed.popleft()
+                for header, batch in zip(headers, batches):
+                    self._cache.put(self.number, header, batch)
+                self._note_written(headers[-1].next_offset)
+                if sync:
+                    self._note_synced(number, headers[-1].next_offset)
+                elif self._sync_timer is None:
+                    loop = asyncio.get_running_loop()
+                    self._sync_timer = loop.call_later(self.config.memory_sync_s, self._on_sync_timer)
+        except BraidError as error:
+            self._fail(error)
 
     async def _sync(self) -> None:
         number, written = self._last_number, self.written.value

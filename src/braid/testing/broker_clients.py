@@ -63,6 +63,8 @@ class World(Protocol):
 
     def subscription_for(self, machine: str) -> str: ...
 
+    def stored_cursor(self, subscription: str, segment: int) -> int: ...
+
 
 class ClientMachine:
     def __init__(self, world: World, name: str) -> None:
@@ -302,12 +304,16 @@ class ClientMachine:
         assert subscription is not None
         # The interface does not say which segments a consumer still has, so this looks at its feeds.
         behind = {feed: feed.acked for feed in consumer._feeds.values() if feed.stored < feed.acked}
+        began = self._now()
         await consumer.flush_acks()
         for feed, acked in behind.items():
-            if consumer._feeds.get(feed.segment) is feed:
-                if feed.stored < acked:
-                    raise PromiseBroken("acks", f"{history.name} flushed its acks up to {acked}, only {feed.stored} is")
-                subscription.stored[feed.segment] = Seek(acked, self._now())
+            if consumer._feeds.get(feed.segment) is not feed:
+                continue  # It went to another consumer, or to another place.
+            subscription.stored[feed.segment] = Seek(acked, self._now())
+            stored = self.world.stored_cursor(subscription.name, feed.segment)
+            moved = subscription.brief or subscription.unknown or subscription.sought_at >= began
+            if stored < acked and not moved and not self.history.lost_tails:
+                raise PromiseBroken("acks", f"{history.name} flushed acks up to {acked}; the store has {stored}")
 
     async def _follow_checkpoints(self, client: Client) -> None:
         """A program that stores its results and its checkpoint together, and goes on behind them after a crash."""

@@ -94,15 +94,15 @@ class BrokerMachine:
             self.process.thaw()
             self._network.heal(HOST)
 
-    def misbehave(self) -> None:
+    def misbehave(self, *, syncs_fail: bool) -> None:
         random = self._random
+        failing = [DiskFaults(sync_failure=0.02), DiskFaults(sync_failure=0.1)] if syncs_fail else []
         self.disk.faults = random.choice(
             [
                 NO_FAULTS,
                 DiskFaults(stall=0.02, stall_s=(0.05, 1.5)),
-                DiskFaults(sync_failure=0.02),
-                DiskFaults(sync_failure=0.1),
                 DiskFaults(capacity_bytes=random.randrange(100_000, 2_000_000)),
+                *failing,
             ]
         )
         self.metadata_faults = random.choice([0.0, 0.0, 0.2])
