@@ -1,6 +1,6 @@
 """A small shop on Braid: orders published by key, two workers that share a subscription, totals by Arrow.
 
-    python examples/shop.py [braid://host:port]     with a broker that runs; without one it starts its own
+python examples/shop.py [braid://host:port]     with a broker that runs; without one it starts its own
 """
 
 from __future__ import annotations

@@ -75,6 +75,10 @@ class PlainSegment:
     def grow(self, end: int, *, synced: int | None = None) -> None:
         self._ends.update(end=end, synced=end if synced is None else synced)
 
+    async def sync_to(self, offset: Offset) -> None:
+        await asyncio.sleep(0)
+        self._ends["synced"] = max(self._ends["synced"], offset)
+
     async def offset_at_time(self, timestamp_us: int) -> Offset:
         await asyncio.sleep(0)
         found = (Offset(offset) for offset, time in enumerate(self.times) if time >= timestamp_us)

@@ -24,7 +24,7 @@ from braid.storage.writer import WalWriter
 from braid.testing.broker_simulation import Counts, simulate_broker
 from braid.testing.loop import Simulation, run_simulation
 
-SEEDS = [*range(2_000, 2_012)]
+SEEDS = [*range(2_000, 2_010)]
 
 
 def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happen() -> None:
@@ -41,7 +41,6 @@ def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happe
     "seed",
     [
         pytest.param(20, id="acks-flushed-on-a-topic-that-does-not-sync-outlive-a-kill"),
-        pytest.param(30, id="a-consumer-whose-acks-were-lost-with-their-records-goes-on"),
         pytest.param(18, id="a-lease-with-a-rounding-error-left-is-lost"),
         pytest.param(85, id="a-sync-that-fails-while-waiting-for-room-does-not-end-the-waiting"),
         pytest.param(215, id="two-segments-wait-for-room-at-once"),
@@ -164,16 +163,16 @@ def drop_syncs(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
-    store_retries_again: [2, 3, 10],
-    send_again_under_new_numbers: [1, 2, 7],
-    stop_without_storing_cursors: [2, 6, 8],
-    store_cursors_beyond_what_is_synced: [5, 6, 10],
-    confirm_without_lease: [19],
-    give_segments_out_before_they_are_given_back: [0, 1, 2],
-    answer_acks_before_they_are_stored: [1, 2, 4],
-    leave_failed_segments_closed: [3, 13, 14],
-    deliver_beyond_the_credit: [1, 2, 3],
-    drop_syncs: [0, 1, 2],
+    store_retries_again: [1, 4],
+    send_again_under_new_numbers: [0, 2],
+    stop_without_storing_cursors: [1, 4],
+    store_cursors_beyond_what_is_synced: [5, 6],
+    confirm_without_lease: [4, 14],
+    give_segments_out_before_they_are_given_back: [0, 2],
+    answer_acks_before_they_are_stored: [1, 2],
+    leave_failed_segments_closed: [3, 4],
+    deliver_beyond_the_credit: [1, 2],
+    drop_syncs: [0, 1],
 }
 """What is broken, and seeds that noticed it when this was written."""
 SEARCHED_SEEDS = 300

@@ -600,7 +600,9 @@ def test_when_no_address_works_the_error_names_all_of_them() -> None:
     async def main(network: SimulatedNetwork) -> None:
         network.host("a"), network.host("b")
         pool = a_pool(network.host("client"), [Address("a", 1), Address("b", 1)])
-        with pytest.raises(ConnectFailed, match=r"none of a:1, b:1 answers: .*Connection refused; .*Connection refused"):
+        with pytest.raises(
+            ConnectFailed, match=r"none of a:1, b:1 answers: .*Connection refused; .*Connection refused"
+        ):
             await pool.any()
         with pytest.raises(ConnectFailed, match=r"^broker a:1 cannot be reached"):
             await a_pool(network.host("client"), [Address("a", 1)]).any()

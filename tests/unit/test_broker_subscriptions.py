@@ -366,3 +366,19 @@ def test_progress_tells_the_backlog_without_what_retention_deleted() -> None:
         await world.topics.stop()
 
     run_simulation(1, main)
+
+
+def test_a_seek_on_a_topic_that_syncs_now_and_then_is_not_undone_by_a_crash() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation, segments=1)
+        await world.create("earliest")
+        world[0].grow(200, synced=150)
+        await world.subs.seek_to(ORDERS, "billing", "latest")
+        stored = await world.store.client("looker-on").get(
+            paths.cursor(ORDERS.path, world[0].name.descriptor, "billing")
+        )
+        assert stored is not None
+        assert b'"offset":200' in stored.value
+        await world.topics.stop()
+
+    run_simulation(1, main)

@@ -95,6 +95,12 @@ class ServedSegment:
     def sealed(self) -> bool:
         return self.storage.log.sealed
 
+    async def sync_to(self, offset: Offset) -> None:
+        """Return when everything below `offset` is synced: no cursor is stored beyond that. A topic that syncs only
+        now and then does it for this."""
+        if offset > self.storage.log.synced.value:
+            await self.storage.log.flush()
+
     async def offset_at_time(self, timestamp_us: int) -> Offset:
         """The first offset of the first batch with a record at or after this time; else the end."""
         offset = await self.storage.sources.offset_at_time(timestamp_us)

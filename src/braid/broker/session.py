@@ -459,10 +459,7 @@ class Session:
         self._answer_later(frame, self._flush_cursor(segment, channel.subscription))
 
     async def _flush_cursor(self, segment: ServedSegment, subscription: str) -> bytes:
-        # No cursor is stored beyond what the log has synced; a topic that syncs only now and then does it for this.
-        log = segment.storage.log
-        if (segment.cursors.offset(subscription) or 0) > log.synced.value:
-            await log.flush()
+        await segment.sync_to(segment.cursors.offset(subscription) or Offset(0))
         await segment.cursors.flush(subscription)
         return b""
 

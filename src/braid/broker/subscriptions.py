@@ -58,6 +58,8 @@ class Segment(Protocol):
     @property
     def end(self) -> Offset: ...
 
+    async def sync_to(self, offset: Offset) -> None: ...
+
     async def offset_at_time(self, timestamp_us: int) -> Offset: ...
 
     def close_channels(self, subscription: str, closed_code: str, message: str) -> None: ...
@@ -215,7 +217,9 @@ class Subscriptions:
         for _ in range(MAX_TRIES):
             unchanged = self._topics.unchanged(topic.path)
             for segment in self._all_segments(topic):
-                await segment.cursors.place(name, segment.earliest if start == EARLIEST else segment.end)
+                offset = segment.earliest if start == EARLIEST else segment.end
+                await segment.sync_to(offset)
+                await segment.cursors.place(name, offset)
             try:
                 result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, encode(subscription))])
                 if result.succeeded:
@@ -259,6 +263,7 @@ class Subscriptions:
                 segments = [self._segments.get(topic.path, segment_id) for segment_id in segment_ids]
             places = [(segment, min(await find(segment), segment.end)) for segment in segments]
             for segment, offset in places:
+                await segment.sync_to(offset)
                 await segment.cursors.place(name, offset)
                 # At once, before an ack that is under way on an old channel can move the cursor.
                 segment.close_channels(name, operations.RESET, f"subscription {name} was set to offset {offset}")

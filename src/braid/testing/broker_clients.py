@@ -119,6 +119,8 @@ class ClientMachine:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
+        except (ConsumerReplaced, SubscriptionNotFound):
+            pass  # Its last acks count no more.
         except BraidError as error:
             _may_happen(error)
         await asyncio.gather(*tasks)

@@ -37,6 +37,7 @@ from braid.model.errors import (
     BraidError,
     DiskError,
     SubscriptionBusy,
+    SubscriptionExists,
     SubscriptionNotFound,
     TimedOut,
     TopicExists,
@@ -407,8 +408,13 @@ class World:
         await self._start()
 
     async def _freeze(self) -> None:
-        """Often for longer than the lease lives."""
+        """Often for longer than the lease lives, and in the middle of a write, which then comes to its end unseen."""
         self.counts.freezes += 1
+        for _ in range(self.random.choice([0, 1_000])):
+            broker = self.machine.broker
+            if broker is not None and any(segment.storage.log.pending_bytes for segment in broker.segments.all()):
+                break
+            await asyncio.sleep(0.0005)
         self._look()
         self.machine.freeze()
         await asyncio.sleep(self.random.uniform(0.5, 12.0))
@@ -606,7 +612,7 @@ class World:
     async def _tolerantly(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except (TopicExists, TopicNotFound, SubscriptionNotFound, SubscriptionBusy, DiskError):
+        except (TopicExists, TopicNotFound, SubscriptionExists, SubscriptionNotFound, SubscriptionBusy, DiskError):
             pass  # An earlier try has left its traces, or another one is under way, or the disk is bad.
         except BraidError as error:
             if not error.retriable and not isinstance(error, TimedOut):
