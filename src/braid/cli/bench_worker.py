@@ -35,6 +35,7 @@ from braid.cli.bench_workload import (
     percentiles_ms,
 )
 from braid.model.errors import BraidError
+from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from braid.client.batcher import Receipt
@@ -332,6 +333,7 @@ def _loop_for(work: Work) -> asyncio.SelectorEventLoop:
 def main() -> int:
     work: Work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
     try:
         with asyncio.Runner(loop_factory=lambda: _loop_for(work)) as runner:
             tell(runner.run(perform(work)))

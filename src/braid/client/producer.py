@@ -73,7 +73,9 @@ SUBMIT_ROOM: Final = 8
 MANY_RECORDS: Final = 1 << 16
 """`send_many` looks at its records in slices of this many, so that the first are under way while it sees the rest."""
 COLUMNAR_RECORDS: Final = 1_024
-"""From so many on, `send_many` makes columns of them at once: half the work of a record. Fewer gather with others."""
+COLUMNAR_VALUE_BYTES: Final = 512
+"""From so many records on, `send_many` makes columns of them at once, which is less work for each; fewer gather with
+others. Large values are copied only once if they wait as they are, so they do."""
 EXIT_WAIT_S: Final = 1.0
 """When its block is left by an error, a producer waits this long for what is under way."""
 REMEMBERED_FAILURES: Final = 1_024
@@ -383,14 +385,16 @@ class Producer:
         orders: list[npt.NDArray[np.int64]] = []
         given = 0
         for values, keys in _columns(records):
-            if len(values) >= COLUMNAR_RECORDS:
+            if len(values) >= COLUMNAR_RECORDS and _is_small(values[0]):
                 await self._add_table(_table(values, keys), given, pieces, orders)
             else:
-                for piece, order in self._add_columns(values, keys, given):
+                for piece, order in self._add_columns(_all_bytes("value", values), keys, given):
                     pieces.append(piece)
                     if order is not None:
                         orders.append(order)
                     await self._pace()
+                    if _failed(pieces):
+                        break
             given += len(values)
             if _failed(pieces):
                 break
@@ -608,8 +612,8 @@ async def _stored(pieces: Sequence[Piece], orders: Sequence[npt.NDArray[np.int64
     return MessageIds(pieces, order)
 
 
-def _columns(records: Iterable[Any]) -> Iterator[tuple[list[bytes], list[bytes | None] | None]]:
-    """Values, and keys if there are, of slices of the records. All are values, or all are pairs."""
+def _columns(records: Iterable[Any]) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
+    """Values as they were given, and keys if there are, of slices of the records. All are values, or all are pairs."""
     if isinstance(records, bytes | str | bytearray | memoryview):
         raise InvalidArgument("send_many takes many values; use send for one")
     source = iter(records)
@@ -621,12 +625,16 @@ def _columns(records: Iterable[Any]) -> Iterator[tuple[list[bytes], list[bytes |
             if set(map(type, part)) != {tuple} or set(map(len, part)) != {2}:
                 raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
             keys, values = map(list, zip(*part))
-            yield _all_bytes("value", values), _all_bytes("key", keys, None)
+            yield values, _all_bytes("key", keys, None)
         else:
-            yield part if len(part) >= COLUMNAR_RECORDS else _all_bytes("value", part), None
+            yield part, None
 
 
-def _table(values: list[bytes], keys: list[bytes | None] | None) -> Any:
+def _is_small(value: Any) -> bool:
+    return isinstance(value, bytes | str) and len(value) < COLUMNAR_VALUE_BYTES
+
+
+def _table(values: list[Any], keys: list[bytes | None] | None) -> Any:
     """As columns. Arrow looks at each value's type while it copies it, so only if it objects is there need to look."""
     try:
         columns = {"value": pa.array(values, pa.binary())}
