@@ -11,7 +11,7 @@ help:
 	@echo "make up        a broker with its REST interface and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
-	@echo "make simulate  many seeds of the storage simulation (SEEDS=$(SEEDS))"
+	@echo "make simulate  many seeds of the storage and broker simulations (SEEDS=$(SEEDS))"
 	@echo "make bench     benchmarks against the limits of this machine"
 	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
 	@echo "make format    let ruff format and fix what it can"
@@ -52,6 +52,7 @@ format: setup
 
 simulate: setup
 	$(BIN)/python -m braid.testing.simulate log --seeds $(SEEDS)
+	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
 
 bench: setup
 	$(BIN)/python -m benchmarks
