@@ -36,6 +36,7 @@ from braid.model.columns import decode_messages
 from braid.model.errors import (
     BraidError,
     DiskError,
+    InvalidArgument,
     SubscriptionBusy,
     SubscriptionExists,
     SubscriptionNotFound,
@@ -43,6 +44,8 @@ from braid.model.errors import (
     TopicExists,
     TopicNotFound,
 )
+from braid.model.layout import Layout
+from braid.model.names import SegmentName, TopicName
 from braid.model.subscription import Cursor, decode
 from braid.storage.disk_objects import DRAFT_MARK
 from braid.testing.broker_clients import TOPIC, ClientMachine, Saved
@@ -550,6 +553,12 @@ class World:
         self._seeking = True
         try:
             result = await way()
+        except InvalidArgument:
+            if not self.history.lost_tails:
+                raise
+            if not unknown:  # What was handed out there is lost, as `memory` allows: nothing was moved.
+                history.unknown.clear()
+            return
         finally:
             self._seeking = False
             history.sought_at = self.simulation.clock.monotonic()
@@ -677,8 +686,9 @@ class World:
 
     def stored_cursor(self, subscription: str, segment: int) -> int:
         """What the metadata store has, -1 for nothing."""
-        served = [each for each in self._known if each.name.id == segment]
-        entry = self.store._server.get(paths.cursor(PATH, served[-1].name.descriptor, subscription))
+        # By the layout, not by what is served: the segment may be between two openings.
+        name = SegmentName.of(TopicName.parse(PATH), Layout.initial(self.segments).segment(segment))
+        entry = self.store._server.get(paths.cursor(PATH, name.descriptor, subscription))
         return decode(Cursor, entry.value).offset if entry is not None else -1
 
     def _ends(self) -> dict[int, int] | None:
