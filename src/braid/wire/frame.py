@@ -17,9 +17,9 @@ bytes are received where they stay. No length is believed before it was held aga
 
 from __future__ import annotations
 
+import mmap
 import struct
 from enum import IntFlag
-from io import BytesIO
 from typing import Final, NamedTuple
 
 from braid.model.batch import MAX_BATCH_BYTES
@@ -49,6 +49,9 @@ SCRATCH_BYTES: Final = 8 << 10
 MAX_SCRATCH_BYTES: Final = 64 << 10
 _OWN_BUFFER_BYTES: Final = 4 << 10
 """A frame that has begun and is longer than this gets a buffer of its own; shorter ones are moved to the front."""
+
+_ZEROED_BYTES: Final = 2 << 20
+"""Frames up to this size, which is that of most batches, are received into memory of the process."""
 
 _KEPT_BODY_BYTES: Final = 1 << 10
 """Whoever keeps a payload keeps the whole buffer of its frame; but not with a body that is longer than this, or a small
@@ -158,9 +161,9 @@ class FrameReader:
         return frames
 
     def _begin_own(self, at: int, size: int) -> None:
-        # Memory that the system gives page by page, as it is written: a peer that announces a large frame and falls
-        # silent costs what it sent. A bytearray would be filled with zeros at once.
-        frame = BytesIO(bytes(size)).getbuffer()
+        # A bytearray is filled with zeros at once. The memory of a larger frame comes from the system page by page, as
+        # it is written: a peer that announces one and falls silent costs what it sent.
+        frame = memoryview(bytearray(size) if size <= _ZEROED_BYTES else mmap.mmap(-1, size))
         rest = self._end - at
         frame[:rest] = self._view[at : self._end]
         self._own = frame
