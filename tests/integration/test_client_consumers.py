@@ -314,3 +314,23 @@ def test_a_delivery_is_a_table_a_list_of_values_and_messages(tmp_path: Path) -> 
                 assert batch.messages()[123].timestamp_us == 1
 
     asyncio.run(main())
+
+
+def test_what_channels_read_ahead_is_given_back_also_when_they_end_on_the_way(tmp_path: Path) -> None:
+    """I12: the memory is counted for the whole broker, so a channel that kept its share would slow down all others."""
+
+    async def main() -> None:
+        async with running_broker(str(tmp_path)) as broker, connect(url_of(broker)) as client:
+            await client.admin.create_topic("large")
+            async with client.producer("large") as producer:
+                await producer.send_many([bytes(1_000)] * 40_000)
+            free = broker.read_ahead.left
+            for batches in (1, 3, 100):
+                async with client.checkpoint_consumer("large", start="earliest") as consumer:
+                    while batches and (await consumer.receive_batch(timeout=0.5)) is not None:
+                        batches -= 1
+            async with asyncio.timeout(20):
+                while broker.read_ahead.left != free:  # noqa: ASYNC110 (the broker hears of the end by the network)
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())

@@ -34,16 +34,16 @@ class ReadAhead:
     """The memory that all channels of a broker may use for pieces that they read before they can send them."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._left = max_bytes
+        self.left = max_bytes
 
     def take(self, size: int) -> bool:
-        if size > self._left:
+        if size > self.left:
             return False
-        self._left -= size
+        self.left -= size
         return True
 
     def give(self, size: int) -> None:
-        self._left += size
+        self.left += size
 
 
 class Channel:

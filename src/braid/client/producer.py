@@ -21,7 +21,6 @@ import datetime
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,7 +28,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from braid.client.batcher import (
     RECORD_BYTES,
@@ -45,6 +43,18 @@ from braid.client.batcher import (
     wait_on,
 )
 from braid.client.lane import Lane
+from braid.client.records import (
+    COLUMNAR_RECORDS,
+    MANY_RECORDS,
+    all_bytes,
+    as_bytes,
+    as_microseconds,
+    as_table,
+    columns,
+    headers_bytes,
+    is_small,
+    row_sizes,
+)
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
 from braid.model.batch import MAX_BODY_BYTES, MAX_RECORDS, Codec
@@ -70,21 +80,11 @@ TICKS: Final = 16
 """Deadlines are looked at so often within a timeout."""
 SUBMIT_ROOM: Final = 8
 """`submit` may gather so many times `max_in_flight_bytes`."""
-MANY_RECORDS: Final = 1 << 16
-"""`send_many` looks at its records in slices of this many, so that the first are under way while it sees the rest."""
-COLUMNAR_RECORDS: Final = 1_024
-COLUMNAR_VALUE_BYTES: Final = 512
-"""From so many records on, `send_many` makes columns of them at once, which is less work for each; fewer gather with
-others. Large values are copied only once if they wait as they are, so they do."""
 EXIT_WAIT_S: Final = 1.0
 """When its block is left by an error, a producer waits this long for what is under way."""
 REMEMBERED_FAILURES: Final = 1_024
 """Failed batches that `flush` looks through for one that nobody has looked at. They are small: their records are gone.
 """
-
-_UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND: Final = datetime.timedelta(microseconds=1)
-_INT64: Final = 1 << 63
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,10 +339,10 @@ class Producer:
         timestamp: int | datetime.datetime | None,
     ) -> Receipt:
         """The general way: any lane, any type, any size."""
-        data = _as_bytes("value", value)
-        key_data = None if key is None else _as_bytes("key", key)
-        header_bytes = _check_headers(headers) if headers else 0
-        time_us = None if timestamp is None else _as_microseconds(timestamp)
+        data = as_bytes("value", value)
+        key_data = None if key is None else as_bytes("key", key)
+        header_bytes = headers_bytes(headers) if headers else 0
+        time_us = None if timestamp is None else as_microseconds(timestamp)
         size = RECORD_BYTES + len(data) + len(key_data or b"") + header_bytes
         if size > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
             raise BatchTooLarge(f"a record of {size} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
@@ -384,11 +384,11 @@ class Producer:
         pieces: list[Piece] = []
         orders: list[npt.NDArray[np.int64]] = []
         given = 0
-        for values, keys in _columns(records):
-            if len(values) >= COLUMNAR_RECORDS and _is_small(values[0]):
-                await self._add_table(_table(values, keys), given, pieces, orders)
+        for values, keys in columns(records):
+            if len(values) >= COLUMNAR_RECORDS and is_small(values[0]):
+                await self._add_table(as_table(values, keys), given, pieces, orders)
             else:
-                for piece, order in self._add_columns(_all_bytes("value", values), keys, given):
+                for piece, order in self._add_columns(all_bytes("value", values), keys, given):
                     pieces.append(piece)
                     if order is not None:
                         orders.append(order)
@@ -418,7 +418,7 @@ class Producer:
     async def _add_table(self, rows: Any, given: int, pieces: list[Piece], orders: list[npt.NDArray[np.int64]]) -> None:
         """Give the rows to their lanes as batches of their own, and note the pieces and, with several lanes, places."""
         for lane, part, order in self._by_lane_table(rows, given):
-            sizes = _row_sizes(part)
+            sizes = row_sizes(part)
             start = 0
             for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
                 batch = lane.add_table(part.slice(start, end - start), end - start, int(sizes[start:end].sum()))
@@ -610,95 +610,3 @@ async def _stored(pieces: Sequence[Piece], orders: Sequence[npt.NDArray[np.int64
     order = np.empty(len(places), np.int64)
     order[places] = np.arange(len(places))
     return MessageIds(pieces, order)
-
-
-def _columns(records: Iterable[Any]) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
-    """Values as they were given, and keys if there are, of slices of the records. All are values, or all are pairs."""
-    if isinstance(records, bytes | str | bytearray | memoryview):
-        raise InvalidArgument("send_many takes many values; use send for one")
-    source = iter(records)
-    pairs: bool | None = None
-    while part := list(islice(source, MANY_RECORDS)):
-        if pairs is None:
-            pairs = type(part[0]) is tuple
-        if pairs:
-            if set(map(type, part)) != {tuple} or set(map(len, part)) != {2}:
-                raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
-            keys, values = map(list, zip(*part))
-            yield values, _all_bytes("key", keys, None)
-        else:
-            yield part, None
-
-
-def _is_small(value: Any) -> bool:
-    return isinstance(value, bytes | str) and len(value) < COLUMNAR_VALUE_BYTES
-
-
-def _table(values: list[Any], keys: list[bytes | None] | None) -> Any:
-    """As columns. Arrow looks at each value's type while it copies it, so only if it objects is there need to look."""
-    try:
-        columns = {"value": pa.array(values, pa.binary())}
-    except (pa.ArrowException, TypeError, UnicodeError):
-        columns = {"value": pa.array(_all_bytes("value", values), pa.binary())}
-    if columns["value"].null_count:
-        _all_bytes("value", values)  # which says that None is no value
-    if keys is not None:
-        columns["key"] = pa.array(keys, pa.binary())
-    return pa.table(columns)
-
-
-def _all_bytes(what: str, items: list[Any], *absent: None) -> list[Any]:
-    if set(map(type, items)) == {bytes}:
-        return items
-    return [item if type(item) is bytes or (item is None and absent) else _as_bytes(what, item) for item in items]
-
-
-def _as_bytes(what: str, item: object) -> bytes:
-    if isinstance(item, bytes):
-        return bytes(item)
-    if isinstance(item, str):
-        try:
-            return item.encode()
-        except UnicodeError as error:
-            raise InvalidArgument(f"the {what} is text that UTF-8 cannot write: {error}") from error
-    if isinstance(item, bytearray | memoryview):
-        return bytes(item)
-    raise InvalidArgument(f"the {what} is of type {type(item).__name__}; it must be bytes or text")
-
-
-def _as_microseconds(timestamp: object) -> int:
-    if isinstance(timestamp, datetime.datetime):
-        if timestamp.tzinfo is None:
-            timestamp = timestamp.astimezone()
-        return (timestamp - _UNIX_EPOCH) // _MICROSECOND
-    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and -_INT64 <= timestamp < _INT64:
-        return timestamp
-    raise InvalidArgument(f"{timestamp!r} is no time: give microseconds since 1970, or a datetime")
-
-
-def _check_headers(headers: object) -> int:
-    """Roughly how many bytes they will take; `InvalidArgument` if they cannot be headers."""
-    total = 0
-    try:
-        for name, value in headers.items():  # type: ignore[attr-defined]
-            total += (
-                8 + len(name.encode()) + len(value.encode() if isinstance(value, str) else bytes(memoryview(value)))
-            )
-    except (AttributeError, TypeError, UnicodeError) as error:
-        raise InvalidArgument(f"headers must map text to bytes or text: {error}") from error
-    return total
-
-
-def _row_sizes(rows: Any) -> npt.NDArray[np.int64]:
-    """About what each row takes in a batch."""
-    sizes = np.full(rows.num_rows, RECORD_BYTES, np.int64)
-    for name in ("key", "value"):
-        if name in rows.column_names:
-            column = rows.column(name)
-            try:
-                sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError):
-                sizes += column.nbytes // max(1, rows.num_rows)
-    if "headers" in rows.column_names:
-        sizes += rows.column("headers").nbytes // max(1, rows.num_rows)
-    return sizes

@@ -1,0 +1,119 @@
+"""Records as programs give them: values, keys, pairs, tables, times and headers, checked and measured."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from braid.client.batcher import RECORD_BYTES
+from braid.model.errors import InvalidArgument
+
+MANY_RECORDS: Final = 1 << 16
+"""`send_many` looks at its records in slices of this many, so that the first are under way while it sees the rest."""
+COLUMNAR_RECORDS: Final = 1_024
+COLUMNAR_VALUE_BYTES: Final = 512
+"""From so many records on, `send_many` makes columns of them at once, which is less work for each; fewer gather with
+others. Large values are copied only once if they wait as they are, so they do."""
+
+_UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_INT64: Final = 1 << 63
+
+
+def columns(records: Iterable[Any]) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
+    """Values as they were given, and keys if there are, of slices of the records. All are values, or all are pairs."""
+    if isinstance(records, bytes | str | bytearray | memoryview):
+        raise InvalidArgument("send_many takes many values; use send for one")
+    source = iter(records)
+    pairs: bool | None = None
+    while part := list(islice(source, MANY_RECORDS)):
+        if pairs is None:
+            pairs = type(part[0]) is tuple
+        if pairs:
+            if set(map(type, part)) != {tuple} or set(map(len, part)) != {2}:
+                raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
+            keys, values = map(list, zip(*part))
+            yield values, all_bytes("key", keys, None)
+        else:
+            yield part, None
+
+
+def is_small(value: Any) -> bool:
+    return isinstance(value, bytes | str) and len(value) < COLUMNAR_VALUE_BYTES
+
+
+def as_table(values: list[Any], keys: list[bytes | None] | None) -> Any:
+    """As columns. Arrow looks at each value's type while it copies it, so only if it objects is there need to look."""
+    try:
+        made = {"value": pa.array(values, pa.binary())}
+    except (pa.ArrowException, TypeError, UnicodeError):
+        made = {"value": pa.array(all_bytes("value", values), pa.binary())}
+    if made["value"].null_count:
+        all_bytes("value", values)  # which says that None is no value
+    if keys is not None:
+        made["key"] = pa.array(keys, pa.binary())
+    return pa.table(made)
+
+
+def all_bytes(what: str, items: list[Any], *absent: None) -> list[Any]:
+    if set(map(type, items)) == {bytes}:
+        return items
+    return [item if type(item) is bytes or (item is None and absent) else as_bytes(what, item) for item in items]
+
+
+def as_bytes(what: str, item: object) -> bytes:
+    if isinstance(item, bytes):
+        return bytes(item)
+    if isinstance(item, str):
+        try:
+            return item.encode()
+        except UnicodeError as error:
+            raise InvalidArgument(f"the {what} is text that UTF-8 cannot write: {error}") from error
+    if isinstance(item, bytearray | memoryview):
+        return bytes(item)
+    raise InvalidArgument(f"the {what} is of type {type(item).__name__}; it must be bytes or text")
+
+
+def as_microseconds(timestamp: object) -> int:
+    if isinstance(timestamp, datetime.datetime):
+        if timestamp.tzinfo is None:
+            timestamp = timestamp.astimezone()
+        return (timestamp - _UNIX_EPOCH) // _MICROSECOND
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and -_INT64 <= timestamp < _INT64:
+        return timestamp
+    raise InvalidArgument(f"{timestamp!r} is no time: give microseconds since 1970, or a datetime")
+
+
+def headers_bytes(headers: object) -> int:
+    """Roughly how many bytes they will take; `InvalidArgument` if they cannot be headers."""
+    total = 0
+    try:
+        for name, value in headers.items():  # type: ignore[attr-defined]
+            total += (
+                8 + len(name.encode()) + len(value.encode() if isinstance(value, str) else bytes(memoryview(value)))
+            )
+    except (AttributeError, TypeError, UnicodeError) as error:
+        raise InvalidArgument(f"headers must map text to bytes or text: {error}") from error
+    return total
+
+
+def row_sizes(rows: Any) -> npt.NDArray[np.int64]:
+    """About what each row takes in a batch."""
+    sizes = np.full(rows.num_rows, RECORD_BYTES, np.int64)
+    for name in ("key", "value"):
+        if name in rows.column_names:
+            column = rows.column(name)
+            try:
+                sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError):
+                sizes += column.nbytes // max(1, rows.num_rows)
+    if "headers" in rows.column_names:
+        sizes += rows.column("headers").nbytes // max(1, rows.num_rows)
+    return sizes
