@@ -339,6 +339,12 @@ class TrappedFile:
     async def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
         await self._trap.around(self._file.write(position, buffers, sync=sync))
 
+    def start_write(
+        self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        write = asyncio.ensure_future(self.write(position, buffers, sync=sync))
+        write.add_done_callback(lambda _: on_end(asyncio.CancelledError() if write.cancelled() else write.exception()))
+
     async def sync(self) -> None:
         await self._trap.around(self._file.sync())
 
@@ -377,6 +383,9 @@ class TrappedObjects:
 
     async def delete(self, name: str) -> None:
         await self._trap.around(self._objects.delete(name))
+
+    async def delete_below(self, prefix: str) -> None:
+        await self._trap.around(self._objects.delete_below(prefix))
 
     async def close(self) -> None:
         await self._objects.close()

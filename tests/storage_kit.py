@@ -179,6 +179,12 @@ class NotingFile:
         self._disk.writes.append(Write(self._path, position, len(buffers), sync))
         await self._inner.write(position, buffers, sync=sync)
 
+    def start_write(
+        self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        self._disk.writes.append(Write(self._path, position, len(buffers), sync))
+        self._inner.start_write(position, buffers, sync=sync, on_end=on_end)
+
     async def sync(self) -> None:
         self._disk.syncs.append(self._path)
         await self._inner.sync()

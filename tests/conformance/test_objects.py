@@ -52,6 +52,7 @@ EVERY_CALL: dict[str, Call] = {
     "stat": lambda objects: objects.stat("a/b"),
     "list": lambda objects: objects.list("a"),
     "delete": lambda objects: objects.delete("a/b"),
+    "delete below": lambda objects: objects.delete_below("a"),
 }
 
 
@@ -187,6 +188,19 @@ class TestEveryStore:
             for folder in ("a", "a/c", "a/c/2", "a/c/2/de", "nothing"):
                 below = sorted(name for name in names if name.startswith(f"{folder}/"))
                 assert [stat.name for stat in await objects.list(folder)] == below
+
+        place.run(story)
+
+    def test_everything_below_a_folder_can_be_deleted_and_nothing_beside_it(self, place: Place) -> None:
+        async def story(objects: Objects) -> None:
+            for name in ("a/b/c", "a/b/d/e", "a/bb", "z"):
+                await objects.create(name, [b"old"])
+            for _ in range(2):
+                await objects.delete_below("a/b")
+                await objects.delete_below("never/there")
+            assert [stat.name for stat in await objects.list("")] == ["a/bb", "z"]
+            await objects.create("a/b/c", [b"new"])
+            assert await content_of(objects, "a/b/c") == b"new"
 
         place.run(story)
 
@@ -450,6 +464,27 @@ class TestDisk:
             assert await content_of(objects, "a/b") == b"content"
 
         run_simulation(1, main)
+
+    @pytest.mark.parametrize("seed", range(30))
+    def test_what_a_repeated_deletion_found_gone_does_not_come_back(self, seed: int) -> None:
+        """The first try removes the names and fails to sync that."""
+
+        async def main(simulation: Simulation) -> None:
+            disk = SimulatedDisk(simulation.random)
+            objects = DiskObjects(disk, "/objects", random=simulation.random)
+            for name in ("a/b", "a/c/d", "beside"):
+                await objects.create(name, [b"content"])
+            disk.faults = DiskFaults(sync_failure=0.7)
+            while True:
+                try:
+                    await objects.delete_below("a")
+                    break
+                except ObjectStoreUnavailable:
+                    continue
+            disk.crash()
+            assert disk.paths() == ["/objects/beside"]
+
+        run_simulation(seed, main)
 
     def test_a_read_error_is_unavailable_not_missing(self) -> None:
         async def main(simulation: Simulation) -> None:

@@ -124,6 +124,47 @@ def test_short_writes_are_continued_where_they_stopped(folder: str, monkeypatch:
     assert with_disk(main) == b"".join(buffers)
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synced: list[str], sync: bool) -> None:
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        synced.clear()
+        ended = asyncio.Event()
+        heard: list[tuple[BaseException | None, threading.Thread]] = []
+
+        def on_end(error: BaseException | None) -> None:
+            heard.append((error, threading.current_thread()))
+            ended.set()
+
+        file.start_write(5, [b"one", bytearray(b"two")], sync=sync, on_end=on_end)
+        assert heard == []
+        await asyncio.wait_for(ended.wait(), 30)
+        assert heard == [(None, threading.current_thread())]
+        assert synced == ([f"{folder}/f"] if sync else [])
+        assert await file.read(0, 100) == bytes(5) + b"onetwo"
+        await file.close()
+        with pytest.raises(DiskError, match="closed"):
+            file.start_write(0, [b"x"], sync=False, on_end=on_end)
+        assert len(heard) == 1
+
+    with_disk(main)
+
+
+def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_for_it(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        monkeypatch.setattr(os, "fdatasync", fail(errno.EIO))
+        heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        file.start_write(0, [b"x"], sync=True, on_end=heard.set_result)
+        await file.close()
+        assert isinstance(await asyncio.wait_for(heard, 30), SyncFailed)
+        assert open_descriptors_of(f"{folder}/f") == []
+
+    with_disk(main)
+
+
 def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

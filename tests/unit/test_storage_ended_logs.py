@@ -135,7 +135,9 @@ async def test_a_log_on_a_full_disk_serves_readers_until_it_is_abandoned(world: 
     world.a.disk.faults = DiskFaults(capacity_bytes=0)
     with pytest.raises(DiskFull):
         await fill(segment, 100)
-    assert await read_offsets(segment) == [0, 1, 2, 3, 4]
+    confirmed = segment.log.confirmed.value
+    assert confirmed >= 5
+    assert await read_offsets(segment) == list(range(confirmed))
     await segment.abandon()
     with pytest.raises(DiskFull):
         await segment.reader(0).read()

@@ -160,10 +160,14 @@ async def test_a_log_that_has_ended_gives_up_no_files_and_writes_no_checkpoint(w
 async def test_a_cancelled_commit_ends_the_log_instead_of_leaving_a_hole(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 1)
-    appended = segment.append(make_batch())
+    rotating = asyncio.create_task(segment.log.rotate())
     await asyncio.sleep(0)
-    assert segment.log._committing is not None
-    segment.log._committing.cancel()
+    await asyncio.sleep(0)  # The step that closes the file has begun.
+    appended = segment.append(make_batch())
+    assert segment.log._commit._task is not None
+    segment.log._commit._task.cancel()
+    with pytest.raises(LogFailed):
+        await rotating
     with pytest.raises(LogFailed):
         await segment.log.confirm(appended)
     with pytest.raises(LogFailed):

@@ -478,3 +478,21 @@ def test_on_a_real_disk_a_log_is_written_exported_reclaimed_moved_and_read(tmp_p
             await disk.close()
 
     asyncio.run(main())
+
+
+@simulated
+async def test_a_history_that_is_not_whole_on_the_next_owners_own_disk_is_not_served(world: World) -> None:
+    """The last owner would remove its own as soon as it is: then nobody had it."""
+    a = await world.a.start(mode=StorageMode.LOCAL).open()
+    await fill(a, 10)
+    await a.export_now()
+    await fill(a, 10)
+    await a.hand_over()
+    first = f"{SEGMENT_FOLDER}/{a.catalog.chunks[0].object}"
+    content = await world.objects.read(first, 0, a.catalog.chunks[0].size)
+    await world.objects.delete(first)
+    with pytest.raises(RecoveryUnsafe, match="1 of 2 chunks of this log are not on this broker's disk"):
+        await world.b.start(mode=StorageMode.LOCAL).open()
+    await world.objects.create(first, [content])
+    b = await world.b.start(mode=StorageMode.LOCAL).open()
+    assert await read_offsets(b) == list(range(20))

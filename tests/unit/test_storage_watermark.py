@@ -93,3 +93,12 @@ def test_a_follower_hears_of_the_last_rise_before_the_end() -> None:
     watermark.end_at(7, LogClosed("the end"))
     watermark.advance(7)
     assert heard[-2:] == [(7, False), (7, True)]
+
+
+def test_those_who_follow_first_hear_of_a_rise_before_the_others() -> None:
+    watermark = Watermark(5)
+    heard: list[str] = []
+    for name, first in (("producers", False), ("consumers", True), ("others", False)):
+        watermark.follow(lambda name=name: heard.append(name), first=first)  # type: ignore[misc]
+    watermark.advance(6)
+    assert heard == ["consumers", "producers", "others"]

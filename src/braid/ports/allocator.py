@@ -18,7 +18,10 @@ LARGEST_KEPT_BLOCK_BYTES = 32 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Whether the C library took the setting; others than glibc may not know it."""
+    """Ask the C library to keep up to 256 MiB of freed memory. For the whole process, and for good.
+
+    Returns whether it took the setting; others than glibc may not know it.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,6 +1,6 @@
 """The disk, as far as Braid uses one.
 
-Every method is asynchronous: the real disk (`os_disk.py`) works in threads, the simulated one (`testing/disk.py`) in
+Nothing here blocks: the real disk (`os_disk.py`) works in threads, the simulated one (`testing/disk.py`) in
 virtual time. What is written is durable only after a `sync`; what is created, renamed, published or removed is durable
 when the call returns. Errors are the `DiskError` family, never `OSError`:
 
@@ -13,7 +13,7 @@ when the call returns. Errors are the `DiskError` family, never `OSError`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -31,6 +31,12 @@ class DiskFile(Protocol):
 
     async def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
         """Write the buffers one after the other from `position` on; with `sync`, return when they are durable."""
+
+    def start_write(
+        self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        """`write` for those who wait in no task: `on_end` is called once, from the loop and never from within this
+        call, with what went wrong or None. Raises only when nothing was begun; then nobody is called."""
 
     async def sync(self) -> None:
         """Return when everything written so far is durable."""

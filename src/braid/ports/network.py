@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 LISTEN_BACKLOG = 1_024
 """A thousand clients that reconnect at once after a restart are not refused."""
+TLS_HANDSHAKE_S = 10.0
+"""A client that connects and then says nothing has its socket for so long; asyncio's default is a minute."""
 
 
 class Address(NamedTuple):
@@ -33,6 +35,14 @@ class Listener(Protocol):
 
     async def close(self) -> None:
         """Accept no more. Connections that exist go on. Closing twice is fine."""
+
+
+@runtime_checkable
+class Accepted(Protocol):
+    """A listener's protocol that wants to know when a TLS handshake has failed."""
+
+    def on_accepted(self) -> None:
+        """If the connection is not made by now, it never will be."""
 
 
 class Network(Protocol):
@@ -67,6 +77,25 @@ class SocketNetwork:
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> SocketListener:
         server = await asyncio.get_running_loop().create_server(
-            protocol_factory, host, port, ssl=self._server_tls, backlog=LISTEN_BACKLOG
+            _told_of_failure(protocol_factory) if self._server_tls is not None else protocol_factory,
+            host,
+            port,
+            ssl=self._server_tls,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S if self._server_tls is not None else None,
+            backlog=LISTEN_BACKLOG,
         )
         return SocketListener(server)
+
+
+def _told_of_failure(protocol_factory: Callable[[], asyncio.BaseProtocol]) -> Callable[[], asyncio.BaseProtocol]:
+    """asyncio makes the protocol before the TLS handshake, and does not tell it when that fails. The handshake is a
+    part of the task in which the protocol is made: when that ends, the connection is made, or never will be."""
+
+    def accept() -> asyncio.BaseProtocol:
+        protocol = protocol_factory()
+        accepting = asyncio.current_task()
+        if accepting is not None and isinstance(protocol, Accepted):
+            accepting.add_done_callback(lambda _: protocol.on_accepted())
+        return protocol
+
+    return accept

@@ -130,6 +130,17 @@ class OsDisk:
             raise DiskError("this disk was closed: open another one")
         return self._threads.call(work, *arguments, on_end=on_end)
 
+    def start(
+        self,
+        done: Callable[[object, BaseException | None], None],
+        work: Callable[..., object],
+        *arguments: object,
+        on_end: Callable[[], None],
+    ) -> None:
+        if self._closed:
+            raise DiskError("this disk was closed: open another one")
+        self._threads.start(done, work, *arguments, on_end=on_end)
+
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await self.call(work, *arguments)
 
@@ -163,6 +174,18 @@ class OsFile:
     async def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
         await self._run(self._write, position, buffers, sync)
 
+    def start_write(
+        self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        self._begin_call()
+        try:
+            self._disk.start(
+                lambda _, error: on_end(error), self._write, position, buffers, sync, on_end=self._end_call
+            )
+        except BaseException:
+            self._end_call()
+            raise
+
     async def sync(self) -> None:
         await self._run(self._sync)
 
@@ -190,16 +213,19 @@ class OsFile:
         await asyncio.wrap_future(self._closed)
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        with self._lock:
-            if self._closing:
-                raise DiskError(f"{self._path} was closed: open it again")
-            self._calls += 1
+        self._begin_call()
         try:
             call = self._disk.call(work, *arguments, on_end=self._end_call)
         except BaseException:
             self._end_call()
             raise
         return await call
+
+    def _begin_call(self) -> None:
+        with self._lock:
+            if self._closing:
+                raise DiskError(f"{self._path} was closed: open it again")
+            self._calls += 1
 
     def _end_call(self) -> None:
         with self._lock:

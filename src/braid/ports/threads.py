@@ -5,7 +5,8 @@ its futures; this costs 26. The commit of a log makes one call for each group of
 and its client waits for it.
 
 Work that was given is done, also if nobody waits for it any more, and in the order in which it was given as far as the
-number of threads allows.
+number of threads allows. `start` calls back in the turn of the loop that the thread woke; who awaits the future of
+`call` goes on one turn later.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_Job = tuple["asyncio.Future[Any] | None", Callable[[], None] | None, Callable[..., Any], tuple[object, ...]]
+Done = Callable[[Any, BaseException | None], None]
+"""Takes the result of the work, or None and what it raised."""
+
+_Job = tuple[
+    asyncio.AbstractEventLoop | None, Done | None, Callable[[], None] | None, Callable[..., Any], tuple[object, ...]
+]
 
 
 class Threads:
@@ -35,13 +42,20 @@ class Threads:
     ) -> asyncio.Future[T]:
         """Do `work` in a thread. The future belongs to the running loop; `on_end` is called in the thread when the work
         has ended, before the future is done, whether or not anybody waits."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._give((future, on_end, work, arguments))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._give((loop, partial(_finish, future), on_end, work, arguments))
         return future
+
+    def start(
+        self, done: Done, work: Callable[..., T], *arguments: object, on_end: Callable[[], None] | None = None
+    ) -> None:
+        """Do `work` in a thread, then call `done` from the running loop. `on_end` as in `call`."""
+        self._give((asyncio.get_running_loop(), done, on_end, work, arguments))
 
     def submit(self, work: Callable[[], object]) -> None:
         """Do `work`, which does not raise, in a thread."""
-        self._give((None, None, work, ()))
+        self._give((None, None, None, work, ()))
 
     def stop(self) -> None:
         """End the threads when they have done what was given to them. Does not wait for it."""
@@ -65,7 +79,7 @@ class Threads:
 
 
 def _do(job: _Job) -> None:
-    future, on_end, work, arguments = job
+    loop, done, on_end, work, arguments = job
     result: object = None
     error: BaseException | None = None
     try:
@@ -74,9 +88,9 @@ def _do(job: _Job) -> None:
         error = raised
     if on_end is not None:
         on_end()
-    if future is not None:
+    if loop is not None and done is not None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            future.get_loop().call_soon_threadsafe(_finish, future, result, error)
+            loop.call_soon_threadsafe(done, result, error)
 
 
 def _finish(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:

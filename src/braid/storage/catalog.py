@@ -171,12 +171,21 @@ class Catalog:
             )
             await self._write(frontier, [])
 
-    async def begin(self) -> None:
-        """This owner's first batch is durable: what it stores counts from now on, and the seal before it is history."""
+    async def begin(
+        self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = (), *, ended: bool = False
+    ) -> Revision:
+        """This owner's first batch is durable: what it stores counts from now on, and the seal before it is history.
+        In one transaction with whatever else marks the beginning of this ownership; returns its revision.
+
+        Nobody begins behind the seal of a log that has `ended`: the owner that wrote it stays the last writer."""
         async with self._turn:
+            if ended:
+                await self._write(self._own(), operations, conditions)
+                return self._frontier_revision
             begun = msgspec.structs.replace(self._own(), begun=True)
-            await self._write(begun, [Delete(paths.sealed_state(*self._keys))])
+            await self._write(begun, [Delete(paths.sealed_state(*self._keys)), *operations], conditions)
             self.sealed = None
+            return self._frontier_revision
 
     async def commit(self, chunk: ChunkDescriptor) -> None:
         """Add a chunk at the end of history."""

@@ -23,6 +23,7 @@ from braid.model.errors import (
     ObjectExists,
     ObjectMissing,
     ObjectStoreUnavailable,
+    SyncFailed,
 )
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat
 from braid.storage.handles import NO_LOG, ReadHandles
@@ -53,21 +54,22 @@ class DiskObjects:
         return f"DiskObjects({self._root!r})"
 
     async def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        draft = await self.draft(name)
+        try:
+            await draft.write(parts)
+            await draft.publish()
+        except BaseException:
+            await draft.discard()
+            raise
+
+    async def draft(self, name: str) -> Draft:
+        """An object that comes in pieces."""
         folder, leaf = self._place(name)
-        draft = f"{folder}/{DRAFT_MARK}{self._random.getrandbits(64):016x}"
+        path = f"{folder}/{DRAFT_MARK}{self._random.getrandbits(64):016x}"
         with self._answers("create", name):
             # Also when the folder is there: another creator may have made it and not yet synced its name.
             await self._disk.make_folder(folder)
-            file = await self._disk.open(draft, create=True)
-            try:
-                await _fill(file, parts)
-                await file.close()
-                await self._disk.publish(draft, f"{folder}/{leaf}")
-            except BaseException:
-                with contextlib.suppress(DiskError):
-                    await file.close()
-                    await self._disk.remove(draft)
-                raise
+            return Draft(self, name, await self._disk.open(path, create=True), path, f"{folder}/{leaf}")
 
     async def read(self, name: str, start: int, length: int) -> bytes:
         folder, leaf = self._place(name)
@@ -99,6 +101,23 @@ class DiskObjects:
         with self._answers("delete", name), contextlib.suppress(FileMissing):
             await self._handles.forget(NO_LOG, f"{folder}/{leaf}")
             await self._disk.remove(f"{folder}/{leaf}")
+
+    async def delete_below(self, prefix: str) -> None:
+        """Folders and drafts go too. A removal counts when a folder around it was synced since, here or by an earlier
+        try; so the folder that is left in the end is synced whatever was found."""
+        with self._answers("delete what is below", checked_folder(prefix)):
+            await self._remove_folder(self._folder(prefix))
+            await self._disk.sync_folder(self._folder(prefix.rpartition("/")[0]))
+
+    async def _remove_folder(self, folder: str) -> None:
+        for name in await self._disk.list_folders(folder):
+            await self._remove_folder(f"{folder}/{name}")
+        for file in await self._disk.list(folder):
+            await self._handles.forget(NO_LOG, f"{folder}/{file.name}")
+            with _unless_gone():
+                await self._disk.remove(f"{folder}/{file.name}")
+        with _unless_gone():
+            await self._disk.remove_folder(folder)
 
     async def sweep(self, older_than_us: int) -> int:
         """Remove the drafts last written before this moment (µs since 1970) and say how many.
@@ -155,20 +174,55 @@ class DiskObjects:
             raise ObjectStoreUnavailable(f"could not {doing} object {name!r} in {self._root}: {error}") from error
 
 
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Another broker may remove the same folder at the same time. One that is gone need not be synced any more: the
+    folder around it is, in the end."""
+    try:
+        yield
+    except FileMissing:
+        pass
+    except SyncFailed as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+
+
+class Draft:
+    """Made by `DiskObjects.draft`. Ends with `publish` or `discard`."""
+
+    def __init__(self, objects: DiskObjects, name: str, file: DiskFile, path: str, target: str) -> None:
+        self.size = 0
+        self._objects = objects
+        self._name = name
+        self._file = file
+        self._path = path
+        self._target = target
+
+    async def write(self, parts: Sequence[Buffer]) -> None:
+        """Append; synced when it returns."""
+        with self._objects._answers("create", self._name):
+            for buffers in pieces(parts, WRITE_BYTES):
+                await self._file.write(self.size, buffers, sync=True)
+                self.size += sum(map(len, buffers))
+
+    async def publish(self) -> None:
+        with self._objects._answers("create", self._name):
+            if not self.size:
+                await self._file.sync()
+            await self._file.close()
+            await self._objects._disk.publish(self._path, self._target)
+
+    async def discard(self) -> None:
+        with contextlib.suppress(DiskError):
+            await self._file.close()
+            await self._objects._disk.remove(self._path)
+
+
 _system_random = random.SystemRandom()
 
 
 def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-async def _fill(file: DiskFile, parts: Sequence[Buffer]) -> None:
-    position = 0
-    for buffers in pieces(parts, WRITE_BYTES):
-        await file.write(position, buffers, sync=True)
-        position += sum(map(len, buffers))
-    if position == 0:
-        await file.sync()
 
 
 def pieces(parts: Sequence[Buffer], limit: int) -> Iterator[list[memoryview]]:

@@ -3,11 +3,8 @@
 **Append** is a plain function call: it checks for a retry, assigns the offset and puts the batch in a queue. Nothing
 else assigns offsets, and the queue is written in order, so the order of offsets is the order in the file (I1).
 
-**Commit** is one task, alive only while there is something to write. It takes everything that has gathered, writes and
-syncs it in one call to the disk, moves the watermarks, and looks again; what arrives meanwhile gathers for the next
-round. So the disk itself is the clock: an idle disk commits a lone record at once, a busy one commits many together.
-A busy disk gets its next group before the confirms of the last one go out. The task alone touches the files
-(writer.py).
+**Commit** takes what has gathered, writes and syncs it in one call to the disk, and calls back (commit.py). What comes
+meanwhile gathers for the next round, so the disk itself is the clock.
 
 **Confirm** is waiting for a watermark: `written` (in the page cache) for durability `memory`, `synced` for `fsync`,
 `replicated` for `replicated`, where whoever replicates moves it. The same watermark is where consumers stop (I7).
@@ -18,9 +15,7 @@ be opened again, and recovery finds out what the disk really holds. Losing the l
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
@@ -35,7 +30,6 @@ from braid.model.batch import (
     Flag,
     control_batch,
     parse_header,
-    stamp,
     verify,
 )
 from braid.model.errors import (
@@ -55,14 +49,12 @@ from braid.model.topic import Durability
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
+from braid.storage.commit import Group, GroupCommit
 from braid.storage.recovery import Recovered
 from braid.storage.spares import SpareFiles
 from braid.storage.wal import WalFile
 from braid.storage.watermark import Watermark
 from braid.storage.writer import FileConfig, WalWriter
-
-MAX_COMMIT_LAG: Final = 1 << 31
-"""Sync at the latest when so many records are not: a batch states its lag in 32 bits."""
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +94,6 @@ class _State(Enum):
     FAILED = "failed"
 
 
-_Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
-"""A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
-
-
-_Group = tuple[list[bytearray | memoryview], list[BatchHeader], int, bool]
-"""Batches that the disk has taken, their headers, the number of the last one, and whether they are synced."""
-
 _log_numbers: Final = itertools.count(1)
 _NOTHING: Final = Offset(0)
 
@@ -146,12 +131,11 @@ class Log:
         self.number: Final = next(_log_numbers)
         self.folder: Final = folder
         self.epoch: Final = epoch
-        self._incarnation: Final = incarnation
         self.config: Final = config
         self.written: Final = Watermark(recovered.next_offset)
         self.synced: Final = Watermark(recovered.next_offset)
         self.replicated: Final = Watermark(min(replicated, recovered.next_offset))
-        self._writer = WalWriter(
+        self._writer: Final = WalWriter(
             disk,
             folder,
             list(recovered.files),
@@ -162,7 +146,18 @@ class Log:
             on_closed_file=on_closed_file,
             on_sync=config.on_sync,
         )
-        self._clock = clock
+        in_memory = config.durability is Durability.MEMORY
+        self._commit: Final = GroupCommit(
+            self._writer,
+            self,
+            clock=clock,
+            epoch=epoch,
+            incarnation=incarnation,
+            next_offset=recovered.next_offset,
+            max_group_bytes=config.max_group_bytes,
+            sync_bytes=config.memory_sync_bytes if in_memory else 0,
+            sync_s=config.memory_sync_s,
+        )
         self._cache = cache
         self._may_confirm = may_confirm
         self._producers = recovered.producers
@@ -172,18 +167,8 @@ class Log:
         self._seal_number = 0
         self._failure: BraidError | None = None
         self._released = False
-        self._pending: deque[_Pending] = deque()
-        self._unconfirmed: deque[_Group] = deque()
-        self._pending_bytes = 0
-        # Batches are numbered, because control batches take no offset: what is flushed is counted in numbers.
-        self._last_number = 0
+        # In numbers of batches, because control batches take no offset.
         self._flushed = Watermark(0)
-        self._unsynced_bytes = 0
-        self._rotate_wanted = False
-        self._sync_wanted = False
-        self._sync_timer: asyncio.TimerHandle | None = None
-        self._age_timer: asyncio.TimerHandle | None = None
-        self._committing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Returns when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
@@ -211,7 +196,7 @@ class Log:
 
     @property
     def pending_bytes(self) -> int:
-        return self._pending_bytes
+        return self._commit.pending_bytes
 
     @property
     def sealed(self) -> bool:
@@ -244,11 +229,14 @@ class Log:
             case Durability.REPLICATED:
                 return self.replicated
 
-    def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
+    def append(
+        self, batch: bytearray | memoryview, header: BatchHeader | None = None, *, commit: bool = True
+    ) -> Appended:
         """Give a batch its place. It is stored when `confirmed` has reached `next_offset`.
 
         The log keeps the buffer and writes the owner's half of the header into it. `header` is what `verify` returned
-        for this very buffer; without it, the batch is verified here.
+        for this very buffer; without it, the batch is verified here. The commit begins at the end of this turn of the
+        loop; who has more to append in it passes `commit=False` and calls `commit` behind the last one.
         """
         if self._state is not _State.OPEN:
             raise self._refusal()
@@ -256,15 +244,16 @@ class Log:
             header = verify(batch)
         if header.count == 0:
             raise InvalidArgument("control batches are made by the log itself")
-        if not isinstance(batch, bytearray) and memoryview(batch).readonly:
+        if batch.readonly if isinstance(batch, memoryview) else not isinstance(batch, bytearray):
             raise InvalidArgument("the log writes into the buffer that it is given: pass a bytearray, not bytes")
         size = len(batch)
         if size != header.size:
             raise InvalidArgument(f"the buffer has {size} bytes, the batch in it {header.size}")
-        if not self._pending:  # Those that join a group share its fate: its commit asks again.
+        pending_bytes = self._commit.pending_bytes
+        if not pending_bytes:  # Those that follow others share their fate: the commit asks again.
             self._check_lease()
-        elif self._pending_bytes + size > self.config.max_pending_bytes:
-            raise LogBusy(f"{self._pending_bytes} bytes wait for the disk under {self.folder}; try again in a moment")
+        elif pending_bytes + size > self.config.max_pending_bytes:
+            raise LogBusy(f"{pending_bytes} bytes wait for the disk under {self.folder}; try again in a moment")
         try:
             duplicate = self._producers.check(header)
         except OutOfSequence:
@@ -281,8 +270,14 @@ class Log:
             )
         self._end = Offset(base + header.count)
         self._producers.apply(header, base)
-        self._enqueue(batch, header, base)
-        return Appended(base, self._end, duplicate=False)
+        self._commit.enqueue(batch, header, base)
+        if commit:
+            self._commit.begin_soon()
+        return Appended(base, self._end, False)
+
+    def commit(self) -> None:
+        """Begin to store what was appended, unless the disk is busy; then it follows."""
+        self._commit.begin()
 
     async def confirm(self, appended: Appended) -> None:
         """Return when the append is stored at this log's durability level, and this owner may still say so (I3)."""
@@ -291,9 +286,8 @@ class Log:
 
     async def flush(self) -> None:
         """Return when everything appended so far is synced, whatever the durability level."""
-        self._sync_wanted = True
-        self._start_commit()
-        await self._flushed.reached(self._last_number)
+        self._commit.want_sync()
+        await self._flushed.reached(self._commit.last_number)
 
     async def seal(self) -> Offset:
         """End the log for ever: nothing is appended behind the seal. Returns the offset at which it ends."""
@@ -301,7 +295,7 @@ class Log:
             self._state = _State.SEALED
             self._sealed = True
             self._enqueue_control(Flag.SEAL)
-            self._seal_number = self._last_number
+            self._seal_number = self._commit.last_number
         elif self._state is not _State.SEALED:
             raise self._refusal()
         await self.flush()
@@ -317,10 +311,9 @@ class Log:
 
     async def rotate(self) -> None:
         """Close the current file, if it has records, so that it can be exported."""
-        self._rotate_wanted = True
-        await self.flush()
-        while self._committing is not None and self._rotate_wanted:
-            await asyncio.wait([self._committing])
+        self._commit.want_rotation()
+        await self._flushed.reached(self._commit.last_number)
+        await self._commit.rotated()
         if self._failure is not None:
             raise self._failure.again()
 
@@ -349,145 +342,33 @@ class Log:
 
     def _enqueue_control(self, flag: Flag) -> None:
         batch = control_batch(flag)
-        self._enqueue(batch, parse_header(batch), self._end)
+        self._commit.enqueue(batch, parse_header(batch), self._end)
 
-    def _enqueue(self, batch: bytearray | memoryview, header: BatchHeader, base: Offset) -> None:
-        self._last_number += 1
-        self._pending.append((batch, header, base, self._clock.now_us(), self._last_number))
-        self._pending_bytes += len(batch)
-        self._start_commit()
+    # What the commit tells us.
 
-    def _start_commit(self) -> None:
-        if self._committing is None and self._failure is None:
-            self._committing = asyncio.get_running_loop().create_task(self._commit_all())
-
-    async def _commit_all(self) -> None:
-        try:
-            while self._failure is None:
-                if self._pending:
-                    await self._commit_group()
-                elif self._sync_wanted:
-                    await self._sync()
-                elif self._rotate_wanted:
-                    await self._writer.close_current()
-                    self._rotate_wanted = False
-                else:
-                    break
-        except BraidError as error:
-            self._fail(error)
-        except BaseException as error:
-            # Also when somebody cancelled this task: what it was writing is neither stored nor not stored.
-            self._fail(BrokenInvariant(f"committing to {self.folder} broke: {error!r}"))
-            raise
-        finally:
-            self._committing = None
-
-    async def _commit_group(self) -> None:
-        """Write what has gathered, as far as it fits the file and the group limit, in one call to the disk."""
-        first_batch, _, first_offset, _, first_number = self._pending[0]
-        unclosed = self._writer.files[-1].name if self._writer.files else ""
-        room = await self._writer.room_for(len(first_batch), first_offset)
-        if self._has_failed():
-            return  # abandoned meanwhile
-        if self._unsynced_bytes and self._writer.files[-1].name != unclosed:
-            self._note_synced(first_number - 1, first_offset)  # closing a file syncs it
-        room = min(room, max(self.config.max_group_bytes, len(first_batch)))
-        synced = self.synced.value
-        batches: list[bytearray | memoryview] = []
-        headers: list[BatchHeader] = []
-        size, last_number = 0, 0
-        pending = self._pending
-        while pending:
-            batch, header, base, append_time, number = pending[0]
-            if size + len(batch) > room or (batches and base - synced >= MAX_COMMIT_LAG):
-                break
-            pending.popleft()
-            last_number = number
-            headers.append(stamp(batch, header, base, append_time, self.epoch, self._incarnation, base - synced))
-            batches.append(batch)
-            size += len(batch)
-        sync = (
-            self.config.durability is not Durability.MEMORY
-            or self._sync_wanted
-            or self._unsynced_bytes + size >= self.config.memory_sync_bytes
-            or headers[-1].next_offset - synced >= MAX_COMMIT_LAG
-        )
-        await self._writer.write(batches, headers, size, sync=sync)
-        if self._has_failed():
-            return
-        self._pending_bytes -= size
-        self._unsynced_bytes += size
-        self._arm_age_timer()
-        self._unconfirmed.append((batches, headers, last_number, sync))
-        if self._pending and sync:
-            # The disk goes on with the next group while the confirms of this one go out.
-            asyncio.get_running_loop().call_soon(self._note_groups)
-        else:
-            self._note_groups()
-
-    def _note_groups(self) -> None:
-        """Move the watermarks over the groups that the disk has taken, and with them confirms and readers."""
-        try:
-            while self._unconfirmed and self._failure is None:
-                batches, headers, number, sync = self._unconfirmed.popleft()
-                for header, batch in zip(headers, batches):
-                    self._cache.put(self.number, header, batch)
-                self._note_written(headers[-1].next_offset)
-                if sync:
-                    self._note_synced(number, headers[-1].next_offset)
-                elif self._sync_timer is None:
-                    loop = asyncio.get_running_loop()
-                    self._sync_timer = loop.call_later(self.config.memory_sync_s, self._on_sync_timer)
-        except BraidError as error:
-            self._fail(error)
-
-    async def _sync(self) -> None:
-        number, written = self._last_number, self.written.value
-        if self._unsynced_bytes:
-            await self._writer.sync()
-        if self._failure is None:
-            self._note_synced(number, Offset(written))
-
-    def _on_sync_timer(self) -> None:
-        self._sync_timer = None
-        if self._unsynced_bytes:
-            self._sync_wanted = True
-            self._start_commit()
-
-    def _arm_age_timer(self) -> None:
-        """So that a file is closed and exported at its age, also when nothing more arrives."""
-        age_left_s = self._writer.age_left_s
-        if self._age_timer is None and age_left_s is not None:
-            self._age_timer = asyncio.get_running_loop().call_later(age_left_s, self._on_age_timer)
-
-    def _on_age_timer(self) -> None:
-        self._age_timer = None
-        if self._writer.is_old:
-            self._sync_wanted = self._rotate_wanted = True
-            self._start_commit()
-        else:
-            self._arm_age_timer()  # another file is the newest by now
-
-    def _note_written(self, next_offset: Offset) -> None:
+    def on_written(self, group: Group) -> None:
+        """Move the watermarks over the group, and with them confirms and readers."""
+        put, number = self._cache.put, self.number
+        for header, batch in zip(group.headers, group.batches):
+            put(number, header, batch)
+        end = group.headers[-1].next_offset
         if self.config.durability is Durability.MEMORY:
             self._check_lease()
-        self.written.advance(next_offset)
+        self.written.advance(end)
+        if group.synced and self._failure is None:
+            self.on_synced(group.last_number, end)
 
-    def _note_synced(self, number: int, next_offset: Offset) -> None:
-        self._unsynced_bytes = 0
-        if not self._pending:
-            self._sync_wanted = False
+    def on_synced(self, number: int, next_offset: Offset) -> None:
         self._check_lease()
         self.synced.advance(next_offset)
         self._flushed.advance(number)
 
+    def on_commit_failed(self, error: BraidError) -> None:
+        self._fail(error)
+
     def _check_lease(self) -> None:
         if not self._may_confirm():
             raise Fenced(f"the lease on {self.folder} has run out in epoch {self.epoch}: nothing more is confirmed")
-
-    def _has_failed(self) -> bool:
-        """Asked again after each wait: the log may have been abandoned meanwhile."""
-        return self._failure is not None
 
     def _refusal(self) -> BraidError:
         if self._failure is not None:
@@ -505,8 +386,7 @@ class Log:
             self._failure = LogFailed(f"the log under {self.folder} has stopped confirming: {cause}")
             self._failure.__cause__ = cause
         self._state = _State.FAILED
-        self._pending.clear()
-        self._pending_bytes = 0
+        self._commit.stop()
         self._fail_watermarks(self._failure)
 
     def _end_watermarks(self) -> None:
@@ -521,11 +401,5 @@ class Log:
 
     async def _release(self) -> None:
         self._released = True
-        for timer in (self._sync_timer, self._age_timer):
-            if timer is not None:
-                timer.cancel()
-        self._sync_timer = self._age_timer = None
-        if self._committing is not None:
-            await asyncio.wait([self._committing])
-        await self._writer.release()
+        await self._commit.end()
         self._fail_watermarks(self._refusal())

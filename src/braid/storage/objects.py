@@ -38,4 +38,8 @@ class Objects(Protocol):
     async def delete(self, name: str) -> None:
         """Deleting what is not there is fine."""
 
+    async def delete_below(self, prefix: str) -> None:
+        """Delete all objects below the folder `prefix`, for good. Whoever meets an error calls it again: what a listing
+        does not show any more may still come back with a crash, and only a call that returned says that it will not."""
+
     async def close(self) -> None: ...

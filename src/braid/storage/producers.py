@@ -35,14 +35,8 @@ _ROW: Final = struct.Struct(
 ROW_BYTES: Final = _ROW.size
 
 
-class StoredBatch(NamedTuple):
-    first_sequence: Sequence
-    base_offset: Offset
-    records: int
-
-    @property
-    def next_sequence(self) -> int:
-        return self.first_sequence + self.records
+_Stored = tuple[Sequence, Offset, int]
+"""First sequence, base offset and number of records of a batch. A plain tuple: two are made for each batch."""
 
 
 class Duplicate(NamedTuple):
@@ -58,7 +52,7 @@ class ProducerTable:
 
     def __init__(self) -> None:
         # In order of their latest batch, so that the first one is the one to forget.
-        self._batches: dict[ProducerId, deque[StoredBatch]] = {}
+        self._batches: dict[ProducerId, deque[_Stored]] = {}
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -75,15 +69,17 @@ class ProducerTable:
                     f"a producer starts at 0, under a new id if it was forgotten"
                 )
             return None
-        expected = known[-1].next_sequence
+        last_sequence, _, last_records = known[-1]
+        expected = last_sequence + last_records
         if header.first_sequence == expected:
             return None
         if header.first_sequence + header.count <= expected:
-            for stored in known:
-                if stored.first_sequence == header.first_sequence and stored.records == header.count:
-                    return Duplicate(stored.base_offset, Offset(stored.base_offset + stored.records))
-            if header.first_sequence + header.count <= known[0].first_sequence:
-                return Duplicate(None, known[0].base_offset)
+            for first_sequence, base_offset, records in known:
+                if first_sequence == header.first_sequence and records == header.count:
+                    return Duplicate(base_offset, Offset(base_offset + records))
+            oldest_sequence, oldest_offset, _ = known[0]
+            if header.first_sequence + header.count <= oldest_sequence:
+                return Duplicate(None, oldest_offset)
         raise OutOfSequence(
             f"producer {header.producer_id:#x} sent sequences {header.first_sequence}–{header.last_sequence}, "
             f"but its next sequence in this log is {expected}"
@@ -91,23 +87,27 @@ class ProducerTable:
 
     def apply(self, header: BatchHeader, base_offset: Offset) -> None:
         """Remember a batch that now stands in the log."""
-        if header.producer_id and header.count:
-            self._remember(header.producer_id, StoredBatch(header.first_sequence, base_offset, header.count))
+        producer, records = header.producer_id, header.count
+        if producer and records:
+            self._remember(producer, (header.first_sequence, base_offset, records))
 
-    def _remember(self, producer: ProducerId, batch: StoredBatch) -> None:
-        known = self._batches.pop(producer, None)
+    def _remember(self, producer: ProducerId, batch: _Stored) -> None:
+        batches = self._batches
+        known = batches.pop(producer, None)
         if known is None:
-            known = deque(maxlen=REMEMBERED_BATCHES)
-            if len(self._batches) >= MAX_PRODUCERS:
-                del self._batches[next(iter(self._batches))]
-        if not known or batch.first_sequence >= known[-1].next_sequence:
-            known.append(batch)
-        self._batches[producer] = known
+            known = deque((batch,), REMEMBERED_BATCHES)
+            if len(batches) >= MAX_PRODUCERS:
+                del batches[next(iter(batches))]
+        else:
+            last_sequence, _, last_records = known[-1]
+            if batch[0] >= last_sequence + last_records:
+                known.append(batch)
+        batches[producer] = known
 
     def rows(self) -> Iterator[bytes]:
         for producer, known in self._batches.items():
-            for batch in known:
-                yield _ROW.pack(producer, batch.first_sequence, batch.base_offset, batch.records)
+            for first_sequence, base_offset, records in known:
+                yield _ROW.pack(producer, first_sequence, base_offset, records)
 
     @classmethod
     def from_rows(cls, data: bytes | memoryview) -> ProducerTable:
@@ -115,7 +115,7 @@ class ProducerTable:
             raise ChunkCorrupt(f"a producer table of {len(data)} bytes is no whole number of {ROW_BYTES}-byte rows")
         table = cls()
         for producer, first_sequence, base_offset, count in _ROW.iter_unpack(data):
-            table._remember(producer, StoredBatch(first_sequence, base_offset, count))
+            table._remember(producer, (first_sequence, base_offset, count))
         return table
 
     def extended(self, later: ProducerTable) -> ProducerTable:

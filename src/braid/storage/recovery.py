@@ -80,6 +80,9 @@ class Recovered(msgspec.Struct):
     foreign: list[str] = []
     """Files whose names are none of ours; they are left alone."""
     checkpoint_used: bool = False
+    closed_in_order: bool = True
+    """Whether the newest file was closed. If so, nothing is missing that was ever written; otherwise what was written
+    and not synced may be."""
 
     @property
     def last_epoch(self) -> Epoch:
@@ -152,6 +155,7 @@ class _Recovery:
             else:
                 self._join(await self._walk_file(stat, next_base))
         self._note_lost_end()
+        result.closed_in_order = not result.files or result.files[-1].closed
         return result
 
     def _join(self, found: WalFile) -> None:

@@ -113,6 +113,10 @@ class RemoteObjects:
         except _FAILURES as error:
             raise self._unavailable("delete", name, error) from None
 
+    async def delete_below(self, prefix: str) -> None:
+        for stat in await self.list(prefix):
+            await self.delete(stat.name)
+
     async def close(self) -> None:
         """Refuse new requests and wait for those under way, those of cancelled callers too."""
         self._closed = True

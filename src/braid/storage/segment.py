@@ -9,8 +9,8 @@ Opening, each step repeatable after a crash before the next:
 4. open the log and make its first batch, a BEGIN, durable;
 5. **begin**: one transaction says that this owner has begun, and removes the sealed state.
 
-Only then may anything be appended. Handing over for a move runs the other way: stop the log, export the tail, write the
-sealed state, and only then drop the local files.
+Only then may anything be appended. Handing over for a move runs the other way: stop the log and export the tail
+(`finish`), write the sealed state (`seal`), and only then drop the local files (`drop_files`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import msgspec
 
 from braid.metadata.store import Condition, Operation, Store
 from braid.model.batch import BatchHeader
-from braid.model.errors import FileMissing, InvalidArgument, LogBusy
-from braid.model.ids import Epoch, Offset
+from braid.model.errors import FileMissing, InvalidArgument, LogBusy, RecoveryUnsafe
+from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk, FolderLock
@@ -87,6 +87,7 @@ class SegmentStorage:
         exporter: Exporter,
         start: Start,
         recovered: Recovered,
+        begun_at: Revision,
     ) -> None:
         self.log = log
         self.catalog = catalog
@@ -94,6 +95,8 @@ class SegmentStorage:
         self.start = start
         self.recovered = recovered
         """What recovery found and did: worth a line in the broker's log."""
+        self.begun_at = begun_at
+        """The metadata revision of the transaction that began this ownership."""
         self._shelf = shelf
         self._lock = lock
         # Files that the log has forgotten and that are still to be removed. Oldest first, and a removal that fails is
@@ -122,8 +125,11 @@ class SegmentStorage:
         *,
         may_confirm: Callable[[], bool] = lambda: True,
         accept_loss: bool = False,
+        conditions: Sequence[Condition] = (),
+        operations: Sequence[Operation] = (),
     ) -> SegmentStorage:
-        SegmentName.parse(f"segment://{topic_path}/{descriptor}")  # these become folders, keys and object names
+        """`conditions` and `operations` become part of the transaction that begins this ownership."""
+        SegmentName.at(topic_path, descriptor)  # these become folders, keys and object names
         if epoch < 1:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
         folder = f"{shelf.folder}/{topic_path}/{descriptor}"
@@ -131,7 +137,17 @@ class SegmentStorage:
         lock = await shelf.disk.lock(folder)
         try:
             return await cls._open_locked(
-                shelf, topic_path, descriptor, epoch, config, folder, lock, may_confirm, accept_loss
+                shelf,
+                topic_path,
+                descriptor,
+                epoch,
+                config,
+                folder,
+                lock,
+                may_confirm,
+                accept_loss,
+                conditions,
+                operations,
             )
         except BaseException:
             await lock.release()
@@ -149,6 +165,8 @@ class SegmentStorage:
         lock: FolderLock,
         may_confirm: Callable[[], bool],
         accept_loss: bool,
+        conditions: Sequence[Condition],
+        operations: Sequence[Operation],
     ) -> SegmentStorage:
         catalog = Catalog(shelf.store, topic_path, descriptor)
         await catalog.load()
@@ -156,7 +174,11 @@ class SegmentStorage:
         start = resolve_recovery_start(
             sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
         )
+        if start.source is Source.SEALED and shelf.mode is StorageMode.LOCAL:
+            await _check_history(shelf, catalog, topic_path, descriptor)
         await catalog.claim(epoch, shelf.broker_id)
+        if start.loss_accepted and shelf.mode is StorageMode.LOCAL:
+            await _forget_missing(shelf, catalog, topic_path, descriptor)
         continued = found
         if start.source is not Source.LOCAL:
             await _clear_folder(shelf, folder, found, catalog.sealed, epoch)
@@ -185,14 +207,13 @@ class SegmentStorage:
         )
         try:
             await log.open()
-            if not log.sealed:  # Nobody begins behind a seal: the owner that wrote it stays the last writer.
-                await catalog.begin()
+            begun_at = await catalog.begin(conditions, operations, ended=log.sealed)
         except BaseException:
             await log.abandon()
             raise
         if shelf.mode.exports_continuously:
             exporter.start()
-        return cls(shelf, topic_path, descriptor, lock, log, catalog, exporter, start, found)
+        return cls(shelf, topic_path, descriptor, lock, log, catalog, exporter, start, found, begun_at)
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
         return self.log.append(batch, header)
@@ -204,11 +225,19 @@ class SegmentStorage:
     def earliest(self) -> Offset:
         return self.sources.earliest
 
-    async def hand_over(
-        self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()
-    ) -> SealedState:
-        """End this ownership so that any broker can continue: everything in chunks, then the sealed state, in one
-        transaction with `operations`; then the local files go. If it fails in between, call it again."""
+    @property
+    def unexported_bytes(self) -> int:
+        """What chunks do not hold yet."""
+        covered = self.catalog.next_offset
+        return sum(file.batch_bytes for file in self.log.files if file.next_offset > covered)
+
+    async def export_now(self) -> None:
+        """While the log goes on: make chunks of what it holds now."""
+        await self.log.rotate()
+        await self.exporter.export_closed()
+
+    async def finish(self) -> None:
+        """Append nothing more, and have everything in chunks. If it fails, call it again."""
         await self.exporter.stop()
         await self.log.close()
         if self.log.failure is not None:
@@ -216,6 +245,10 @@ class SegmentStorage:
         await self.exporter.export_closed()
         if self.catalog.next_offset < self.log.end:
             raise LogBusy(f"records from offset {self.catalog.next_offset} on are not confirmed yet; try again")
+
+    async def seal(self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()) -> SealedState:
+        """End this ownership, after `finish`: the sealed state is written in one transaction with `operations`. If it
+        fails, call it again; then `drop_files`."""
         sealed = SealedState(
             last_committed_offset=self.log.end - 1,
             epoch=self.catalog.last_writer,
@@ -223,11 +256,22 @@ class SegmentStorage:
             timestamp=self._shelf.clock.now_us(),
             ended=self.log.sealed,
         )
-        sealed = await self.catalog.seal(sealed, conditions, operations)
+        return await self.catalog.seal(sealed, conditions, operations)
+
+    async def drop_files(self) -> None:
+        """After `seal`: chunks hold everything."""
         await self.exporter.write_manifest()
         # The checkpoint first: left alone, it would call the missing files a loss.
         await self._remove_files([checkpoints.NAME, *self._leaving, *(file.name for file in self.log.files)])
         await self._release_files()
+
+    async def hand_over(
+        self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()
+    ) -> SealedState:
+        """End this ownership so that any broker can continue. If it fails in between, call it again."""
+        await self.finish()
+        sealed = await self.seal(conditions, operations)
+        await self.drop_files()
         return sealed
 
     async def apply_retention(
@@ -347,6 +391,30 @@ def _add_earlier(recovered: Recovered, footer: Footer) -> None:
     recovered.producers = footer.producers.extended(recovered.producers)
     recovered.unclosed = [Unclosed(each.file, footer.producers.extended(each.producers)) for each in recovered.unclosed]
     recovered.sealed = recovered.sealed or footer.sealed
+
+
+async def _check_history(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> None:
+    """The owner before this one removes its chunks as soon as this one serves: all of them must be here."""
+    missing = await _missing(shelf, catalog, topic_path, descriptor)
+    if missing:
+        raise RecoveryUnsafe(
+            f"{len(missing)} of {len(catalog.chunks)} chunks of this log are not on this broker's disk, the first one "
+            f"is {catalog.chunks[missing[0]].object}; bring them back from a broker that holds them"
+        )
+
+
+async def _forget_missing(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> None:
+    """History goes on behind the last chunk that lies only on the disk that was given up."""
+    missing = await _missing(shelf, catalog, topic_path, descriptor)
+    if missing:
+        await catalog.remove(catalog.chunks[: missing[-1] + 1])
+
+
+async def _missing(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> list[int]:
+    """Which of the catalog's chunks are not here."""
+    folder = segment_folder(topic_path, descriptor)
+    here = {stat.name: stat.size for stat in await shelf.objects.list(folder)}
+    return [at for at, chunk in enumerate(catalog.chunks) if here.get(f"{folder}/{chunk.object}") != chunk.size]
 
 
 async def _newest_footer(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> Footer:

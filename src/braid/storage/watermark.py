@@ -38,10 +38,10 @@ class Watermark:
         """Why it will never rise again."""
         return self._error
 
-    def follow(self, follower: Callable[[], None]) -> None:
+    def follow(self, follower: Callable[[], None], *, first: bool = False) -> None:
         """Call `follower` each time the value has risen, and when the watermark has failed; it must not raise. Cheaper
-        than waiting, for those who always want to know."""
-        self._followers.append(follower)
+        than waiting, for those who always want to know. With `first`, before those who follow already."""
+        self._followers.insert(0 if first else len(self._followers), follower)
 
     def advance(self, value: int) -> None:
         if value < self._value:

@@ -1,7 +1,7 @@
 """Writing a log's files: the newest one open, all others closed.
 
-Used by the log's commit task alone. It does not know about confirms: it puts batches at the end of the newest file,
-begins a new file when that one is full or old, and turns the old one into a chunk.
+Used by the log's group commit alone, one call after the other. It does not know about confirms: it puts batches at the
+end of the newest file, begins a new file when that one is full or old, and turns the old one into a chunk.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class WalWriter:
         self._current: DiskFile | None = None
         self._reserved_bytes = 0
         self._begun_at = 0.0
+        self._write_began = 0.0
         self._filled_last = False
         self._checkpoint: Checkpoint | None = None
         self._checkpointing: asyncio.Task[None] | None = None
@@ -101,47 +102,78 @@ class WalWriter:
         age_left_s = self.age_left_s
         return age_left_s is not None and age_left_s < TIMER_RESOLUTION_S
 
-    async def room_for(self, size: int, base_offset: Offset) -> int:
-        """Make room for a batch of `size` bytes, in a new file if need be; returns how many bytes fit from here on."""
+    def room(self, size: int, wanted: int) -> int:
+        """Of `wanted` bytes, how many fit behind the last batch as things are. 0 when not even the first batch, of
+        `size` bytes, does: then `make_room` has to come first."""
+        if self._current is None:
+            return 0
+        newest = self.files[-1]
+        left = self._config.file_bytes - newest.batch_bytes
+        if size > left:
+            if newest.records:
+                return 0
+            left = size  # A file takes one batch, however large.
+        fits = min(wanted, left, self._reserved_bytes - newest.batch_bytes)
+        return fits if fits >= size else 0
+
+    async def make_room(self, size: int, wanted: int, base_offset: Offset) -> bool:
+        """Make room for a batch of `size` bytes, in a new file if need be, and for the rest of the `wanted` bytes as
+        far as they belong into that file. Returns whether it closed a file: what was in it is synced then."""
+        closed = False
         if self._current is not None:
             newest = self.files[-1]
             if newest.batch_bytes + size > self._config.file_bytes and newest.records:
                 await self.close_current()
-                self._filled_last = True
-        if self._current is None:
-            await self._open_next(base_offset)
-        return max(self._config.file_bytes - self.files[-1].batch_bytes, size)
+                self._filled_last = closed = True
+        current = self._current if self._current is not None else await self._open_next(base_offset)
+        position = self.files[-1].batch_bytes
+        needed = position + max(size, min(wanted, self._config.file_bytes - position))
+        if needed > self._reserved_bytes:
+            doubled = max(self._config.first_reserve_bytes, 2 * self._reserved_bytes)
+            self._reserved_bytes = max(needed, min(doubled, self._config.file_bytes))
+            await current.reserve(self._reserved_bytes)
+        return closed
 
-    async def write(self, batches: Sequence[Buffer], headers: Sequence[BatchHeader], size: int, *, sync: bool) -> None:
-        """Put stamped batches, for which there is room, behind the last one."""
+    def start_write(
+        self,
+        batches: Sequence[Buffer],
+        headers: Sequence[BatchHeader],
+        *,
+        sync: bool,
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        """Put stamped batches, for which there is room, behind the last one. If that worked, `note_written` must be
+        told before anything else is asked for."""
         current, newest = self._current, self.files[-1]
         assert current is not None
-        assert newest.index is not None
-        position = newest.batch_bytes
         if headers[0].base_offset != newest.next_offset:
             raise BrokenInvariant(f"I1: offset {headers[0].base_offset} follows {newest.next_offset} in {newest.name}")
-        if position + size > self._reserved_bytes:
-            wanted = max(self._config.first_reserve_bytes, 2 * self._reserved_bytes)
-            self._reserved_bytes = max(position + size, min(wanted, self._config.file_bytes))
-            await current.reserve(self._reserved_bytes)
-        begun = self._clock.monotonic()
-        await current.write(position, batches, sync=sync)
-        if sync and self._on_sync is not None:
-            self._on_sync(self._clock.monotonic() - begun)
+        self._write_began = self._clock.monotonic()
+        current.start_write(newest.batch_bytes, batches, sync=sync, on_end=on_end)
+
+    def note_written(self, batches: Sequence[Buffer], headers: Sequence[BatchHeader], *, synced: bool) -> None:
+        """The disk has what `start_write` gave it."""
+        if synced and self._on_sync is not None:
+            self._on_sync(self._clock.monotonic() - self._write_began)
+        newest = self.files[-1]
+        assert newest.index is not None
+        position = newest.batch_bytes
         add, apply = newest.index.add, self._producers.apply  # a hot loop: once for each batch that is written
         for header, batch in zip(headers, batches):
             add(header, position)
             position += len(batch)
             apply(header, header.base_offset)
+            if header.max_timestamp > newest.max_timestamp:
+                newest.max_timestamp = header.max_timestamp
         last = headers[-1]
         newest.batch_bytes = position
         newest.next_offset = last.next_offset
-        newest.max_timestamp = max(newest.max_timestamp, max([header.max_timestamp for header in headers]))
-        newest.first_epoch = newest.first_epoch or last.epoch
-        newest.last_epoch = last.epoch
-        newest.epochs.add(last.epoch)  # a log writes in one epoch
-        newest.incarnation = last.incarnation
         newest.sealed = last.is_seal
+        if newest.last_epoch != last.epoch:  # A log writes in one epoch: once for each file.
+            newest.first_epoch = newest.first_epoch or last.epoch
+            newest.last_epoch = last.epoch
+            newest.epochs.add(last.epoch)
+            newest.incarnation = last.incarnation
 
     async def sync(self) -> None:
         if self._current is not None:
@@ -177,18 +209,20 @@ class WalWriter:
             await self._current.close()
             self._current = None
 
-    async def _open_next(self, base_offset: Offset) -> None:
+    async def _open_next(self, base_offset: Offset) -> DiskFile:
         name = wal_name(base_offset)
         path = f"{self.folder}/{name}"
         size = self._config.file_bytes
         if self._filled_last and self._spares is not None and await self._spares.take(path, size):
-            self._current = await self._disk.open(path)
+            opened = await self._disk.open(path)
             self._reserved_bytes = size
         else:
-            self._current = await self._disk.open(path, create=True)
+            opened = await self._disk.open(path, create=True)
             self._reserved_bytes = 0
+        self._current = opened
         self._begun_at = self._clock.monotonic()
         self.files.append(WalFile(name, base_offset, base_offset, 0, 0, Epoch(0), Epoch(0), 0, index=Index()))
+        return opened
 
     def want_checkpoint(self, synced: int) -> None:
         """Describe the files in a new checkpoint, in the background: it is a hint, and nobody waits for it."""

@@ -201,6 +201,13 @@ class SimulatedFile:
     async def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
         await self._call(self._device.write(self._path, self._file, position, buffers, sync))
 
+    def start_write(
+        self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        write = self._begin(self._device.write(self._path, self._file, position, buffers, sync))
+        # In the caller's context: a process that is frozen meanwhile hears of it when it thaws.
+        write.add_done_callback(lambda _: on_end(write.exception()))
+
     async def sync(self) -> None:
         await self._call(self._device.sync(self._path, self._file))
 
@@ -225,11 +232,14 @@ class SimulatedFile:
             await asyncio.shield(self._closed)
 
     async def _call(self, operation: Operation[T]) -> T:
+        return await self._begin(operation)
+
+    def _begin(self, operation: Operation[T]) -> asyncio.Future[T]:
         self._device.check_boot(self._boot, f"the open file {self._path}")
         if self._closed is not None:
             raise DiskError(f"{self._path} was closed: open it again")
         self._calls += 1
-        return await self._device.start(operation, self._end_call)
+        return self._device.start(operation, self._end_call)
 
     def _end_call(self) -> None:
         self._calls -= 1

@@ -1,0 +1,335 @@
+"""Group commit: what was appended goes to the disk in groups, one after the other, and the disk is the clock.
+
+Batches gather in a queue. When all that came together are in it, they go to the disk, in the same turn of the event
+loop, in one call that writes and syncs them. When it has ended, what gathered meanwhile goes next. So an idle disk
+commits a lone record at once, a busy one commits many together.
+
+                 ┌────────────── the next group, if one has gathered ─────────────┐
+                 ▼                                                                │
+    enqueue ─► begin ─► write and sync in a thread ─► the disk calls back ────────┴─► the owner hears of the group
+
+No task is in this path: each step is a plain call, and the disk calls back in the turn that its thread woke. A task
+would add two turns to every commit, and with cold caches each costs a client that waits for a lone record some 25 µs. A
+busy disk gets its next group before the owner, who confirms, hears of the last one.
+
+What is rare is done in a task: a new file, more room in it, a sync without a batch, the close of a file. Whether in a
+task or not, one thing at a time is under way (`_busy`), and nothing else touches the files (writer.py).
+
+The first failure ends it: the owner is told, what has gathered is dropped, and what is still under way is not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple, Protocol
+
+from braid.model.batch import BatchHeader, stamp
+from braid.model.errors import BraidError, BrokenInvariant
+from braid.model.ids import Epoch, Offset
+from braid.ports.clock import Clock
+from braid.storage.writer import WalWriter
+
+MAX_COMMIT_LAG: Final = 1 << 31
+"""Sync at the latest when so many records are not: a batch states its lag in 32 bits."""
+
+_Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
+"""A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
+
+
+class Group(NamedTuple):
+    """Batches that went to the disk together."""
+
+    batches: list[bytearray | memoryview]
+    headers: list[BatchHeader]
+    last_number: int
+    size: int
+    synced: bool
+
+
+class Owner(Protocol):
+    """Whom the commit tells. A `BraidError` that is raised here ends it."""
+
+    def on_written(self, group: Group) -> None:
+        """The disk has taken these batches, and has synced them if the group says so."""
+
+    def on_synced(self, number: int, next_offset: Offset) -> None:
+        """Every batch up to this number, and every record below this offset, is synced."""
+
+    def on_commit_failed(self, error: BraidError) -> None: ...
+
+
+class GroupCommit:
+    """Everything here runs on one event loop."""
+
+    def __init__(
+        self,
+        writer: WalWriter,
+        owner: Owner,
+        *,
+        clock: Clock,
+        epoch: Epoch,
+        incarnation: int,
+        next_offset: Offset,
+        max_group_bytes: int,
+        sync_bytes: int,
+        sync_s: float,
+    ) -> None:
+        """A group is synced when `sync_bytes` are not, with it, and at the latest `sync_s` after it was written; with
+        0 bytes each one is."""
+        self._writer = writer
+        self._owner = owner
+        self._clock = clock
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._max_group_bytes = max_group_bytes
+        self._sync_bytes = sync_bytes
+        self._sync_s = sync_s
+        self.pending_bytes = 0
+        """What has gathered, and what the disk is about to write."""
+        self.last_number = 0
+        """Batches are numbered, because control batches take no offset: what is synced is counted in numbers."""
+        self._gathered: deque[_Pending] = deque()
+        self._group: Group | None = None
+        """What the disk is about to write."""
+        self._written_end = self._synced_end = next_offset
+        self._unsynced_bytes = 0
+        self._sync_wanted = False
+        self._rotate_wanted = False
+        self._busy = False
+        self._stopped = False
+        self._task: asyncio.Task[None] | None = None
+        self._rest: asyncio.Future[None] | None = None
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
+
+    # What the owner asks for.
+
+    def enqueue(self, batch: bytearray | memoryview, header: BatchHeader, base: Offset) -> None:
+        self.last_number += 1
+        self._gathered.append((batch, header, base, self._clock.now_us(), self.last_number))
+        self.pending_bytes += len(batch)
+
+    def begin(self) -> None:
+        """Write what was enqueued; if the disk is busy, it follows by itself."""
+        if not self._busy and not self._stopped:
+            self._busy = True
+            self._step()
+
+    def begin_soon(self) -> None:
+        """The same at the end of this turn of the loop."""
+        if not self._busy and not self._stopped:
+            self._busy = True
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def want_sync(self) -> None:
+        """Sync everything that was enqueued so far, even if it would not be yet."""
+        self._sync_wanted = True
+        self.begin_soon()
+
+    def want_rotation(self) -> None:
+        """Close the newest file, if it has records, when everything that was enqueued so far is synced."""
+        self._sync_wanted = self._rotate_wanted = True
+        self.begin_soon()
+
+    async def rotated(self) -> None:
+        """Return when the rotation that was wanted is done, or never will be."""
+        while self._rotate_wanted and self._busy:
+            await self._at_rest()
+
+    def stop(self) -> None:
+        """Begin nothing more and tell nobody of what is under way."""
+        self._stopped = True
+        self._gathered.clear()
+        self.pending_bytes = 0
+
+    async def end(self) -> None:
+        """Let what is under way end, and close the file."""
+        for timer in (self._sync_timer, self._age_timer):
+            if timer is not None:
+                timer.cancel()
+        self._sync_timer = self._age_timer = None
+        while self._busy:
+            await self._at_rest()
+        await self._writer.release()
+
+    # One step after the other.
+
+    def _step(self) -> None:
+        """Start what comes next, while nothing is under way."""
+        try:
+            if self._sync_wanted and not self._gathered and not self._unsynced_bytes and not self._stopped:
+                self._note_synced(self.last_number, self._written_end)
+            if self._stopped:
+                self._pause()
+            elif self._gathered:
+                self._write_or_make_room()
+            elif self._sync_wanted:
+                self._run(self._sync())
+            elif self._rotate_wanted:
+                self._run(self._rotate())
+            else:
+                self._pause()
+        except BraidError as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _write_or_make_room(self) -> None:
+        batch, _, base, _, number = self._gathered[0]
+        wanted = min(self.pending_bytes, max(self._max_group_bytes, len(batch)))
+        room = self._writer.room(len(batch), wanted)
+        if not room:
+            self._run(self._make_room(len(batch), wanted, base, number))
+            return
+        group = self._take_group(room)
+        self._writer.start_write(group.batches, group.headers, sync=group.synced, on_end=self._on_write_end)
+        self._group = group
+
+    def _take_group(self, room: int) -> Group:
+        gathered, synced_end = self._gathered, self._synced_end
+        batches: list[bytearray | memoryview] = []
+        headers: list[BatchHeader] = []
+        size = last_number = 0
+        while gathered:
+            batch, header, base, append_time, number = gathered[0]
+            if size + len(batch) > room or (batches and base - synced_end >= MAX_COMMIT_LAG):
+                break
+            gathered.popleft()
+            last_number = number
+            lag = base - synced_end
+            headers.append(stamp(batch, header, base, append_time, self._epoch, self._incarnation, lag))
+            batches.append(batch)
+            size += len(batch)
+        sync = (
+            self._sync_wanted
+            or self._unsynced_bytes + size >= self._sync_bytes
+            or headers[-1].next_offset - synced_end >= MAX_COMMIT_LAG
+        )
+        return Group(batches, headers, last_number, size, sync)
+
+    def _on_write_end(self, error: BaseException | None) -> None:
+        group, self._group = self._group, None
+        assert group is not None
+        if self._stopped:
+            self._pause()
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        try:
+            self._note_written(group)
+            if self._gathered and group.synced:
+                self._step()
+                if not self._has_stopped():
+                    self._owner.on_written(group)
+            else:
+                self._owner.on_written(group)
+                self._step()
+        except BraidError as failure:
+            self._fail(failure)
+        except BaseException as failure:
+            self._fail(failure)
+            raise
+
+    def _note_written(self, group: Group) -> None:
+        self._writer.note_written(group.batches, group.headers, synced=group.synced)
+        self.pending_bytes -= group.size
+        self._written_end = group.headers[-1].next_offset
+        if self._age_timer is None:
+            self._arm_age_timer()
+        if group.synced:
+            self._synced_end = self._written_end
+            self._unsynced_bytes = 0
+            if not self._gathered:
+                self._sync_wanted = False
+        else:
+            self._unsynced_bytes += group.size
+            if self._sync_timer is None:
+                self._sync_timer = asyncio.get_running_loop().call_later(self._sync_s, self._on_sync_timer)
+
+    def _note_synced(self, number: int, next_offset: Offset) -> None:
+        self._synced_end = next_offset
+        self._unsynced_bytes = 0
+        if not self._gathered:
+            self._sync_wanted = False
+        self._owner.on_synced(number, next_offset)
+
+    # The rare steps, in a task.
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        # If somebody cancelled it, what it was doing is neither done nor not done.
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self._step()
+        else:
+            self._fail(error)
+
+    async def _make_room(self, size: int, wanted: int, base: Offset, number: int) -> None:
+        closed = await self._writer.make_room(size, wanted, base)
+        if closed and self._unsynced_bytes and not self._stopped:
+            self._note_synced(number - 1, base)
+
+    async def _sync(self) -> None:
+        number, end = self.last_number, self._written_end
+        await self._writer.sync()
+        if not self._stopped:
+            self._note_synced(number, end)
+
+    async def _rotate(self) -> None:
+        await self._writer.close_current()
+        self._rotate_wanted = False
+
+    # Timers.
+
+    def _on_sync_timer(self) -> None:
+        self._sync_timer = None
+        if self._unsynced_bytes:
+            self.want_sync()
+
+    def _arm_age_timer(self) -> None:
+        """So that a file is closed and exported at its age, also when nothing more arrives."""
+        age_left_s = self._writer.age_left_s
+        if age_left_s is not None:
+            self._age_timer = asyncio.get_running_loop().call_later(age_left_s, self._on_age_timer)
+
+    def _on_age_timer(self) -> None:
+        self._age_timer = None
+        if self._writer.is_old:
+            self.want_rotation()
+        else:
+            self._arm_age_timer()  # another file is the newest by now
+
+    # Coming to rest.
+
+    def _pause(self) -> None:
+        self._busy = False
+        if self._rest is not None:
+            self._rest.set_result(None)
+            self._rest = None
+
+    async def _at_rest(self) -> None:
+        if self._rest is None:
+            self._rest = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._rest)
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the owner stop us: whatever was to come next does not."""
+        if not isinstance(error, BraidError):
+            broken = BrokenInvariant(f"committing to {self._writer.folder} broke: {error!r}")
+            broken.__cause__ = error
+            error = broken
+        self._owner.on_commit_failed(error)
+        if self._group is None and self._task is None:
+            self._pause()
+
+    def _has_stopped(self) -> bool:
+        """Asked again after each call to others: the log may have been abandoned meanwhile."""
+        return self._stopped
