@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from braid.client.address import DEFAULT_PORT, format_address, format_url, parse_address, parse_url
 from braid.model.errors import InvalidArgument
 from braid.ports.network import Address
+from braid.wire.address import DEFAULT_PORT, format_address, format_url, parse_address, parse_url
 
 
 @pytest.mark.parametrize(

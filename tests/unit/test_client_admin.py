@@ -90,6 +90,45 @@ def test_arguments_travel_as_the_broker_reads_them() -> None:
     assert listed == {"tenant": "a", "namespace": "b"}
 
 
+def test_what_becomes_of_lost_owners_travels_only_when_it_is_not_the_default() -> None:
+    """Brokers of the version before refuse what they have no word for."""
+    calls = Calls(create_topic=[{}, {}])
+
+    async def body(client: Client) -> None:
+        await client.admin.create_topic("orders")
+        await client.admin.create_topic("orders", on_owner_loss="continue", owner_loss_after_ms=5)
+
+    play(calls, body)
+    first, second = (arguments["policies"] for _, arguments in calls.seen)
+    assert "onOwnerLoss" not in first
+    assert (second["onOwnerLoss"], second["ownerLossAfterMs"]) == ("continue", 5)
+
+
+def test_a_move_to_a_named_broker_is_asked_for_again_when_its_answer_was_lost() -> None:
+    calls = Calls(move_topic=[CUT, {"segments": []}, CUT], drain_broker=[CUT, {"state": "draining"}])
+
+    async def body(client: Client) -> None:
+        assert await client.admin.move("orders", to="b", timeout=7) == {"segments": []}
+        with pytest.raises(ConnectionLost):
+            await client.admin.move("orders")  # Another try would move it once more.
+        assert await client.admin.drain("b") == {"state": "draining"}
+
+    play(calls, body)
+    assert calls.seen[0] == calls.seen[1] == ("move_topic", {"topic": "orders", "to": "b", "timeout": 7})
+
+
+def test_recovering_and_balancing_say_what_may_be_lost_and_what_may_move() -> None:
+    calls = Calls(recover_topic=[{}], balance=[{}])
+
+    async def body(client: Client) -> None:
+        await client.admin.recover("orders", segment=3, accept_loss=True)
+        await client.admin.balance(dry_run=True)
+
+    play(calls, body)
+    recover = {"topic": "orders", "segment": 3, "acceptLoss": True, "timeout": 60.0}
+    assert calls.seen == [("recover_topic", recover), ("balance", {"dryRun": True})]
+
+
 def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is_raised() -> None:
     calls = Calls(
         get_topic=[MetadataUnavailable("later"), {"name": "x"}, TopicNotFound("no")],

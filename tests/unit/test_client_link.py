@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from braid.client.link import Link, connect_link
 from braid.model.errors import ClientClosed, ConnectFailed, ConnectionLost, TimedOut, UnknownOperation
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import ScriptedBroker
+from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from braid.client.batcher import GROUP, RECORD_BYTES
 from braid.client.client import Client, connect
-from braid.client.lane import MAX_BATCHES_IN_FLIGHT
+from braid.client.lane import EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
 from braid.client.producer import Producer
 from braid.model.batch import BatchHeader, parse_header
 from braid.model.columns import Message, decode_messages
@@ -34,6 +35,7 @@ from braid.storage.producers import REMEMBERED_BATCHES
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
+from braid.wire.link import Link
 from braid.wire.operations import Route
 
 PATH = "public/default/orders"
@@ -96,6 +98,73 @@ def test_what_is_given_in_one_turn_of_the_loop_is_one_batch() -> None:
         ids = await asyncio.gather(*(producer.send(f"value-{number}") for number in range(100)))
         assert ids == [MessageId(0, number) for number in range(100)]
         assert [batch.count for batch in world.batches()] == [100]
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    ("options", "several"), [({}, True), ({"linger": 0.001}, False), ({"compression": "lz4"}, False)]
+)
+def test_a_large_turn_begins_to_leave_before_it_ends(options: dict[str, Any], several: bool) -> None:
+    async def body(world: World, producer: Producer) -> None:
+        for _ in range(2):  # also when the first are confirmed and nothing is under way again
+            for number in range(2_000):
+                producer.submit(b"%0100d" % number)
+            await producer.flush()
+        counts = [batch.count for batch in world.batches()]
+        if several:
+            early = -(-EARLY_BYTES // (100 + RECORD_BYTES))
+            assert counts == [early, 2_000 - early] * 2
+        else:
+            assert counts == [2_000] * 2
+        assert world.values() == [b"%0100d" % number for number in range(2_000)] * 2
+
+    async def warm(world: World, producer: Producer) -> None:
+        await producer.send(b"%0100d" % 0)  # connects
+        world.broker.logs[PATH, 0].batches.clear()
+        await body(world, producer)
+
+    play(warm, **options)
+
+
+def test_who_sends_again_when_his_record_is_stored_does_so_in_the_turn_of_the_confirm() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        await producer.send(b"connects")
+        loop, planned = asyncio.get_running_loop(), []
+        call_soon = loop.call_soon
+
+        def watched(callback: Callable[..., object], *arguments: Any, **options: Any) -> asyncio.Handle:
+            planned.append(callback)
+            return call_soon(callback, *arguments, **options)
+
+        loop.call_soon = watched  # type: ignore[method-assign, assignment]
+        for number in range(20):
+            await producer.send(b"%d" % number)
+        del loop.call_soon
+        whose = [type(getattr(each, "__self__", None)) for each in planned]
+        assert whose
+        assert not {Lane, Link}.intersection(whose)
+        assert len(world.batches()) == 21
+
+    play(body)
+
+
+def test_many_senders_share_a_batch_and_a_cancelled_one_harms_no_other() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.broker.answer_delay_s = lambda: 1.0
+        senders = [asyncio.create_task(producer.send(b"%d" % number)) for number in range(3 * GROUP)]
+        await asyncio.sleep(0.5)
+        cancelled = (0, 5, GROUP, 3 * GROUP - 1)
+        for number in cancelled:
+            senders[number].cancel()
+        done = await asyncio.gather(*senders, return_exceptions=True)
+        assert [batch.count for batch in world.batches()] == [3 * GROUP]
+        for number, each in enumerate(done):
+            if number in cancelled:
+                assert isinstance(each, asyncio.CancelledError)
+            else:
+                assert each == MessageId(0, number)
+        await asyncio.wait_for(asyncio.gather(*(producer.send(b"x") for _ in range(3 * GROUP))), 10)
 
     play(body)
 

@@ -412,15 +412,15 @@ def test_a_channel_that_may_be_opened_again_is() -> None:
     assert len(broker.got(Join)) == 1
 
 
-def test_a_session_that_the_broker_forgot_is_joined_again() -> None:
+def test_a_channel_that_is_refused_for_long_is_opened_in_the_end_by_the_same_session() -> None:
     async def test(broker: ScriptedBroker, client: Client) -> None:
         async with client.stream_consumer("orders", "billing") as consumer:
             await receive(consumer, 7)
             broker.opened[0].fail(NotServing("gone"))
-            broker.refusals[Kind.OPEN] = [NotServing("session 1 is not one of this connection")] * 6
+            broker.refusals[Kind.OPEN] = [NotServing("not yet")] * 20
             await until(lambda: len(broker.opened) == 2)
             assert offsets(await receive(consumer, 3)) == [7, 8, 9]
-        assert len(broker.got(Join)) == 2
+        assert len(broker.got(Join)) == 1
 
     play(test, with_records(10))
 
@@ -561,6 +561,46 @@ def test_a_seek_while_the_connection_was_lost_is_seen_by_the_cursor() -> None:
     play(test, with_records(10))
 
 
+@pytest.mark.parametrize("place", [3, 5, 7])
+def test_a_seek_while_away_to_a_place_that_acks_could_have_reached_is_followed(place: int) -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            messages = await receive(consumer, 8)
+            await consumer.ack(messages[2])
+            await consumer.flush_acks()
+            await consumer.ack(messages[6])
+            broker.cut()
+            broker.seek(0, place)
+            await until(lambda: len(broker.opened) == 2)
+            await asyncio.sleep(0.1)  # The answer to OPEN tells of the seek.
+            assert offsets(await receive(consumer, 10 - place)) == list(range(place, 10))
+            await consumer.ack(messages[1])  # Of before the seek: it says nothing of what came since.
+            await asyncio.sleep(1)
+            assert broker.segments[0].cursor == place
+
+    play(test, with_records(10))
+
+
+def test_records_that_took_the_place_of_lost_ones_are_not_skipped() -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            messages = await receive(consumer, 10)
+            await consumer.ack(messages[3])
+            await consumer.flush_acks()
+            broker.cut()
+            segment = broker.segments[0]
+            del segment.batches[6:]
+            segment.end = 6
+            segment.append(*(b"new" for _ in range(6)))
+            segment.placement += 1
+            await until(lambda: len(broker.opened) == 2)
+            messages = await receive(consumer, 8)
+            assert offsets(messages) == list(range(4, 12))
+            assert [message.value for message in messages] == [b"0/4", b"0/5"] + [b"new"] * 6
+
+    play(test, with_records(10))
+
+
 def test_retention_that_overtakes_a_slow_consumer_moves_it_forward() -> None:
     async def test(broker: ScriptedBroker, client: Client) -> None:
         async with client.stream_consumer("orders", "billing") as consumer:
@@ -580,6 +620,7 @@ def test_retention_that_overtakes_a_slow_consumer_moves_it_forward() -> None:
 def test_a_segment_that_goes_to_another_consumer_is_given_back_with_its_last_ack() -> None:
     async def test(broker: ScriptedBroker, client: Client) -> None:
         async with client.stream_consumer("orders", "billing") as consumer:
+            await asyncio.sleep(0.1)  # Both segments have arrived.
             messages = [message for message in await receive(consumer, 6) if message.segment == 1]
             assert messages
             broker.assign(0)
@@ -651,14 +692,14 @@ def test_a_segment_that_comes_back_while_it_is_given_back_is_opened_again() -> N
 def test_a_segment_that_comes_back_with_another_session_is_handed_out_again() -> None:
     async def test(broker: ScriptedBroker, client: Client) -> None:
         async with client.stream_consumer("orders", "billing") as consumer:
+            await asyncio.sleep(0.1)  # Both segments have arrived.
             assert {message.segment for message in await receive(consumer, 6)} == {0, 1}
             broker.assign(0)
             await until(lambda: consumer.segments == (0,))
             # While segment 1 waits for its acks, the session is lost.
-            broker.refusals[Kind.OPEN] = [NotServing("session 1 is not one of this connection")] * 6
-            next(each for each in broker.channels if each.segment == 0).fail(NotServing("gone"))
+            expelled = Expelled(1, NotServing.code, "another broker is the controller now", retriable=True)
+            broker.peers[-1].push(Kind.EXPEL, expelled)
             await until(lambda: consumer.segments == (0, 1))
-            assert not broker.got(Release)
             again = [message for message in await receive(consumer, 37) if message.segment == 1]
             assert offsets(again) == list(range(20))
 
@@ -700,6 +741,36 @@ def test_acks_of_a_segment_that_has_ended_are_not_lost() -> None:
             broker.assign()
             await until(lambda: broker.got(Release))
             assert broker.segments[0].cursor == 10
+        assert len(broker.opened) == 1, "the channel that has ended takes the acks"
+
+    play(test, with_records(10))
+
+
+def test_acks_of_a_segment_that_has_ended_outlive_its_connection() -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            broker.segments[0].sealed = True
+            broker.pump()
+            messages = await receive(consumer, 5)
+            await asyncio.sleep(1)
+            broker.cut()
+            messages += await receive(consumer, 5)
+            assert offsets(messages) == list(range(10))
+            await consumer.ack(messages[9])
+        assert broker.segments[0].stored == 10
+
+    play(test, with_records(10))
+
+
+def test_a_segment_that_has_ended_is_read_again_after_a_seek() -> None:
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            broker.segments[0].sealed = True
+            broker.pump()
+            await consumer.ack((await receive(consumer, 10))[9])
+            await consumer.flush_acks()
+            broker.seek(0, 4)
+            assert offsets(await receive(consumer, 6)) == [4, 5, 6, 7, 8, 9]
 
     play(test, with_records(10))
 
@@ -740,3 +811,27 @@ def test_whatever_happens_each_record_is_handed_out_once_and_in_order(seed: int)
             assert channel.granted_bytes <= channel.sent_bytes + WINDOW
 
     play(test, with_records(100, segments=3, per_batch=seed % 7 + 1), seed=seed)
+
+
+def test_a_segment_that_comes_back_while_it_is_given_back_is_read_on_by_its_new_seat() -> None:
+    """Its last ack found no channel, and no owner takes the seat that it had: another consumer has read there since."""
+
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+            messages = await receive(consumer, 2)
+            broker.refusals[Kind.OPEN] = [NotServing("out of date") for _ in range(1_000)]
+            broker.assignment = ()
+            broker.cut()
+            await until(lambda: consumer.segments == ())
+            await consumer.ack(messages[-1])
+            await until(lambda: len(broker.got(Open)) > 5)
+            broker.refusals.clear()
+            broker.grants[0] = 2
+            tried = len(broker.got(Open))
+            broker.assign(0)
+            broker.append(0, b"next")
+            assert offsets(await receive(consumer, 1)) == [2]
+            assert {opening.grant for opening in broker.got(Open)[tried:]} == {2}
+            assert broker.segments[0].cursor == 2
+
+    play(test, with_records(2))

@@ -68,6 +68,27 @@ def test_frames_of_one_turn_leave_in_one_write() -> None:
     with_transport(check)
 
 
+def test_queued_frames_wait_for_the_flush_and_keep_their_place_among_the_others() -> None:
+    async def check(handler: Recorder, transport: RecordingTransport) -> None:
+        connection = handler.connection
+        connection.cork()
+        connection.queue(encode_frame(2, b"first", request=1))
+        connection.send(2, b"second", request=2)
+        connection.queue(encode_frame(2, b"third", request=3))
+        await asyncio.sleep(0)
+        assert transport.written == []
+        connection.flush()
+        assert len(transport.written) == 1
+        assert [frame.request for frame in frames_in(transport.data)] == [1, 2, 3]
+        assert connection.sent_bytes == len(transport.data)
+        connection.close(OVER)
+        connection.queue(encode_frame(2, b"late"))
+        connection.flush()
+        assert len(transport.written) == 1
+
+    with_transport(check)
+
+
 def test_large_payloads_are_written_by_themselves_and_in_order() -> None:
     async def check(handler: Recorder, transport: RecordingTransport) -> None:
         small, large = b"s" * JOIN_BYTES, b"l" * (JOIN_BYTES + 1)

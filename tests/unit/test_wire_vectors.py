@@ -86,3 +86,9 @@ def test_payloads_are_record_batches() -> None:
         while at < len(payload):
             verify(payload, at)
             at += parse_header(payload, at).size
+
+
+def test_frames_of_builds_that_knew_fewer_fields_are_read() -> None:
+    """What stood in the folder before a field was added."""
+    opened = bytes.fromhex("0700000007000000060000002801000092cd04d2cd04d3")
+    assert decode(operations.Opened, read(opened).body) == operations.Opened(1234, 1235, placement=0)

@@ -62,8 +62,8 @@ def vectors() -> list[Vector]:
         op.SegmentRoute(0, 0x0000, 0x7FFF, True, (), (), "127.0.0.1:6660", 3),
         op.SegmentRoute(1, 0x8000, 0xFFFF, True, (), (), "", 0),
     )
-    topology = op.Topology(42, (op.TopicRoute(ORDERS, TOPIC_ID, 1, segments),))
-    gone = op.Topology(43, (op.TopicRoute(ORDERS, 0, 0, ()),))
+    topology = op.Topology(42, (op.TopicRoute(ORDERS, TOPIC_ID, 1, segments, "127.0.0.1:6661"),))
+    gone = op.Topology(43, (op.TopicRoute(ORDERS, 0, 0, (), ""),))
     out_of_range = {"earliest": 1000, "end": 1235}
     positions = (op.SegmentPositions(0, 1000, 1235, False, 1234), op.SegmentPositions(1, 0, 0, False, 0))
     result = {"name": f"topic://{ORDERS}", "segments": {"0": {"state": "ACTIVE"}}}
@@ -81,6 +81,7 @@ def vectors() -> list[Vector]:
         Vector("topology-reply", "two segments, one of which nobody serves now", broker, Kind.TOPOLOGY,
                topology, 3, REPLY),
         Vector("topology-push", "later: the topic was deleted", broker, Kind.TOPOLOGY, gone),
+        Vector("topology-ack", "the client knows", client, Kind.TOPOLOGY_ACK, op.TopologyAck(43)),
         Vector("publish", "one batch without a producer id", client, Kind.PUBLISH,
                op.Route(ORDERS, TOPIC_ID, 0, 1), 4, payload=("one",)),
         Vector("publish-reply", "stored", broker, Kind.PUBLISH, op.Published(1234, False), 4, REPLY),
@@ -92,12 +93,12 @@ def vectors() -> list[Vector]:
                op.Join(ORDERS, "billing", "worker-1", "earliest", "stream", True), 5),
         Vector("join-reply", "", broker, Kind.JOIN, op.Joined(17, TOPIC_ID, True), 5, REPLY),
         Vector("assign", "all segments that the consumer has now", broker, Kind.ASSIGN,
-               op.Assignment(17, 1, (0, 1))),
+               op.Assignment(17, 1, (0, 1), 41, (1, 2))),
         Vector("open", "from the subscription's cursor on, with 1 MiB of credit", client, Kind.OPEN,
-               op.Open(1, ORDERS, TOPIC_ID, 0, 1 << 20, 17, 0), 6),
+               op.Open(1, ORDERS, TOPIC_ID, 0, 1 << 20, 0, 0, "billing", 41, 1), 6),
         Vector("open-earliest", "without a session, from the earliest offset on", client, Kind.OPEN,
                op.Open(2, ORDERS, TOPIC_ID, 0, 1 << 20, 0, -1), 7),
-        Vector("open-reply", "", broker, Kind.OPEN, op.Opened(1234, 1235), 6, REPLY),
+        Vector("open-reply", "", broker, Kind.OPEN, op.Opened(1234, 1235, 57), 6, REPLY),
         Vector("open-error", "an error with fields of its own", broker, Kind.OPEN,
                op.ErrorBody("offset-out-of-range", "offset 3 is gone", False, out_of_range), 7, FAILED),
         Vector("deliver", "one batch, as the owner stamped it", broker, Kind.DELIVER,
@@ -128,6 +129,10 @@ def vectors() -> list[Vector]:
         Vector("admin", "a call of the REST interface", client, Kind.ADMIN,
                op.AdminRequest("get_topic", {"topic": ORDERS}), 13),
         Vector("admin-reply", "", broker, Kind.ADMIN, op.AdminReply(result), 13, REPLY),
+        Vector("peer", "where does your segment end, for another broker?", client, Kind.PEER,
+               op.PeerRequest("positions", {"topic": ORDERS, "topic_id": TOPIC_ID, "segment": 0, "timestamp": None}),
+               14),
+        Vector("peer-reply", "", broker, Kind.PEER, op.PeerReply([0, 1000, 1235, False, -1]), 14, REPLY),
         Vector("unknown-error", "the answer to an operation that the broker does not know", broker, 200,
                op.ErrorBody("unknown-operation", "operation 200 is unknown to this broker", False, {}),
                0xFFFF_FFFF, FAILED),

@@ -15,7 +15,6 @@ import datetime
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.link import within
 from braid.model.errors import (
     BraidError,
     ConnectFailed,
@@ -29,6 +28,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
+from braid.wire.link import within
 from braid.wire.operations import AdminReply, AdminRequest, Kind, decode, encode
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ Json = dict[str, Any]
 
 _UNKNOWN_OUTCOME: Final = (ConnectionLost, MetadataUncertain, TimedOut)
 """After these, the call may have happened."""
+MOVE_TIMEOUT_S: Final = 60.0
 
 
 class Admin:
@@ -59,12 +60,16 @@ class Admin:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         retention_ignores_subscriptions: bool = False,
+        on_owner_loss: str = "wait",
+        owner_loss_after_ms: int = 60_000,
         properties: Mapping[str, str] | None = None,
     ) -> Json:
         """Create a topic whose key hashes are cut into `segments` equal ranges. `TopicExists` if there is one.
 
         `durability` is what a publish waits for: `memory`, `fsync` or `replicated`. `retention_ms` and
-        `retention_bytes` (of each segment) say what may be deleted; without them, nothing is.
+        `retention_bytes` (of each segment) say what may be deleted; without them, nothing is. `on_owner_loss` is what
+        becomes of a segment whose broker is gone: it may `wait` for it, or, after `owner_loss_after_ms`, `continue` on
+        another one without what only the first one's disk had.
         """
         policies: Json = {
             "durability": durability,
@@ -74,6 +79,8 @@ class Admin:
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
         }
+        if on_owner_loss != "wait":  # Which is all that older brokers do, and they know no word for it.
+            policies |= {"onOwnerLoss": on_owner_loss, "ownerLossAfterMs": owner_loss_after_ms}
         arguments: Json = {
             "topic": topic,
             "segments": segments,
@@ -126,9 +133,31 @@ class Admin:
         """Give the topic so many equal segments."""
         return await self._change("repartition_topic", {"topic": topic, "segments": segments})
 
-    async def move(self, topic: str, *, segment: int | None = None, to: str | None = None) -> Json:
-        """Move a segment, or all of a topic, to another broker: to the one named, or wherever it fits best."""
-        return await self._change("move_topic", {"topic": topic, "segment": segment, "to": to})
+    async def move(
+        self, topic: str, *, segment: int | None = None, to: str | None = None, timeout: float = MOVE_TIMEOUT_S
+    ) -> Json:
+        """Move a segment, or all of a topic, to another broker: to the one named, or wherever it fits best.
+
+        Returns when they are served there: for each segment from where, to where, in which epoch, and how long it took.
+        `MoveRefused` if it cannot move or did not arrive; `TimedOut` if it is still on its way after `timeout` seconds.
+        """
+        arguments = {"topic": topic, "segment": segment, "to": to, "timeout": timeout}
+        # To ask twice for the same place is to ask once; "wherever it fits" would be another place then.
+        return await self._change("move_topic", arguments, repeatable=to is not None, timeout_s=timeout)
+
+    async def recover(
+        self,
+        topic: str,
+        *,
+        segment: int | None = None,
+        to: str | None = None,
+        accept_loss: bool = False,
+        timeout: float = MOVE_TIMEOUT_S,
+    ) -> Json:
+        """Let another broker continue the segments whose broker is gone, without what only that one's disk had. The
+        answer says of each segment what that is. Without `accept_loss` nothing is changed: the error says it."""
+        arguments = {"topic": topic, "segment": segment, "to": to, "acceptLoss": accept_loss, "timeout": timeout}
+        return await self._change("recover_topic", arguments, timeout_s=timeout)
 
     async def auto_scale_policy(self, topic: str) -> Json:
         return await self._change("get_auto_scale_policy", {"topic": topic})
@@ -218,16 +247,22 @@ class Admin:
     # The cluster.
 
     async def brokers(self) -> list[Json]:
+        """Every broker that is there, and those that are gone (`down`) and own segments."""
         result: list[Json] = await self._call("list_brokers", {})
         return result
 
     async def drain(self, broker: str) -> Json:
-        """Move everything away from a broker, for maintenance."""
-        return await self._change("drain_broker", {"broker": broker})
+        """Ask for everything to move away from a broker, for maintenance. Returns the broker's state at once: it is
+        `draining` until nothing is left on it, then `drained`."""
+        return await self._change("drain_broker", {"broker": broker}, repeatable=True)
 
     async def activate(self, broker: str) -> Json:
         """Give a drained broker work again."""
-        return await self._change("activate_broker", {"broker": broker})
+        return await self._change("activate_broker", {"broker": broker}, repeatable=True)
+
+    async def balance(self, *, dry_run: bool = False) -> Json:
+        """Begin the moves that even the brokers' load best, or only say which these are, and why there are no more."""
+        return await self._change("balance", {"dryRun": dry_run})
 
     async def topology(self) -> Json:
         """What clients are told: every topic with its segments and their owners."""
@@ -236,10 +271,12 @@ class Admin:
 
     # How.
 
-    async def _change(self, call: str, arguments: Json) -> Json:
-        """A call that must not happen twice."""
+    async def _change(
+        self, call: str, arguments: Json, *, repeatable: bool = False, timeout_s: float | None = None
+    ) -> Json:
+        """A call that must not happen twice, unless it says otherwise."""
         given = {name: value for name, value in arguments.items() if value is not None}
-        result: Json = await self._call(call, given, repeatable=False)
+        result: Json = await self._call(call, given, repeatable=repeatable, timeout_s=timeout_s)
         return result
 
     async def _call(
@@ -248,11 +285,13 @@ class Admin:
         arguments: Json,
         *,
         repeatable: bool = True,
+        timeout_s: float | None = None,
         done: tuple[type[BraidError], Callable[[BraidError], Awaitable[Any]]] | None = None,
     ) -> Any:
-        """`done`: the error that a try meets if an earlier one did the work, and what then gives the result."""
+        """`timeout_s`: how long the broker itself may take; what it says then is waited for, so that it can explain
+        itself. `done`: the error that a try meets if an earlier one did the work, and what then gives the result."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._client.timeout_s
+        deadline = loop.time() + self._client.timeout_s + (timeout_s or 0)
         backoff = self._client.backoff()
         body = encode(AdminRequest(call, arguments))
         in_doubt = False

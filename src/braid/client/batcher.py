@@ -1,17 +1,15 @@
 """Batches while they are being filled, and what a program holds to learn what became of its records.
 
 A record costs a few list operations here and nothing else: no task, no future, no encoding. All records of a batch
-share its fate, so they share one future, and a receipt is only the batch and a number. Encoding happens once, when the
-batch leaves (`Batch.encode`), in loops that run in C.
+share its fate, so their senders share a few futures (wakeup.py), and a receipt is only the batch and a number. Encoding
+happens once, when the batch leaves (`Batch.encode`), in loops that run in C.
 """
 
 from __future__ import annotations
 
 import asyncio
-import types
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextvars import Context
 from functools import partial
 from typing import Any, Final, overload
 
@@ -20,12 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from braid.model.batch import Codec
-from braid.model.encode import Headers, encode_batch, encode_table
+from braid.model.body import Data
+from braid.model.encode import Headers, encode_batch, encode_one, gather_table
 from braid.model.errors import BraidError
 from braid.model.message import MessageId
+from braid.wire.wakeup import cancelled_itself, wait_on
 
 RECORD_BYTES: Final = 22
 """What a record costs in a batch besides its key, value and headers (model/draft.py, `largest_body`)."""
+GROUP: Final = 128
+"""Records whose senders share a future. What asyncio keeps for each task that waits on one is freed with the future, so
+if thousands shared one, their going on would look to Python's garbage collector like thousands of new objects: it would
+run so often that it took a fifth of the time."""
 UNKNOWN_OFFSET: Final = -1
 """Of a record that is stored, at an offset that the broker no longer remembers."""
 
@@ -47,6 +51,7 @@ class Batch:
         "error",
         "first_sequence",
         "future",
+        "futures",
         "headers",
         "keys",
         "looked_at",
@@ -83,8 +88,9 @@ class Batch:
         self.looked_at = False
         """Whether somebody asked a receipt, or waits, for what became of it."""
 
-        self.data: bytearray | None = None
-        """Encoded; from then on it has its number."""
+        self.data: Sequence[Data] | None = None
+        """Encoded, as buffers that follow each other, the first of which begins with the header; from then on it has
+        its number."""
         self.first_sequence = 0
         self.answer: BraidError | None = None
         """What the broker refused it with in this round; None: not answered yet, or stored."""
@@ -95,6 +101,9 @@ class Batch:
         self.base_offset = 0
         self.error: BraidError | None = None
         self.future: asyncio.Future[None] | None = None
+        """The one that the next task waits on."""
+        self.futures: list[asyncio.Future[None]] = []
+        """All that somebody waits on."""
 
     def pad_keys(self) -> list[bytes | None]:
         """The keys, one for each value."""
@@ -116,15 +125,19 @@ class Batch:
             self.timestamps = {}
         self.timestamps[len(self.values) - 1] = timestamp_us
 
-    def encode(self, codec: Codec, producer_id: int, first_sequence: int) -> bytearray:
+    def encode(self, codec: Codec, producer_id: int, first_sequence: int) -> Sequence[Data]:
+        data: Sequence[Data]
+        values = self.values
+        headers, timestamps = self.headers, self.timestamps
         if self.table is not None:
-            data = encode_table(
+            data = gather_table(
                 self.table, now_us=self.now_us, codec=codec, producer_id=producer_id, first_sequence=first_sequence
             )
+        elif len(values) == 1 and headers is None and timestamps is None and codec is Codec.NONE:
+            key = self.keys[0] if self.keys else None
+            data = (encode_one(values[0], key, self.now_us, producer_id, first_sequence),)
         else:
-            values = self.values
-            headers, timestamps = self.headers, self.timestamps
-            data = encode_batch(
+            whole = encode_batch(
                 values,
                 keys=None if self.keys is None else self.pad_keys(),
                 timestamps=None if timestamps is None else [timestamps.get(n, self.now_us) for n in range(len(values))],
@@ -134,76 +147,40 @@ class Batch:
                 producer_id=producer_id,
                 first_sequence=first_sequence,
             )
+            data = (whole,)
         self.data = data
         self.first_sequence = first_sequence
         return data
 
     def settle(self, base_offset: int, error: BraidError | None) -> None:
-        """Say once and for all what became of it, and let go of its records."""
+        """Say once and for all what became of it, and let go of its records. The caller wakes those who wait."""
         self.done = True
         self.base_offset = base_offset
         self.error = error
         self.values = []
         self.keys = self.headers = self.timestamps = self.table = self.data = None
-        if self.future is not None and not self.future.done():
-            # Not at once: whoever goes on will call the lane that is just settling this.
-            self.future.get_loop().call_soon(wake, self.future)
 
     async def settled(self) -> None:
         """Returns when it is known what became of it, be it good or bad. May be waited for by many, and cancelled."""
         while not self.done:
+            future = self.future
+            if future is None or future.done():
+                future = self.waiting()
             try:
-                await wait_on(self.waiting())
+                await wait_on(future)
             except asyncio.CancelledError:
                 if cancelled_itself():
                     raise
 
     def waiting(self) -> asyncio.Future[None]:
-        """The future that everybody waits on.
-
-        Cancelling a task cancels the future it waits on, which here wakes all others too: each of them asks
-        `cancelled_itself`, and if it was not, waits again on a new future. (A future for each record would cost
-        a third of the speed of `send`.)
-        """
-        future = self.future
-        if future is None or future.done():
-            future = self.future = asyncio.get_running_loop().create_future()
+        """A new future to wait on. Many share it (wakeup.py), but no more than `GROUP`."""
+        future = self.future = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
         return future
 
     def raise_error(self) -> None:
         if self.error is not None:
             raise self.error.again()
-
-
-@types.coroutine
-def wait_on(future: asyncio.Future[None]) -> Generator[asyncio.Future[None], None, None]:
-    """Wait until `wake(future)`. What `await future` does, but for looking at the future when it is over."""
-    future._asyncio_future_blocking = True
-    yield future
-
-
-def wake(future: asyncio.Future[None]) -> None:
-    """Go on with every task that waits on the future.
-
-    `set_result` plans one callback for each of them, through the loop: a third of what a `send` costs. So they are
-    stepped here, each in its own context, which is what the loop would do. A callback of the loop's own, as no task can
-    step another.
-    """
-    loop = future.get_loop()
-    over: asyncio.Future[None] = loop.create_future()
-    over.set_result(None)
-    waiting: Iterator[tuple[Callable[..., object], Context]] = iter(getattr(future, "_callbacks", None) or ())
-    try:
-        for step, context in waiting:
-            context.run(step, over)
-    finally:  # What ends a step by an error ends the program, but the others must not hang meanwhile.
-        for step, context in waiting:
-            loop.call_soon(step, over, context=context)
-
-
-def cancelled_itself() -> bool:
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 class Receipt(msgspec.Struct, gc=False, eq=False):

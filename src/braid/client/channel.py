@@ -9,6 +9,9 @@ the worst case when nothing waits any more.
 A channel is opened without credit. The answer tells where the broker begins; only then is credit given. So a delivery
 never comes before it is known where it belongs.
 
+When a sealed segment has been delivered to its end, nothing more comes; but a subscription's channel still takes acks,
+and still hears when its subscription is set to another place.
+
 Everything that arrives is checked before anybody sees it: checksums, and that each batch begins where the last one
 ended (I1). A delivery that fails the check ends the channel.
 """
@@ -20,10 +23,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from braid.client.link import Link, within
 from braid.client.received import Part, ReceivedBatch, checked_parts
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
 from braid.wire.frame import Frame
+from braid.wire.link import Link, within
 from braid.wire.operations import (
     END_OF_SEGMENT,
     Ack,
@@ -44,6 +47,15 @@ DEFAULT_WINDOW_BYTES: Final = 8 << 20
 """Enough that a broker can read ahead while the application works on what it has."""
 MIN_WINDOW_BYTES: Final = 64 << 10
 MAX_WINDOW_BYTES: Final = 1 << 30
+
+
+class Seat(NamedTuple):
+    """By which a consumer may read a segment for its subscription, as its assignment says. The owner of the segment
+    lets nobody read by a lower one than it has seen."""
+
+    subscription: str
+    term: int
+    grant: int
 
 
 class _Arrived(NamedTuple):
@@ -80,12 +92,14 @@ class Channel:
         self.segment: Final = segment
         self.begins = 0
         """Where the broker begins: at the subscription's cursor, or at the offset that was asked for."""
+        self.placement = 0
+        """Changes when the subscription is set to another place: what was known of it before counts no more."""
         self.end = 0
         """Where the segment ended when the broker last said so, as consumers see it."""
         self.ended = False
         """The segment is sealed, and all of it has arrived here."""
         self.over: BraidError | None = None
-        """Why nothing more comes; None while the channel works, and when the segment has ended."""
+        """Why the channel is closed; None while it is open, and when it was closed because the segment has ended."""
         self.waiting_bytes = 0
         """What has arrived and was not taken."""
         self._window = window
@@ -95,11 +109,14 @@ class Channel:
         self._needed = 0
         self._expected = 0
         """Where the next batch begins (I1)."""
+        self._takes_acks = False
         self._wanted = 0
         """The first offset that is handed out next."""
 
-    async def open(self, topic_id: int, *, session: int, offset: int, timeout_s: float) -> None:
-        request = Open(self.number, self.topic, topic_id, self.segment, 0, session, offset)
+    async def open(self, topic_id: int, *, timeout_s: float, seat: Seat | None = None, offset: int = 0) -> None:
+        """At the subscription's cursor, or without one at `offset`."""
+        subscription, term, grant = seat if seat is not None else ("", 0, 0)
+        request = Open(self.number, self.topic, topic_id, self.segment, 0, 0, offset, subscription, term, grant)
         try:
             opened = await self.link.ask(Kind.OPEN, encode(request), Opened, timeout_s)
         except BaseException:
@@ -107,6 +124,8 @@ class Channel:
             raise
         self.begins = self._expected = opened.offset
         self.end = opened.end
+        self.placement = opened.placement
+        self._takes_acks = seat is not None
 
     def begin(self, wanted: int) -> None:
         """Let the broker send. What it sends below `wanted` is left out: it may begin at a cursor that is behind what
@@ -117,6 +136,7 @@ class Channel:
 
     @property
     def working(self) -> bool:
+        """Whether something may still come."""
         return self.over is None and not self.ended
 
     @property
@@ -187,12 +207,14 @@ class Channel:
         self._grant()
 
     def on_closed(self, error: Closed | BraidError) -> None:
-        if isinstance(error, BraidError):
-            self.over = error
-        elif error.code == END_OF_SEGMENT:
+        if isinstance(error, Closed) and error.code == END_OF_SEGMENT:
             self.ended = True
-        else:
+        elif isinstance(error, Closed):
             self.over = error_from(ErrorBody(error.code, error.message, error.retriable))
+        else:
+            self.over = error
+        if self.over is not None or not self._takes_acks:
+            self.link.forget_channel(self.number)
         self._on_news()
 
     def _check_credit(self, size: int) -> None:

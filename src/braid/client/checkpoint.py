@@ -26,7 +26,15 @@ import msgspec
 from braid.client.channel import Channel, checked_window
 from braid.client.consumer import Consumer, Feed, Taken, closed_error, may_pass
 from braid.client.retry import retrying
-from braid.model.errors import BraidError, InvalidArgument, OffsetOutOfRange, SegmentNotFound, TopicNotFound
+from braid.client.routing import OwnerSearch
+from braid.model.errors import (
+    BraidError,
+    ClientClosed,
+    InvalidArgument,
+    OffsetOutOfRange,
+    SegmentNotFound,
+    TopicNotFound,
+)
 from braid.model.names import TopicName
 from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, encode
 
@@ -150,16 +158,30 @@ class CheckpointConsumer(Consumer):
             raise closed_error("the consumer")
         if self._started:
             return
-        deadline = asyncio.get_running_loop().time() + self._client.timeout_s
-        await retrying(self._find_positions, deadline, self._client.backoff())
-        await retrying(self._read_what_may_be_read, deadline, self._client.backoff())
         self._client.add_consumer(self)
+        deadline = asyncio.get_running_loop().time() + self._client.timeout_s
+        try:
+            await retrying(self._find_positions, deadline, self._client.backoff())
+            await retrying(self._read_what_may_be_read, deadline, self._client.backoff())
+        except BaseException:
+            self._client.forget_consumer(self)
+            raise
+        if isinstance(self._failure, ClientClosed):  # Meanwhile.
+            await self.end()
+            raise self._failure.again()
         self._started = True
 
     async def close(self) -> None:
         """End reading. `checkpoint` still answers."""
         if self._closed:
             return
+        await self.end()
+        for feed in self._feeds.values():
+            if feed.channel is not None:
+                with contextlib.suppress(BraidError):
+                    await feed.channel.close(self._client.timeout_s)
+
+    async def end(self) -> None:
         self._closed = True
         self._client.forget_consumer(self)
         self._fail(closed_error("the consumer"))
@@ -167,10 +189,6 @@ class CheckpointConsumer(Consumer):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks.values())
-        for feed in self._feeds.values():
-            if feed.channel is not None:
-                with contextlib.suppress(BraidError):
-                    await feed.channel.close(self._client.timeout_s)
 
     async def _find_positions(self) -> None:
         topic = await self._client.routing.topic(self.topic)
@@ -216,24 +234,26 @@ class CheckpointConsumer(Consumer):
 
     async def _read(self, feed: Feed) -> None:
         """Keep a channel open until the segment has ended."""
-        backoff = self._client.backoff()
+        owner = OwnerSearch(self._client.routing, self.topic, feed.segment, self._client.backoff())
+        error: BraidError | None = None
         while True:
             try:
-                if await self._read_channel(feed):
+                if error is not None:
+                    await owner.after(error)
+                error = await self._read_channel(feed, owner)
+                if error is None:
                     return
-                backoff.reset()
-            except OffsetOutOfRange as error:
-                raise self._out_of_range(feed, error) from error
-            except BraidError as error:
-                if not may_pass(error):
+                owner.worked()
+            except OffsetOutOfRange as failure:
+                raise self._out_of_range(feed, failure) from failure
+            except BraidError as failure:
+                if not may_pass(failure):
                     raise
-            await asyncio.sleep(backoff.next())
-            with contextlib.suppress(BraidError):
-                await self._client.routing.refresh(self.topic)
+                error = failure
 
-    async def _read_channel(self, feed: Feed) -> bool:
-        """Open a channel where the feed stands. Returns True when the segment has ended, False when the channel worked
-        and then broke in a way that may pass."""
+    async def _read_channel(self, feed: Feed, owner: OwnerSearch) -> BraidError | None:
+        """Open a channel where the feed stands. Returns None when the segment has ended, and the error when the
+        channel worked and then broke in a way that may pass."""
         over = asyncio.Event()
 
         def on_news() -> None:
@@ -242,19 +262,19 @@ class CheckpointConsumer(Consumer):
             if feed.channel is channel:
                 self._arrived(feed)
 
-        link = await self._client.routing.owner_link(self.topic, feed.segment)
+        link = await owner.link()
         channel = Channel(link, self.topic, feed.segment, self._window_bytes, on_news)
-        await channel.open(self._topic_id, session=0, offset=feed.taken, timeout_s=self._client.timeout_s)
+        await channel.open(self._topic_id, offset=feed.taken, timeout_s=self._client.timeout_s)
         feed.channel = channel
         channel.begin(feed.taken)
         if channel.working:
             await over.wait()
         if channel.ended:
-            return True
+            return None
         assert channel.over is not None
         feed.channel = None
         if isinstance(channel.over, OffsetOutOfRange) or (channel.delivered and may_pass(channel.over)):
-            return False  # Opening again tells what is there now.
+            return channel.over  # Opening again tells what is there now.
         raise channel.over
 
     def _out_of_range(self, feed: Feed, error: OffsetOutOfRange) -> OffsetOutOfRange:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
-from braid.client.address import DEFAULT_URL, parse_url
 from braid.client.pool import Pool
 from braid.client.retry import Backoff, retrying
 from braid.client.routing import Routing
@@ -28,6 +27,7 @@ from braid.model.errors import BraidError, ClientClosed, InvalidArgument, NotAva
 from braid.model.names import TopicName
 from braid.ports.clock import Clock, SystemClock
 from braid.ports.network import Network, SocketNetwork
+from braid.wire.address import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
     from braid.client.admin import Admin
@@ -214,20 +214,22 @@ class Client:
         self.closed = True
         failure: BraidError | None = None
         try:
-            if not wait:
-                for producer in tuple(self._producers):
-                    producer.abandon()
-                return
-            everyone: list[Producer | Consumer] = [*self._producers, *self._consumers]
-            for each in everyone:
+            for each in self._everyone() if wait else ():
                 try:
                     await each.close()
                 except BraidError as error:  # The others are closed all the same.
                     failure = failure or error
         finally:
+            for each in self._everyone():
+                await each.end()
+            await self.routing.close()
             await self.pool.close(ClientClosed("the client is closed"))
         if failure is not None:
             raise failure
+
+    def _everyone(self) -> list[Producer | Consumer]:
+        """Those that are not closed."""
+        return [*self._producers, *self._consumers]
 
     def _check_open(self) -> None:
         if self.closed:

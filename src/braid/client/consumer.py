@@ -206,6 +206,10 @@ class Consumer(ABC):
     async def close(self) -> None:
         """End receiving. Closing twice is fine."""
 
+    @abstractmethod
+    async def end(self) -> None:
+        """Close without waiting for any broker. Nothing of the consumer runs afterwards."""
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

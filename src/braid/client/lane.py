@@ -35,8 +35,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from braid.client.batcher import UNKNOWN_OFFSET, Batch
-from braid.client.link import Link
-from braid.model.batch import renumber
+from braid.client.routing import OwnerSearch
+from braid.model.batch import Codec, renumber
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -44,6 +44,7 @@ from braid.model.errors import (
     ConnectionLost,
     InvalidArgument,
     LogBusy,
+    Moved,
     NotServing,
     OutOfSequence,
     Overloaded,
@@ -52,7 +53,9 @@ from braid.model.errors import (
     TimedOut,
 )
 from braid.wire.frame import Frame
+from braid.wire.link import Link
 from braid.wire.operations import Kind, Published, decode
+from braid.wire.wakeup import wake
 
 if TYPE_CHECKING:
     from braid.client.producer import Producer
@@ -60,10 +63,14 @@ if TYPE_CHECKING:
 MAX_BATCHES_IN_FLIGHT: Final = 8
 """As many as a broker remembers of one producer (storage/producers.py): a batch that is sent again gets its offset."""
 
+EARLY_BYTES: Final = 64 << 10
+"""While nothing is under way, a batch that has so many leaves in the middle of a turn: the broker works while the rest
+of the turn's records are being given. Only without linger and compression: who asks for these wants large batches."""
+
 LINGER_SLACK_S: Final = 0.0005
 """A timer may fire this much early; a batch that is so near to the end of its linger has lingered."""
 
-NOT_STORED: Final = (LogBusy, Overloaded, NotServing, StaleRoute, OutOfSequence)
+NOT_STORED: Final = (LogBusy, Overloaded, NotServing, Moved, StaleRoute, OutOfSequence)
 """Refusals which say that this copy of the batch was not stored and will not be."""
 
 
@@ -136,10 +143,17 @@ class Lane:
         self._broken = False
         """Something in this round was refused: nothing new is sent until the round is over."""
         self._connecting: asyncio.Task[None] | None = None
-        self._backoff = producer.client.backoff()
+        self._owner = OwnerSearch(producer.client.routing, producer.topic.path, segment, producer.client.backoff())
         self._last_error: BraidError | None = None
         self._departing = False
         self._lingering: asyncio.TimerHandle | None = None
+        self._full_bytes = self._options.max_batch_bytes
+        self._early_bytes = self._full_bytes
+        if self._options.linger_s <= 0 and self._codec is Codec.NONE:
+            self._early_bytes = min(EARLY_BYTES, self._full_bytes)
+        self.cut_bytes = self._full_bytes
+        """When the open batch has so many, `grown` must be called. Less than a full batch only while nothing is under
+        way, which the last confirm told."""
 
     @property
     def idle(self) -> bool:
@@ -159,6 +173,18 @@ class Lane:
         elif self._lingering is None:
             self._lingering = self._loop.call_later(self._options.linger_s, self._end_linger)
         return batch
+
+    def grown(self) -> None:
+        """The open batch has `cut_bytes`, or as many records as it may."""
+        batch = self.open
+        if batch is None:
+            return
+        if batch.size >= self._full_bytes or len(batch.values) >= self._options.max_batch_records:
+            self.close_open()
+        if self.cut_bytes == self._early_bytes:
+            self.dispatch()
+            if self._link is not None:
+                self._link.connection.flush()
 
     def close_open(self) -> None:
         """What is open takes no more records."""
@@ -192,7 +218,10 @@ class Lane:
     def _depart_soon(self) -> None:
         if not self._departing:
             self._departing = True
-            self._loop.call_soon(self._depart)
+            if self._link is not None:
+                self._link.call_at_end(self._depart)
+            else:
+                self._loop.call_soon(self._depart)
 
     def _depart(self) -> None:
         self._departing = False
@@ -209,6 +238,7 @@ class Lane:
 
     def dispatch(self) -> None:
         """Send what may be sent."""
+        self.cut_bytes = self._full_bytes
         if self._broken or self._connecting is not None:
             return
         link = self._link
@@ -235,9 +265,10 @@ class Lane:
         """Encode it under the next number. False: it can never be sent, and has failed."""
         try:
             data = batch.encode(self._codec, self._id, self._next_sequence)
-            if len(data) + len(self._route) + 8 > link.max_frame_bytes:
+            size = sum(map(len, data))
+            if size + len(self._route) + 8 > link.max_frame_bytes:
                 raise BatchTooLarge(
-                    f"a batch of {len(data)} bytes is above the broker's limit of {link.max_frame_bytes} for a frame"
+                    f"a batch of {size} bytes is above the broker's limit of {link.max_frame_bytes} for a frame"
                 )
         except BraidError as error:
             self._settle(batch, 0, error)
@@ -254,38 +285,47 @@ class Lane:
         assert batch.data is not None
         batch.answer = None
         self._unanswered += 1
-        link.call(Kind.PUBLISH, self._route, (batch.data,), partial(self._on_reply, batch, self._round))
+        link.call(Kind.PUBLISH, self._route, batch.data, partial(self._on_reply, batch, self._round))
 
     # Answers.
 
     def _on_reply(self, batch: Batch, round_: int, reply: Frame | None, error: BraidError | None) -> None:
         if round_ != self._round:
             return  # The lane has left that link.
+        link = self._link
+        assert link is not None
         self._unanswered -= 1
         if reply is not None and error is None:
             try:
-                self._on_stored(batch, decode(Published, reply.body).base_offset)
+                self._on_stored(batch, decode(Published, reply.body).base_offset, link)
             except ProtocolError as unreadable:
                 error = ConnectionLost(f"the broker's confirm cannot be read: {unreadable}")
         if error is not None:
-            assert self._link is not None
-            if not self._link.alive:
+            if not link.alive:
                 # Whatever ended the link, it is no answer to this batch.
                 error = error if isinstance(error, ConnectionLost) else ConnectionLost(f"the link ended: {error}")
             self._on_refused(batch, error)
-        if not self._broken:
+        if self._broken:
+            if not self._unanswered:
+                self._end_round()
+        elif self._closed_batches:
             self.dispatch()
-        elif not self._unanswered:
-            self._end_round()
+        elif self.open is not None:
+            self._depart_soon()  # Those who are woken now may add to it.
+        elif not self._sent:
+            self.cut_bytes = self._early_bytes
 
-    def _on_stored(self, batch: Batch, base_offset: int) -> None:
-        self._backoff.reset()
+    def _on_stored(self, batch: Batch, base_offset: int, link: Link) -> None:
+        self._owner.worked()
         self._last_error = None
         if batch.done:  # Timed out before; now it is stored after all.
             batch.answer = None
             batch.data = None
         else:
-            self._settle(batch, base_offset if base_offset >= 0 else UNKNOWN_OFFSET, None)
+            batch.settle(base_offset if base_offset >= 0 else UNKNOWN_OFFSET, None)
+            if batch.futures:
+                link.wake_at_end(batch.futures)
+            self._producer.on_settled(batch)
         self._forget_stored()
 
     def _forget_stored(self) -> None:
@@ -336,7 +376,9 @@ class Lane:
             assert not batch.doubtful
             if batch.done:
                 continue  # Timed out; nobody waits for it any more.
-            renumber(batch.data, self._id, self._next_sequence)
+            header = batch.data[0]
+            assert isinstance(header, bytearray)
+            renumber(header, self._id, self._next_sequence)
             batch.first_sequence = self._next_sequence
             self._next_sequence += batch.count
             self._sent.append(batch)
@@ -373,9 +415,9 @@ class Lane:
     async def _find_link(self) -> None:
         """A link to the segment's owner, tried until there is nothing left to send."""
         while not self.idle:
-            if self._last_error is not None:
-                await asyncio.sleep(self._backoff.next())
             try:
+                if self._last_error is not None:
+                    await self._owner.after(self._last_error)
                 await self._attach()
                 return
             except BraidError as error:
@@ -385,9 +427,8 @@ class Lane:
                 self._last_error = error
 
     async def _attach(self) -> None:
-        producer = self._producer
-        topic = await producer.topic_map(fresh=self._last_error is not None)
-        link = await producer.client.pool.link(topic.owner(self.segment))
+        topic = await self._producer.topic_map()
+        link = await self._owner.link()
         self._route = topic.publish_route(self.segment)
         self._link = link
 
@@ -443,4 +484,7 @@ class Lane:
             batch.data = None
             return
         batch.settle(base_offset, error)
+        if batch.futures:
+            # Not at once: whoever goes on will call the lane that is just settling this.
+            self._loop.call_soon(wake, batch.futures)
         self._producer.on_settled(batch)

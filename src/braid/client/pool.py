@@ -1,16 +1,40 @@
-"""The links of one client: one for each broker that it talks to, connected when first needed."""
+"""The links of one client: one for each broker that it talks to, connected when first needed.
+
+Whoever wants any broker gets one that is connected, or the first that answers: of the addresses that the client was
+given, and of those that the routing has learned since. They are tried one after the other, but none is waited for
+longer than a moment before the next one is tried beside it, so that a machine that swallows what it is sent delays
+nobody much.
+
+A broker that does not own any more what it owned a moment ago may be dead without having said so. Its link is asked for
+a sign of life, and closed when none comes soon: whoever waits on it goes on elsewhere at once.
+
+A broker that no route names any more, and that the client was not given, gets its link closed after a while, if nobody
+waits for anything on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
-from braid.client.address import format_address
-from braid.client.link import Link, connect_link
-from braid.model.errors import BraidError, ClientClosed, ConnectFailed
+from braid.client.retry import Backoff
+from braid.client.shared import result_of
+from braid.model.errors import BraidError, ClientClosed, ConnectFailed, ConnectionLost, TimedOut
 from braid.ports.network import Address, Network
-from braid.wire.operations import Topology
+from braid.wire.address import format_address
+from braid.wire.link import Link, connect_link, within
+from braid.wire.operations import Kind, Topology
+
+NEXT_ADDRESS_S: Final = 0.5
+"""How long one address is waited for before the next one is tried beside it."""
+SIGN_OF_LIFE_S: Final = 2.0
+"""How long a broker may take to answer a PING when it is suspected to be dead."""
+PRUNE_AFTER_S: Final = 30.0
+"""For how long a link stays to a broker that no route names. A segment that moves away may soon come back."""
+LOOK_AGAIN_S: Final = 5.0
+"""When such a link, which somebody used just then, is looked at again."""
 
 
 class Pool:
@@ -33,42 +57,51 @@ class Pool:
         self._on_topology = on_topology
         self._shuffle = shuffle
         self._links: dict[Address, asyncio.Task[Link]] = {}
-        self._closed = False
+        self._named: frozenset[Address] = frozenset()
+        self._pruning: dict[Address, asyncio.TimerHandle] = {}
+        """Links that are closed then, if no route names them again."""
+        self._checks: dict[Link, asyncio.Task[None]] = {}
+        self.closed = False
 
     async def link(self, address: Address) -> Link:
         """The link to this broker. Callers that ask at the same time share one attempt to connect."""
-        if self._closed:
-            raise ClientClosed("the client is closed")
-        task = self._links.get(address)
-        if task is not None and task.done() and (task.cancelled() or task.exception() or not task.result().alive):
-            task = None
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._connect(address), name=f"connect {address}")
-            task.add_done_callback(_look_at)
-            self._links[address] = task
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():  # `close` did that; nobody has cancelled the caller.
-                raise ClientClosed("the client was closed while it was connecting") from None
-            raise
+        return await result_of(self._attempt(address))
 
-    async def any(self) -> Link:
-        """A link to whichever broker answers: one that is connected, or the first of the addresses that works."""
-        if (link := self.connected()) is not None:
+    async def any(self, but: Collection[Link] = ()) -> Link:
+        """A link to whichever broker answers, except these: one that is connected, or the first address that works."""
+        tried = {link.address for link in but}
+        if (link := next((link for link in self.links() if link.address not in tried), None)) is not None:
             return link
+        known = [address for address in dict.fromkeys((*self.addresses, *sorted(self._named))) if address not in tried]
+        return await self._first(self._shuffle.sample(known, len(known)))
+
+    async def _first(self, addresses: Sequence[Address]) -> Link:
+        """The first of them that works."""
         failures: list[BraidError] = []
-        for address in self._shuffle.sample(self.addresses, len(self.addresses)):
-            try:
-                return await self.link(address)
-            except BraidError as error:
-                if not error.retriable:
-                    raise
+        attempts: set[asyncio.Task[Link]] = set()
+        left = list(addresses)
+        while left or attempts:
+            if left:
+                attempts.add(self._attempt(left.pop(0)))
+            done, attempts = await asyncio.wait(
+                attempts, timeout=NEXT_ADDRESS_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                if task.cancelled():
+                    raise ClientClosed("the client was closed while it was connecting")
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                if not isinstance(error, BraidError) or not error.retriable:
+                    raise error
                 failures.append(error)  # Nobody is there, or a broker that is full or about to stop.
         if len(failures) == 1:
             raise failures[0]
-        known = ", ".join(map(format_address, self.addresses))
+        known = ", ".join(sorted(map(format_address, addresses)))
         raise ConnectFailed(f"none of {known} answers: {'; '.join(map(str, failures))}")
+
+    def backoff(self) -> Backoff:
+        return Backoff(self._shuffle)
 
     def connected(self) -> Link | None:
         return next(iter(self.links()), None)
@@ -78,8 +111,40 @@ class Pool:
         done = (task for task in self._links.values() if task.done() and not task.cancelled() and not task.exception())
         return [link for task in done if (link := task.result()).alive]
 
+    def name(self, addresses: Collection[Address]) -> None:
+        """These are the brokers that routes name now."""
+        self._named = frozenset(addresses)
+        for address in [address for address in self._pruning if address in self._named]:
+            self._pruning.pop(address).cancel()
+        for link in self.links():
+            self._prune_later(link.address)
+
+    def suspect(self, address: Address) -> None:
+        """The broker may be dead: find out."""
+        link = next((link for link in self.links() if link.address == address), None)
+        if link is not None and link not in self._checks and not self.closed:
+            self._checks[link] = asyncio.get_running_loop().create_task(self._check(link), name=f"check {address}")
+
+    async def _check(self, link: Link) -> None:
+        try:
+            await within(link.request(Kind.PING), SIGN_OF_LIFE_S, "PING was not answered")
+        except TimedOut as error:
+            link.connection.abort(
+                ConnectionLost(f"broker {format_address(link.address)} gives no sign of life: {error}")
+            )
+        except BraidError:
+            pass  # The link is over, which is as good.
+        finally:
+            del self._checks[link]
+
     async def close(self, reason: BraidError) -> None:
-        self._closed = True
+        self.closed = True
+        checks = list(self._checks.values())
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+        for timer in self._pruning.values():
+            timer.cancel()
         for task in self._links.values():
             task.cancel()
         await asyncio.gather(*self._links.values(), return_exceptions=True)
@@ -89,8 +154,20 @@ class Pool:
         for link in links:
             await link.lost
 
+    def _attempt(self, address: Address) -> asyncio.Task[Link]:
+        if self.closed:
+            raise ClientClosed("the client is closed")
+        task = self._links.get(address)
+        if task is not None and task.done() and (task.cancelled() or task.exception() or not task.result().alive):
+            task = None
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._connect(address), name=f"connect {address}")
+            task.add_done_callback(_look_at)
+            self._links[address] = task
+        return task
+
     async def _connect(self, address: Address) -> Link:
-        return await connect_link(
+        link = await connect_link(
             self._network,
             address,
             client=self._client,
@@ -98,6 +175,24 @@ class Pool:
             timeout_s=self._connect_timeout_s,
             on_topology=self._on_topology,
         )
+        self._prune_later(address)
+        return link
+
+    def _prune_later(self, address: Address, delay_s: float = PRUNE_AFTER_S) -> None:
+        if address not in self._named and address not in self.addresses and address not in self._pruning:
+            loop = asyncio.get_running_loop()
+            self._pruning[address] = loop.call_later(delay_s, self._prune, address)
+
+    def _prune(self, address: Address) -> None:
+        del self._pruning[address]
+        link = next((link for link in self.links() if link.address == address), None)
+        if link is None:
+            return  # When it is connected again, it is looked at again.
+        if link.idle:
+            del self._links[address]
+            link.close(ConnectionLost(f"nothing of what this client uses is on broker {format_address(address)}"))
+        else:
+            self._prune_later(address, LOOK_AGAIN_S)
 
 
 def _look_at(task: asyncio.Task[Link]) -> None:

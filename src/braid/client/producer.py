@@ -3,7 +3,8 @@
 The producer batches by itself, clocked by the brokers, as the log's group commit is by its disk: without linger, a
 record leaves at the end of the loop's turn with everything else that came in that turn; while a segment has 8 batches
 under way, new records gather in the next one. So one waiting task gets its answer after one round trip, and thousands
-of them share batches.
+of them share batches. A turn that brings confirms is the same turn in which those go on who waited for them, and in
+which leaves what they send next: nothing is planned for another one (link.py).
 
     send / submit / send_many / send_table   →   Batch, one open in each lane   →   Lane, one for each segment
 
@@ -30,17 +31,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from braid.client.batcher import (
+    GROUP,
     RECORD_BYTES,
     UNKNOWN_OFFSET,
     Batch,
     MessageIds,
     Piece,
     Receipt,
-    cancelled_itself,
     cut_points,
     id_at,
     message_id,
-    wait_on,
 )
 from braid.client.lane import Lane
 from braid.client.records import (
@@ -54,9 +54,11 @@ from braid.client.records import (
     headers_bytes,
     is_small,
     row_sizes,
+    table_size,
 )
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
+from braid.client.shared import result_of
 from braid.model.batch import MAX_BODY_BYTES, MAX_RECORDS, Codec
 from braid.model.encode import Headers
 from braid.model.errors import (
@@ -71,6 +73,7 @@ from braid.model.errors import (
 from braid.model.hashing import key_hash, key_hashes
 from braid.model.message import MessageId
 from braid.model.names import TopicName
+from braid.wire.wakeup import cancelled_itself, wait_on
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -153,8 +156,8 @@ class Producer:
         """Learn where the topic's segments are; `async with` and `send` do it. `TopicNotFound` if it does not exist."""
         if not self._lanes:
             if self._opening is None:
-                self._opening = asyncio.get_running_loop().create_task(self._open())
-            await asyncio.shield(self._opening)
+                self._opening = asyncio.get_running_loop().create_task(self._open(), name=f"open {self.topic.path}")
+            await result_of(self._opening)
         return self
 
     async def _open(self) -> None:
@@ -192,13 +195,7 @@ class Producer:
         try:
             await self.flush()
         finally:
-            await self._end()
-
-    def abandon(self) -> None:
-        """Close without waiting: what is not confirmed fails with `ClientClosed`, and may be stored or not."""
-        self._closed = True
-        for lane in self._lanes:
-            lane.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
+            await self.end()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -216,12 +213,22 @@ class Producer:
         except (BraidError, TimeoutError):
             pass  # The error that is under way is the one to see.
         finally:
-            await self._end()
+            await self.end()
 
-    async def _end(self) -> None:
+    def abandon(self) -> None:
+        """Close without waiting: what is not confirmed fails with `ClientClosed`, and may be stored or not."""
+        self._closed = True
+        for lane in self._lanes:
+            lane.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
+
+    async def end(self) -> None:
+        """Close without waiting for any broker. Nothing of the producer runs afterwards."""
         self.abandon()
         if self._tick is not None:
             self._tick.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         for waiter, _ in self._waiting_for_room:
             if not waiter.done():
                 waiter.set_exception(ClientClosed("the producer is closed"))
@@ -263,10 +270,13 @@ class Producer:
             batch.pad_keys().append(key)
             size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
         values.append(value)
-        if size >= self._full_bytes or number >= self._last_number:
-            lane.close_open()
+        if size >= lane.cut_bytes or number >= self._last_number:
+            lane.grown()
+        future = batch.future
+        if future is None or not number % GROUP:
+            future = batch.waiting()
         try:
-            await wait_on(batch.future or batch.waiting())
+            await wait_on(future)
         except asyncio.CancelledError:
             if cancelled_itself():
                 raise
@@ -327,8 +337,8 @@ class Producer:
             size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
         values.append(value)
         batch.submitted = True
-        if size >= self._full_bytes or number >= self._last_number:
-            lane.close_open()
+        if size >= lane.cut_bytes or number >= self._last_number:
+            lane.grown()
         return Receipt(batch, number)
 
     def _add_any(
@@ -359,8 +369,8 @@ class Producer:
         if time_us is not None:
             batch.add_timestamp(time_us)
         batch.size += size
-        if batch.size >= self._full_bytes or number >= self._last_number:
-            lane.close_open()
+        if batch.size >= lane.cut_bytes or number >= self._last_number:
+            lane.grown()
         return Receipt(batch, number)
 
     def _lane_of(self, key: bytes | None) -> Lane:
@@ -384,7 +394,7 @@ class Producer:
         pieces: list[Piece] = []
         orders: list[npt.NDArray[np.int64]] = []
         given = 0
-        for values, keys in columns(records):
+        for values, keys in columns(records, self._full_bytes):
             if len(values) >= COLUMNAR_RECORDS and is_small(values[0]):
                 await self._add_table(as_table(values, keys), given, pieces, orders)
             else:
@@ -418,10 +428,9 @@ class Producer:
     async def _add_table(self, rows: Any, given: int, pieces: list[Piece], orders: list[npt.NDArray[np.int64]]) -> None:
         """Give the rows to their lanes as batches of their own, and note the pieces and, with several lanes, places."""
         for lane, part, order in self._by_lane_table(rows, given):
-            sizes = row_sizes(part)
             start = 0
-            for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
-                batch = lane.add_table(part.slice(start, end - start), end - start, int(sizes[start:end].sum()))
+            for end, size in self._cut_table(part):
+                batch = lane.add_table(part.slice(start, end - start), end - start, size)
                 pieces.append(Piece(batch, 0, end - start))
                 if order is not None:
                     orders.append(order[start:end])
@@ -429,6 +438,18 @@ class Producer:
                 await self._pace()
                 if _failed(pieces):
                     return
+
+    def _cut_table(self, rows: Any) -> Iterator[tuple[int, int]]:
+        """Where each batch of the rows ends, and its size."""
+        count, size = rows.num_rows, table_size(rows)
+        if size <= self._full_bytes and count <= self.options.max_batch_records:
+            yield count, size
+            return
+        sizes = row_sizes(rows)
+        start = 0
+        for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
+            yield end, int(sizes[start:end].sum())
+            start = end
 
     def _add_columns(
         self, values: list[bytes], keys: list[bytes | None] | None, given: int
@@ -537,11 +558,11 @@ class Producer:
         if self._fast is None:
             self._give_room()
 
-    async def topic_map(self, *, fresh: bool) -> TopicMap:
+    async def topic_map(self) -> TopicMap:
         """The topic's routing, if it is still the topic and the layout that the lanes were made for."""
         routing = self.client.routing
         path = self.topic.path
-        topic = await (routing.refresh(path) if fresh else routing.topic(path))
+        topic = await routing.topic(path)
         if (topic.topic_id, topic.route.layout_epoch) != (self._topic_id, self._layout_epoch):
             topic = await routing.refresh(path)
         if topic.topic_id != self._topic_id:

@@ -16,26 +16,36 @@ from braid.client.batcher import RECORD_BYTES
 from braid.model.errors import InvalidArgument
 
 MANY_RECORDS: Final = 1 << 16
-"""`send_many` looks at its records in slices of this many, so that the first are under way while it sees the rest."""
+"""`send_many` looks at its records in slices of at most this many: the first are under way while it sees the rest."""
 COLUMNAR_RECORDS: Final = 1_024
 COLUMNAR_VALUE_BYTES: Final = 512
 """From so many records on, `send_many` makes columns of them at once, which is less work for each; fewer gather with
 others. Large values are copied only once if they wait as they are, so they do."""
+
+OFFSET_BYTES: Final = 4
+"""Of a row of a binary column; `RECORD_BYTES` has them in it."""
 
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _INT64: Final = 1 << 63
 
 
-def columns(records: Iterable[Any]) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
-    """Values as they were given, and keys if there are, of slices of the records. All are values, or all are pairs."""
+def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
+    """Values as they were given, and keys if there are, of slices of the records. All are values, or all are pairs.
+
+    If all are as long as the first, a slice of small ones is a batch: what is still in the processor's cache when it is
+    looked at again costs half.
+    """
     if isinstance(records, bytes | str | bytearray | memoryview):
         raise InvalidArgument("send_many takes many values; use send for one")
     source = iter(records)
-    pairs: bool | None = None
-    while part := list(islice(source, MANY_RECORDS)):
-        if pairs is None:
-            pairs = type(part[0]) is tuple
+    part = list(islice(source, 1))
+    if not part:
+        return
+    pairs = type(part[0]) is tuple
+    count = slice_records(part[0], batch_bytes)
+    part += islice(source, count - 1)
+    while part:
         if pairs:
             if set(map(type, part)) != {tuple} or set(map(len, part)) != {2}:
                 raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
@@ -43,6 +53,16 @@ def columns(records: Iterable[Any]) -> Iterator[tuple[list[Any], list[bytes | No
             yield values, all_bytes("key", keys, None)
         else:
             yield part, None
+        part = list(islice(source, count))
+
+
+def slice_records(first: Any, batch_bytes: int) -> int:
+    """How many records like this one `send_many` looks at together."""
+    fields = first if type(first) is tuple else (first,)
+    if not all(field is None or is_small(field) for field in fields):
+        return MANY_RECORDS
+    size = RECORD_BYTES + sum(len(field) for field in fields if field is not None)
+    return min(max(batch_bytes // size, COLUMNAR_RECORDS), MANY_RECORDS)
 
 
 def is_small(value: Any) -> bool:
@@ -102,6 +122,13 @@ def headers_bytes(headers: object) -> int:
     except (AttributeError, TypeError, UnicodeError) as error:
         raise InvalidArgument(f"headers must map text to bytes or text: {error}") from error
     return total
+
+
+def table_size(rows: Any) -> int:
+    """About what all rows take in a batch."""
+    columns_bytes: int = rows.nbytes
+    counted_twice = OFFSET_BYTES * sum(name in rows.column_names for name in ("key", "value"))
+    return columns_bytes + (RECORD_BYTES - counted_twice) * int(rows.num_rows)
 
 
 def row_sizes(rows: Any) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ class Backoff:
 
     __slots__ = ("_first_s", "_max_s", "_next_s", "_random")
 
-    def __init__(self, random: random.Random, first_s: float = 0.02, max_s: float = 1.0) -> None:
+    def __init__(self, random: random.Random, first_s: float = 0.01, max_s: float = 1.0) -> None:
         self._random = random
         self._first_s = first_s
         self._max_s = max_s

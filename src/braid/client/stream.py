@@ -1,23 +1,30 @@
 """The stream consumer: a subscription's records in order, shared with the other consumers of the subscription.
 
     JOIN ─► session ─► ASSIGN: segments ─► for each: OPEN a channel ─► receive ─► ack ─► ACK
+    └─ at the topic's controller ─┘                  └─ at the segment's owner, wherever it goes ─┘
 
-The broker gives each segment to one consumer. One task keeps the session, and one for each assigned segment keeps a
-channel open and gives the segment back when it goes to somebody else. They own all state here; applications only take
-what arrived and leave marks of what they have done with it.
+The controller gives each segment to one consumer, and with it a *seat*: a number by which the segment's owner knows who
+may read it. One task keeps the session (group_session.py), and one for each assigned segment keeps a channel open and
+gives the segment back when it goes to somebody else. They own all state here; applications only take what arrived and
+leave marks of what they have done with it.
+
+Session and channels do not depend on each other. When the controller is lost, the consumer joins the next one under the
+same name and gets the same segments; meanwhile, it reads on. When a segment moves, its channel is opened at the new
+owner; meanwhile, the session and the other channels stay.
 
 **Acks** are cumulative for each segment and only leave a mark; one ACK for all marks follows a few milliseconds later.
 A crash of this program or of the broker can so deliver again what was acked last. `flush_acks` and `close` return when
 everything that was acked is stored.
 
-**After a lost connection** the session is joined again under the same name, and each segment goes on behind the last
-record that was taken, even if the broker's cursor is behind it: no record is handed out twice. Two things make the
-broker's position count instead: a RESET, which tells that the subscription was set to another place, and a cursor that
-cannot come from our acks, because it lies before what was stored or behind what was taken. An ack for something that
-was handed out before such a jump is ignored; it would undo it.
+**After a lost channel** the segment goes on behind the last record that was taken, even if the broker's cursor is
+behind it: no record is handed out twice. An ack that found no channel, or was under way when it was lost, goes first on
+the next one. Three things make the broker's position count instead: a RESET, which tells that the subscription was set
+to another place; a cursor of another placement, which tells that this happened, or that records were lost, while we
+were away; and a cursor beyond what was taken. An ack for something that was handed out before such a jump is ignored;
+it would undo it.
 
 **When a segment goes to another consumer**, nothing more of it is handed out. What was handed out may still be acked
-for a while, then the last ack is sent, and only when the broker has it is the segment given back: the next consumer
+for a while, then the last ack is sent, and only when the owner has it is the segment given back: the next consumer
 begins exactly there.
 """
 
@@ -27,24 +34,23 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.channel import Channel, checked_window
+from braid.client.channel import Channel, Seat, checked_window
 from braid.client.consumer import Consumer, Feed, closed_error, may_pass
-from braid.client.link import Link, within
+from braid.client.group_session import GroupSession
 from braid.client.received import ReceivedBatch
-from braid.client.retry import retrying
+from braid.client.retry import Backoff, retrying
+from braid.client.routing import OwnerSearch
 from braid.model.errors import (
     BraidError,
     InvalidArgument,
     NotServing,
     OffsetOutOfRange,
-    TopicNotFound,
 )
 from braid.model.message import Message
 from braid.model.names import TopicName, check_name
-from braid.wire.frame import Frame
-from braid.wire.operations import RESET, Assignment, Join, Joined, Kind, Leave, Release, decode, encode
+from braid.wire.operations import RESET, Assignment
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -52,11 +58,10 @@ if TYPE_CHECKING:
 ACK_DELAY_S: Final = 0.005
 """Marks gather for so long before they are sent."""
 RELEASE_GRACE_S: Final = 5.0
-"""How long the application may take to ack what it has of a segment that goes to another consumer. Well below the ten
-seconds after which brokers take it away unasked."""
-OPEN_ATTEMPTS: Final = 6
-"""After so many refusals in a row, about a second, the session itself may be what the broker does not know any more:
-joining again finds out."""
+"""How long the application may take to ack what it has of a segment that goes to another consumer."""
+LAST_ACK_S: Final = 3.0
+"""How long the owner of such a segment may take to hear the last ack: it may be moving just then. Both together are
+well below the ten seconds after which the controller takes the segment away unasked."""
 
 _JUMPS: Final = frozenset((RESET, OffsetOutOfRange.code))
 """Why the next channel begins elsewhere: somebody set the subscription to another place, or retention, where it may,
@@ -68,8 +73,10 @@ _log: Final = logging.getLogger(__name__)
 class _StreamFeed(Feed):
     """A feed whose records are acked."""
 
-    def __init__(self, segment: int, offset: int) -> None:
+    def __init__(self, segment: int, offset: int, placement: int) -> None:
         super().__init__(segment, offset)
+        self.placement: Final = placement
+        """Of the cursor that it began at."""
         self.acked = offset
         """What the application acked: everything below."""
         self.sent = offset
@@ -81,12 +88,19 @@ class _StreamFeed(Feed):
 class _Holding:
     """A segment that the session has, from its assignment until it is given back."""
 
-    def __init__(self, segment: int) -> None:
+    def __init__(self, segment: int, seat: Seat, owner: OwnerSearch, jumps: Backoff) -> None:
         self.segment: Final = segment
+        self.seat = seat
+        self.owner: Final = owner
+        self.jumps: Final = jumps
+        """How long to wait when one follows the other."""
         self.channel: Channel | None = None
-        """Takes the acks, and delivers unless the segment has ended."""
+        """Delivers, and takes the acks."""
         self.revoked = False
         self.changed = asyncio.Event()
+        """Something is to be looked at: its channel is over, it was revoked, an ack was sent."""
+        self.told = asyncio.Event()
+        """The controller has another word about it: no reason to wait longer before the next attempt."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -110,14 +124,10 @@ class StreamConsumer(Consumer):
         self.name: Final = check_name("consumer", name or f"consumer-{client.random.getrandbits(48):012x}")
         """Unique in the subscription: a second consumer of the same name takes the first one's place."""
         self._client = client
-        self._start = start
         self._window_bytes = checked_window(window_bytes)
-        self._topic_id = 0
-        self._link: Link | None = None
-        self._session = 0
-        self._assignment = 0
-        self._assigned: frozenset[int] = frozenset()
-        self._session_lost: asyncio.Future[BraidError] | None = None
+        self._session = GroupSession(client, self.topic, self.subscription, self.name, start, self._on_assignment)
+        self._seats: dict[int, Seat] = {}
+        """By segment: those that are assigned to this consumer."""
         self._feeds: dict[int, _StreamFeed] = {}
         self._holdings: dict[int, _Holding] = {}
         self._unsent: dict[int, _StreamFeed] = {}
@@ -130,7 +140,7 @@ class StreamConsumer(Consumer):
     @property
     def segments(self) -> tuple[int, ...]:
         """The segments that are assigned to this consumer now."""
-        return tuple(sorted(self._assigned))
+        return tuple(sorted(self._seats))
 
     # Acks.
 
@@ -190,13 +200,16 @@ class StreamConsumer(Consumer):
             raise closed_error("the consumer")
         if self._keeper is not None:
             return
-        deadline = asyncio.get_running_loop().time() + self._client.timeout_s
         self._client.add_consumer(self)
         try:
-            await retrying(self._join, deadline, self._client.backoff())
+            await self._session.join_until(asyncio.get_running_loop().time() + self._client.timeout_s)
         except BaseException:
             self._client.forget_consumer(self)
             raise
+        if self._failure is not None:  # Closed meanwhile.
+            await self._let_go()
+            await self._session.leave()
+            raise self._failure.again()
         self._keeper = asyncio.get_running_loop().create_task(self._keep_session(), name=f"consumer {self.name}")
 
     async def close(self) -> None:
@@ -211,16 +224,18 @@ class StreamConsumer(Consumer):
                 await self.flush_acks()
         finally:
             await self._end_tasks()
-            await self._leave()
+            # Nothing is held any more: whoever still waits for an ack to be stored waits in vain.
+            self._final = self._final or closed_error("the consumer")
+            await self._session.leave()
 
-    async def _leave(self) -> None:
-        link, self._link = self._link, None
-        if link is None:
-            return
-        with contextlib.suppress(BraidError):  # A session that cannot be ended ends by itself, after its grace.
-            await within(link.request(Kind.LEAVE, encode(Leave(self._session))), self._client.timeout_s, "LEAVE")
+    async def end(self) -> None:
+        self._closed = True
+        self._client.forget_consumer(self)
+        self._fail(closed_error("the consumer"))
+        await self._end_tasks()
 
     async def _end_tasks(self) -> None:
+        self._session.end()
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
@@ -230,95 +245,54 @@ class StreamConsumer(Consumer):
 
     async def _let_go(self) -> None:
         """Hold nothing. The feeds stay: they know how far the application has come."""
-        if self._link is not None:
-            self._link.forget_session(self._session)  # No assignment may come in between.
+        self._session.ignore()  # No assignment may come in between.
+        tasks = [holding.task for holding in self._holdings.values() if holding.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:  # Closing may cancel the keeper here: then the rest is left for it to do.
+            await asyncio.wait(tasks)
         holdings, self._holdings = self._holdings, {}
         for holding in holdings.values():
-            if holding.task is not None:
-                await _ended(holding.task)
             if holding.channel is not None:
                 holding.channel.abandon()
             if (feed := self._feeds.get(holding.segment)) is not None:
                 feed.channel = None
 
     async def _keep_session(self) -> None:
-        """Join again whenever the session is lost, until that cannot work."""
-        backoff = self._client.backoff()
+        """The segments are read on while it joins again."""
         try:
-            while True:
-                assert self._session_lost is not None
-                error = await self._session_lost
-                if not may_pass(error):
-                    raise error.again()
-                _log.warning("consumer %s of %s lost its session and joins again: %s", self.name, self.topic, error)
-                await self._let_go()
-                backoff.reset()
-                while True:
-                    await asyncio.sleep(backoff.next())
-                    try:
-                        await self._join()
-                        break
-                    except BraidError as failure:
-                        if not may_pass(failure):
-                            raise
+            await self._session.keep()
         except BraidError as error:
             self._final = error
             self._fail(error)
             await self._let_go()
-            await self._leave()
-
-    async def _join(self) -> None:
-        again = self._topic_id != 0
-        link = await self._client.pool.any()
-        # A subscription that was deleted while we were away must not come back at another place.
-        body = encode(Join(self.topic, self.subscription, self.name, self._start, create=not again))
-        request = link.request(Kind.JOIN, body)
-        try:
-            frame = await within(asyncio.shield(request), self._client.timeout_s, "JOIN was not answered")
-        except BaseException:
-            request.add_done_callback(lambda late: _leave_late(link, late))
-            raise
-        joined = decode(Joined, frame.body)
-        if again and joined.topic_id != self._topic_id:
-            link.send(Kind.LEAVE, encode(Leave(joined.session)))
-            raise TopicNotFound(
-                f"topic {self.topic} was deleted and created again; make another consumer for the new one"
-            )
-        if not link.alive:
-            raise link.connection.end_reason().again()
-        self._topic_id = joined.topic_id
-        self._link, self._session, self._assignment = link, joined.session, 0
-        self._session_lost = asyncio.get_running_loop().create_future()
-        link.open_session(joined.session, self)
-
-    # What the link calls.
-
-    def on_assignment(self, assignment: Assignment) -> None:
-        if assignment.number <= self._assignment:
-            return
-        first, self._assignment = self._assignment == 0, assignment.number
-        self._assigned = frozenset(assignment.segments)
-        for segment in assignment.segments:
-            if segment not in self._holdings:
-                self._take_up(segment)
-        for segment, holding in self._holdings.items():
-            if segment not in self._assigned:
-                holding.revoked = True
-                holding.changed.set()
-                self._stop_handing_out(segment)
-        if first:  # Of what an earlier session had, this may be less.
-            for segment in self._feeds.keys() - self._assigned:
-                self._forget(segment)
-
-    def on_session_lost(self, error: BraidError) -> None:
-        self._assigned = frozenset()
-        if self._session_lost is not None and not self._session_lost.done():
-            self._session_lost.set_result(error)
+            await self._session.leave()
 
     # One segment.
 
+    def _on_assignment(self, assignment: Assignment) -> None:
+        self._seats = {
+            segment: Seat(self.subscription, assignment.term, grant)
+            for segment, grant in zip(assignment.segments, assignment.grants, strict=True)
+        }
+        for segment, seat in self._seats.items():
+            holding = self._holdings.get(segment)
+            if holding is None:
+                self._take_up(segment)
+            else:  # Perhaps it is being given back: by its new seat, the last ack finds the owner after all.
+                holding.seat = seat
+                holding.told.set()
+        for segment, holding in self._holdings.items():
+            if segment not in self._seats:
+                holding.revoked = True
+                holding.changed.set()
+                holding.told.set()
+                self._stop_handing_out(segment)
+
     def _take_up(self, segment: int) -> None:
-        holding = self._holdings[segment] = _Holding(segment)
+        client = self._client
+        owner = OwnerSearch(client.routing, self.topic, segment, client.backoff())
+        holding = self._holdings[segment] = _Holding(segment, self._seats[segment], owner, client.backoff())
         holding.task = asyncio.get_running_loop().create_task(self._hold(holding), name=f"segment {segment}")
 
     def _stop_handing_out(self, segment: int) -> None:
@@ -331,65 +305,59 @@ class StreamConsumer(Consumer):
 
     async def _hold(self, holding: _Holding) -> None:
         """Keep a channel open until the segment is revoked, then give it back."""
-        backoff = self._client.backoff()
-        refusals = 0
         try:
             while not holding.revoked:
                 try:
                     await self._open(holding)
-                    refusals = 0
                     error = await self._channel_over(holding)
                 except BraidError as failure:
                     error = failure
-                    refusals += 1
                 if error is None or holding.revoked:
                     continue
                 if error.code in _JUMPS:
-                    self._forget(holding.segment)
-                elif not may_pass(error) or refusals == OPEN_ATTEMPTS:
-                    raise error
+                    await self._jump(holding)
                 else:
-                    if holding.channel is not None and holding.channel.delivered:
-                        backoff.reset()
-                    await self._pause(backoff.next())
+                    await self._pause(holding, error)
             await self._give_back(holding)
         except BraidError as error:
-            self.on_session_lost(error)  # The keeper joins again, or leaves, so that others get the segments.
+            self._session.on_session_lost(error)  # The keeper leaves, so that others get the segments.
 
     async def _open(self, holding: _Holding) -> None:
-        timeout_s = self._client.timeout_s
         segment = holding.segment
-        link = await self._client.routing.owner_link(self.topic, segment)
-        channel = Channel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(holding, channel))
         holding.channel = None
-        await channel.open(self._topic_id, session=self._session, offset=0, timeout_s=timeout_s)
-        holding.channel = channel
+        holding.channel = channel = await self._open_channel(holding)
         feed = self._feeds.get(segment)
-        # A segment that ends before what was taken has lost its tail, as a topic that does not sync may.
-        if feed is not None and not (feed.valid and feed.stored <= channel.begins <= feed.taken <= channel.end):
+        if feed is not None and not _may_go_on(feed, channel):
             self._forget(segment)
             feed = None
         if feed is None:
-            feed = self._feeds[segment] = _StreamFeed(segment, channel.begins)
+            feed = self._feeds[segment] = _StreamFeed(segment, channel.begins, channel.placement)
         elif feed.acked > channel.begins:
             channel.ack(feed.acked)
             feed.sent = feed.acked
-        if feed.channel is None or not feed.channel.ended:
-            feed.channel = channel
-            channel.begin(feed.taken)
+        feed.stored = min(feed.stored, channel.begins)
+        feed.channel = channel
+        channel.begin(feed.taken)
+
+    async def _open_channel(self, holding: _Holding) -> Channel:
+        segment = holding.segment
+        holding.told.clear()  # What is told from now on may make another attempt worth while.
+        link = await holding.owner.link()
+        channel = Channel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(holding, channel))
+        await channel.open(self._session.topic_id, seat=holding.seat, timeout_s=self._client.timeout_s)
+        return channel
 
     async def _channel_over(self, holding: _Holding) -> BraidError | None:
-        """Returns when there is something to do about the channel: its error, or None when it was revoked or has
-        ended. A segment that has ended gets one more channel, without credit, which only takes acks."""
+        """Returns when there is something to do about the channel: its error, or None when it was revoked."""
         channel = holding.channel
         assert channel is not None
-        while channel.working and not holding.revoked:
+        while channel.over is None and not holding.revoked:
             holding.changed.clear()
             await holding.changed.wait()
         return channel.over
 
     def _on_news(self, holding: _Holding, channel: Channel) -> None:
-        if not channel.working:
+        if channel.over is not None:
             holding.changed.set()
         if channel.over is not None and channel.over.code in _JUMPS and holding.channel is channel:
             self._forget(holding.segment)
@@ -397,48 +365,86 @@ class StreamConsumer(Consumer):
         if feed is not None and feed.channel is channel:
             self._arrived(feed)
 
-    async def _pause(self, delay_s: float) -> None:
-        """Wait before the next attempt, with a fresh map: the segment may have another owner."""
-        await asyncio.sleep(delay_s)
-        with contextlib.suppress(BraidError):
-            await self._client.routing.refresh(self.topic)
+    async def _pause(self, holding: _Holding, error: BraidError) -> None:
+        """Wait until there is reason to try again: another owner, another word of the controller, or some time."""
+        if not may_pass(error):
+            raise error
+        if holding.channel is not None and holding.channel.delivered:
+            holding.owner.worked()
+        loop = asyncio.get_running_loop()
+        reasons = (loop.create_task(holding.owner.after(error)), loop.create_task(holding.told.wait()))
+        try:
+            await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+            if reasons[0].done():
+                reasons[0].result()
+        except BraidError as failure:
+            if not may_pass(failure):
+                raise
+        finally:
+            for reason in reasons:  # Both before it waits: a second cancel would leave the other one running.
+                reason.cancel()
+            await asyncio.wait(reasons)
+
+    async def _jump(self, holding: _Holding) -> None:
+        """Begin elsewhere: at once, unless nothing came since the last time."""
+        self._forget(holding.segment)
+        if holding.channel is not None and holding.channel.delivered:
+            holding.jumps.reset()
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(holding.jumps.next()):
+                await holding.told.wait()
 
     async def _give_back(self, holding: _Holding) -> None:
         segment = holding.segment
         feed = self._feeds.get(segment)
-        channel = holding.channel
-        if feed is not None and channel is not None:
+        if feed is not None:
             self._stop_handing_out(segment)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_GRACE_S):
-                    while feed.acked < feed.handed and channel.over is None:
+                    while feed.acked < feed.handed and self._feeds.get(segment) is feed:
                         holding.changed.clear()
                         await holding.changed.wait()
-        link, session = self._link, self._session
         try:
-            if channel is not None and channel.over is None:
-                if feed is not None and feed.acked > feed.sent:
-                    await channel.ack_surely(feed.acked, self._client.timeout_s, durable=False)
-                await channel.close(self._client.timeout_s)
-        except BraidError as error:
-            _log.warning("segment %s of %s is given back without its last ack: %s", segment, self.topic, error)
+            async with asyncio.timeout(LAST_ACK_S):
+                await self._end_channel(holding, feed if self._feeds.get(segment) is feed else None)
+        except (BraidError, TimeoutError) as error:
+            _log.warning("segment %s of %s is given back without its last ack: %r", segment, self.topic, error)
         self._forget(segment)
-        with contextlib.suppress(BraidError):  # A broker that does not hear it takes the segment away by itself.
-            if link is not None:
-                request = link.request(Kind.RELEASE, encode(Release(session, segment)))
-                await within(request, self._client.timeout_s, "RELEASE")
+        await self._session.release(segment)
         if self._holdings.get(segment) is holding:
             del self._holdings[segment]
-            if segment in self._assigned:
+            if segment in self._seats:
                 self._take_up(segment)
 
+    async def _end_channel(self, holding: _Holding, feed: _StreamFeed | None) -> None:
+        """Close the channel when the owner has the last ack. If it was lost before, another one is opened for that."""
+        timeout_s = self._client.timeout_s
+        while True:
+            channel = holding.channel
+            try:
+                if channel is None or channel.over is not None:
+                    if feed is None or feed.acked <= feed.stored or self._feeds.get(holding.segment) is not feed:
+                        return
+                    channel = holding.channel = await self._open_channel(holding)
+                    feed.sent = channel.begins
+                if feed is not None and feed.acked > feed.sent and feed.placement == channel.placement:
+                    await channel.ack_surely(feed.acked, timeout_s, durable=False)
+                await channel.close(timeout_s)
+            except BraidError as error:
+                if holding.channel is not None:  # Once it is being closed, nobody tells it of its end any more.
+                    holding.channel.abandon()
+                    holding.channel = None
+                await self._pause(holding, error)
+            else:
+                return
 
-async def _ended(task: asyncio.Task[None]) -> None:
+
+def _may_go_on(feed: _StreamFeed, channel: Channel) -> bool:
+    """Whether the feed's own position counts, and not the one that the broker opened the channel at."""
+    return feed.valid and feed.placement == channel.placement and channel.begins <= feed.taken
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.wait((task,))
-
-
-def _leave_late(link: Link, request: asyncio.Future[Frame]) -> None:
-    """Nobody waits for this JOIN any more. If it worked after all, the session must not keep segments."""
-    if not request.cancelled() and request.exception() is None:
-        link.send(Kind.LEAVE, encode(Leave(decode(Joined, request.result().body).session)))

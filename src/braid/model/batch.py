@@ -76,6 +76,7 @@ _HEADER: Final = struct.Struct(
     "I"  #  92 crc32c of the 92 bytes before        ┘
 )
 HEADER_BYTES: Final = _HEADER.size
+_UNSUMMED: Final = struct.Struct(_HEADER.format.removesuffix("I"))
 _PRODUCER: Final = struct.Struct("<QQ")
 _PRODUCER_AT: Final = 32
 _OWNER: Final = struct.Struct("<QqIII")
@@ -105,6 +106,8 @@ class Flag(IntFlag):
     """A control batch: this epoch's owner has begun. The first thing that an owner makes durable."""
 
 
+_SEAL: Final = int(Flag.SEAL)
+"""A plain number, for those who look at every batch: `&` of an IntFlag takes 0.7 µs."""
 _KNOWN_FLAGS: Final = int(Flag.SEAL | Flag.BEGIN)
 _CODECS: Final = frozenset(int(codec) for codec in Codec)
 
@@ -132,7 +135,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """Bytes of the whole batch: header, body and padding."""
-        return HEADER_BYTES + padded(self.body_length)
+        return HEADER_BYTES + ((self.body_length + 7) & ~7)  # `padded`, without the call: asked for each batch
 
     @property
     def next_offset(self) -> Offset:
@@ -144,7 +147,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_seal(self) -> bool:
-        return bool(self.flags & Flag.SEAL)
+        return self.flags & _SEAL != 0
 
     @property
     def is_control(self) -> bool:
@@ -189,8 +192,7 @@ def parse_header(data: bytes | bytearray | memoryview, position: int = 0) -> Bat
     ) = _HEADER.unpack_from(data, position)
     if magic != MAGIC:
         raise BatchCorrupt(f"no record batch at byte {position}: it starts with {magic!r}, not {MAGIC!r}")
-    with memoryview(data) as view:
-        found_crc = crc32c(view[position : position + _CRC_AT])
+    found_crc = _checksum(data, position, position + _CRC_AT)
     if found_crc != header_crc:
         raise BatchCorrupt(f"header checksum of the batch at byte {position} is {found_crc:08x}, says {header_crc:08x}")
     if version != VERSION:
@@ -237,14 +239,20 @@ def verify(data: bytes | bytearray | memoryview, position: int = 0) -> BatchHead
     start = position + HEADER_BYTES
     if len(data) - position < header.size:
         raise BatchTruncated(f"the batch has {header.size} bytes, only {len(data) - position} are there")
-    with memoryview(data) as view:
-        found = crc32c(view[start : start + header.body_length])
+    found = _checksum(data, start, start + header.body_length)
     if found != header.body_crc:
         raise BatchCorrupt(
             f"body checksum of the batch at byte {position} (offset {header.base_offset}) is {found:08x}, "
             f"its header says {header.body_crc:08x}"
         )
     return header
+
+
+def _checksum(data: bytes | bytearray | memoryview, start: int, stop: int) -> int:
+    if isinstance(data, memoryview):
+        return crc32c(data[start:stop])
+    with memoryview(data) as view:
+        return crc32c(view[start:stop])
 
 
 def body_of(data: bytes | bytearray | memoryview, header: BatchHeader, position: int = 0) -> memoryview:
@@ -291,6 +299,27 @@ def write_header(out: bytearray, header: BatchHeader) -> None:
     _CRC.pack_into(out, _CRC_AT, crc32c(memoryview(out)[:_CRC_AT]))
 
 
+def fresh_header(
+    codec: int,
+    body_length: int,
+    raw_length: int,
+    body_crc: int,
+    count: int,
+    key_range: tuple[int, int],
+    time_range: tuple[int, int],
+    producer_id: int,
+    first_sequence: int,
+) -> bytes:
+    """The header of a batch of records that no owner has stamped yet."""
+    lowest_hash, highest_hash = key_range
+    first_time, last_time = time_range
+    header = _UNSUMMED.pack(
+        MAGIC, VERSION, codec, 0, 0, body_length, raw_length, body_crc, count,
+        lowest_hash, highest_hash, producer_id, first_sequence, first_time, last_time, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    return header + _CRC.pack(crc32c(header))
+
+
 def stamp(
     batch: bytearray | memoryview,
     header: BatchHeader,
@@ -303,7 +332,7 @@ def stamp(
     """Fill the owner's half of a verified batch, in place; returns the header as it now is."""
     commit_lag = min(commit_lag, 0xFFFF_FFFF)
     _OWNER.pack_into(batch, _OWNER_AT, base_offset, append_time, epoch, incarnation, commit_lag)
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[:_CRC_AT]))
+    _CRC.pack_into(batch, _CRC_AT, _checksum(batch, 0, _CRC_AT))
     return BatchHeader(
         header.codec,
         header.flags,

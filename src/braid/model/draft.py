@@ -2,7 +2,8 @@
 
 A draft only lists the parts of the batch: space for the header, the directory, offsets, the caller's own keys and
 values. Their sizes are known before anything large is allocated, so the limits are checked first, and then one `join`
-copies every byte to its place, once.
+copies every byte to its place, once; or none does, where the parts are few and whoever gets them can write them one
+after the other (`gather`).
 """
 
 from __future__ import annotations
@@ -20,16 +21,13 @@ from braid.model.batch import (
     MAX_RAW_BYTES,
     MAX_RECORDS,
     NO_KEYS,
-    BatchHeader,
     Codec,
+    fresh_header,
     padded,
-    write_header,
 )
 from braid.model.body import BUFFERS, DIRECTORY, DIRECTORY_BYTES, KEY_VALIDITY, TIMESTAMPS, Data
 from braid.model.codec import compress
-from braid.model.errors import BatchTooLarge, InvalidArgument
-from braid.model.ids import ProducerId
-from braid.model.ids import Sequence as SequenceNumber
+from braid.model.errors import BatchTooLarge, BrokenInvariant, InvalidArgument
 
 ZEROS: Final = tuple(bytes(length) for length in range(8))
 HEADER_SPACE: Final = bytes(HEADER_BYTES)
@@ -56,7 +54,7 @@ class Draft:
         self.key_range = NO_KEYS
         self.time_range = (0, 0)
         self._lengths = [0] * BUFFERS
-        self._parts: list[Any] = [HEADER_SPACE, b""]
+        self._parts: list[Any] = []
         self._next = 0
 
     def add(self, slot: int, length: int, parts: Iterable[Any]) -> None:
@@ -92,12 +90,9 @@ class Draft:
             self.add_array(TIMESTAMPS, timestamps)
 
     def finish(self, codec: Codec, producer_id: int, first_sequence: int) -> bytearray:
-        raw_length = DIRECTORY_BYTES + sum(map(padded, self._lengths))
-        check_raw(raw_length)
-        if codec is Codec.NONE:
-            check_stored(raw_length)
-        self._parts[1] = DIRECTORY.pack(*self._lengths)
-        out = joined(self._parts, HEADER_BYTES + raw_length)
+        """The batch in one piece."""
+        raw_length = self._raw_length(codec)
+        out = joined((HEADER_SPACE, DIRECTORY.pack(*self._lengths), *self._parts), HEADER_BYTES + raw_length)
         body_length = raw_length
         if codec is not Codec.NONE:
             packed = compress(codec, memoryview(out)[HEADER_BYTES:])
@@ -106,37 +101,47 @@ class Draft:
                 body_length = sum(map(len, packed))
                 out = bytearray().join((HEADER_SPACE, *packed, ZEROS[-body_length % 8]))
             check_stored(body_length)
-        header = (codec, body_length, raw_length, self.count, self.key_range, self.time_range)
-        return sealed(out, *header, producer_id, first_sequence)
+        body_crc = crc32c(memoryview(out)[HEADER_BYTES : HEADER_BYTES + body_length])
+        out[:HEADER_BYTES] = self._header(codec, body_length, raw_length, body_crc, producer_id, first_sequence)
+        return out
 
+    def gather(self, codec: Codec, producer_id: int, first_sequence: int) -> list[Data]:
+        """The batch as buffers that follow each other, without a copy of what was added unless it is compressed. The
+        first begins with the header and may be renumbered; the others are still the caller's memory."""
+        if codec is not Codec.NONE:
+            return [self.finish(codec, producer_id, first_sequence)]
+        raw_length = self._raw_length(codec)
+        directory = DIRECTORY.pack(*self._lengths)
+        views = [memoryview(part).cast("B") for part in self._parts if len(part)]
+        if DIRECTORY_BYTES + sum(map(len, views)) != raw_length:
+            raise BrokenInvariant("the buffers of a batch are not as long as its directory says")
+        body_crc = crc32c(directory)
+        for view in views:
+            body_crc = crc32c(view, body_crc)
+        header = self._header(codec, raw_length, raw_length, body_crc, producer_id, first_sequence)
+        return [bytearray(header + directory), *views]
 
-def sealed(
-    out: bytearray,
-    codec: Codec,
-    body_length: int,
-    raw_length: int,
-    count: int,
-    key_range: tuple[int, int],
-    time_range: tuple[int, int],
-    producer_id: int,
-    first_sequence: int,
-) -> bytearray:
-    """Write the producer's half of the header, and with it the body's checksum, in front of the body in `out`."""
-    header = BatchHeader(
-        codec,
-        0,
-        0,
-        body_length,
-        raw_length,
-        crc32c(memoryview(out)[HEADER_BYTES : HEADER_BYTES + body_length]),
-        count,
-        *key_range,
-        ProducerId(producer_id),
-        SequenceNumber(first_sequence),
-        *time_range,
-    )
-    write_header(out, header)
-    return out
+    def _raw_length(self, codec: Codec) -> int:
+        raw_length = DIRECTORY_BYTES + sum(map(padded, self._lengths))
+        check_raw(raw_length)
+        if codec is Codec.NONE:
+            check_stored(raw_length)
+        return raw_length
+
+    def _header(
+        self, codec: Codec, body_length: int, raw_length: int, body_crc: int, producer_id: int, first_sequence: int
+    ) -> bytes:
+        return fresh_header(
+            codec,
+            body_length,
+            raw_length,
+            body_crc,
+            self.count,
+            self.key_range,
+            self.time_range,
+            producer_id,
+            first_sequence,
+        )
 
 
 def joined(parts: Iterable[Data], expected: int) -> bytearray:

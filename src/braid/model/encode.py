@@ -16,8 +16,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from crc32c import crc32c
 
-from braid.model.batch import HEADER_BYTES, NO_KEYS, Codec, padded
+from braid.model.batch import HEADER_BYTES, NO_KEYS, Codec, fresh_header, padded
 from braid.model.body import (
     DIRECTORY,
     DIRECTORY_BYTES,
@@ -31,7 +32,7 @@ from braid.model.body import (
     VALUE_OFFSETS,
     Data,
 )
-from braid.model.draft import HEADER_SPACE, ZEROS, Draft, check_stored, joined, sealed
+from braid.model.draft import ZEROS, Draft, check_stored, joined
 from braid.model.errors import InvalidArgument
 from braid.model.hashing import key_hash, key_hashes
 
@@ -39,8 +40,12 @@ Headers = Mapping[str, bytes | str]
 Timestamps = Sequence[int] | npt.NDArray[np.int64]
 
 _PAIR: Final = struct.Struct("<2i")
+_ONE_VALUE: Final = struct.Struct(f"{DIRECTORY.format}2i")
+"""Directory and value offsets of one record without a key."""
 _HASH: Final = struct.Struct("<H6x")
-_INT64: Final = range(-(1 << 63), 1 << 63)
+_PLAIN: Final = int(Codec.NONE)  # An enum's member takes five times as long to pack.
+_LOWEST_TIME: Final = -(1 << 63)
+_HIGHEST_TIME: Final = (1 << 63) - 1
 
 
 def encode_batch(
@@ -65,7 +70,7 @@ def encode_batch(
     if count == 1 and headers is None and codec is Codec.NONE:
         key = keys[0] if keys is not None else None
         timestamp = _whole(timestamps[0]) if timestamps is not None else now_us
-        return _encode_one(values[0], key, timestamp, producer_id, first_sequence)
+        return encode_one(values[0], key, timestamp, producer_id, first_sequence)
     draft = Draft(count)
     hashes = _add_keys(draft, keys) if keys is not None else None
     draft.add_binary(VALUE_OFFSETS, _lengths(values), values)
@@ -85,11 +90,27 @@ def encode_table(
     producer_id: int = 0,
     first_sequence: int = 0,
 ) -> bytearray:
+    """The batch of `gather_table` in one piece."""
+    parts = gather_table(table, now_us=now_us, codec=codec, producer_id=producer_id, first_sequence=first_sequence)
+    return bytearray().join(parts)
+
+
+def gather_table(
+    table: Any,
+    *,
+    now_us: int,
+    codec: Codec = Codec.NONE,
+    producer_id: int = 0,
+    first_sequence: int = 0,
+) -> list[Data]:
     """One batch from a `pyarrow.Table` or `RecordBatch` with the columns key?, value, timestamp?, headers?.
 
     Keys and values may be of any binary or string type, timestamps of any unit (without a zone: UTC) or int64
     microseconds; a null timestamp is `now_us`, a null key no key, a null map no headers. The bytes are those that
     `encode_batch` makes of the same records.
+
+    The batch comes as buffers that follow each other. The first begins with the header and may be renumbered; the
+    others are the table's own memory, where that has the form already.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -114,12 +135,11 @@ def encode_table(
         draft.add_array(KEY_HASHES, hashes)
     if "headers" in names:
         _add_headers_column(draft, _cast(table, "headers", HEADERS_TYPE))
-    return draft.finish(codec, producer_id, first_sequence)
+    return draft.gather(codec, producer_id, first_sequence)
 
 
 def _check_time(time_us: object) -> None:
-    # `in range` would walk through it if somebody passed a float.
-    if not isinstance(time_us, int) or not _INT64[0] <= time_us <= _INT64[-1]:
+    if not isinstance(time_us, int) or not _LOWEST_TIME <= time_us <= _HIGHEST_TIME:
         raise InvalidArgument(f"{time_us!r} is no time: times are whole microseconds since 1970, signed 64 bits")
 
 
@@ -130,7 +150,7 @@ def _whole(time_us: object) -> int:
         raise InvalidArgument(f"{time_us!r} is no time: times are whole microseconds since 1970") from error
 
 
-def _encode_one(value: Data, key: Data | None, timestamp: int, producer_id: int, first_sequence: int) -> bytearray:
+def encode_one(value: Data, key: Data | None, timestamp: int, producer_id: int, first_sequence: int) -> bytearray:
     """What the general way makes of one record, without its fixed costs."""
     try:
         value_length = len(value)
@@ -139,21 +159,29 @@ def _encode_one(value: Data, key: Data | None, timestamp: int, producer_id: int,
         raise InvalidArgument(f"keys and values must be bytes: {error}") from error
     _check_time(timestamp)
     length = DIRECTORY_BYTES + _PAIR.size + padded(value_length)
-    value_parts = (_PAIR.pack(0, value_length), value, ZEROS[-value_length % 8])
     if key is None:
+        check_stored(length)
         key_range = NO_KEYS
-        directory = DIRECTORY.pack(0, 0, 0, _PAIR.size, value_length, 0, 0, 0, 0, 0, 0, 0)
-        parts: tuple[Data, ...] = (HEADER_SPACE, directory, *value_parts)
+        front = _ONE_VALUE.pack(0, 0, 0, _PAIR.size, value_length, 0, 0, 0, 0, 0, 0, 0, 0, value_length)
+        parts: tuple[Data, ...] = (front, value, ZEROS[-value_length % 8])
     else:
         length += _PAIR.size + padded(key_length) + _HASH.size
+        check_stored(length)
         hashed = _hash_of(key)
         key_range = (hashed, hashed)
         directory = DIRECTORY.pack(0, _PAIR.size, key_length, _PAIR.size, value_length, 0, 2, 0, 0, 0, 0, 0)
         key_parts = (_PAIR.pack(0, key_length), key, ZEROS[-key_length % 8])
-        parts = (HEADER_SPACE, directory, *key_parts, *value_parts, _HASH.pack(hashed))
-    check_stored(length)
-    out = joined(parts, HEADER_BYTES + length)
-    return sealed(out, Codec.NONE, length, length, 1, key_range, (timestamp, timestamp), producer_id, first_sequence)
+        value_parts = (_PAIR.pack(0, value_length), value, ZEROS[-value_length % 8])
+        parts = (directory, *key_parts, *value_parts, _HASH.pack(hashed))
+    body_crc = 0
+    try:
+        for part in parts:
+            body_crc = crc32c(part, body_crc)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"keys and values must be bytes: {error}") from error
+    times = (timestamp, timestamp)
+    header = fresh_header(_PLAIN, length, length, body_crc, 1, key_range, times, producer_id, first_sequence)
+    return joined((header, *parts), HEADER_BYTES + length)
 
 
 def _hash_of(key: Data) -> int:
@@ -260,6 +288,14 @@ def _is_binary(kind: Any) -> bool:
 
 def _add_binary_column(draft: Draft, slot: int, column: Any) -> None:
     """Add a binary column without nulls. Its bytes are taken from the chunks as they lie."""
+    if column.num_chunks == 1 and len(column):
+        chunk = column.chunk(0)
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32, len(chunk) + 1, 4 * chunk.offset)
+        first, last = int(ends[0]), int(ends[-1])
+        draft.add_array(slot, ends - ends[0] if first else ends)
+        draft.add(slot + 1, last - first, (data.slice(first, last - first),) if last > first else ())
+        return
     lengths = [np.zeros(0, np.int32)]
     parts = []
     for chunk in column.chunks:

@@ -41,11 +41,15 @@
     │   ├── TopicExists
     │   ├── SegmentNotFound
     │   ├── SubscriptionNotFound
+    │   ├── BrokerNotFound
+    │   ├── BrokerNotActive             it is draining or stopping, and gets no segments
     │   ├── SubscriptionExists
     │   ├── SubscriptionBusy            it has consumers
     │   ├── SubscriptionKindConflict    it exists as another kind
     │   ├── ConsumerReplaced            another consumer of the same name took its place
     │   ├── NotServing                  this broker does not serve the segment now; look up its owner again
+    │   ├── Moved                       another broker serves it now, or soon
+    │   ├── MoveRefused                 the move cannot be: it is moving already, or the target cannot take it
     │   ├── StaleRoute                  the publish was routed by a layout that is not the topic's
     │   ├── Overloaded                  a limit of the broker is reached
     │   ├── ShuttingDown
@@ -263,6 +267,14 @@ class SubscriptionNotFound(ServiceError, code="subscription-not-found"):
     pass
 
 
+class BrokerNotFound(ServiceError, code="broker-not-found"):
+    pass
+
+
+class BrokerNotActive(ServiceError, code="broker-not-active"):
+    pass
+
+
 class SubscriptionExists(ServiceError, code="subscription-exists"):
     pass
 
@@ -280,6 +292,22 @@ class ConsumerReplaced(ServiceError, code="consumer-replaced"):
 
 
 class NotServing(ServiceError, code="not-serving", retriable=True):
+    pass
+
+
+class Moved(ServiceError, code="moved", retriable=True):
+    owner = ""
+    epoch = 0
+    """Where a peer tells only the code, these are what is known."""
+
+    def __init__(self, message: str, owner: str = "", epoch: int = 0) -> None:
+        """`owner` is the address of who serves it; empty while nobody does."""
+        super().__init__(message)
+        self.owner = owner
+        self.epoch = epoch
+
+
+class MoveRefused(ServiceError, code="move-refused"):
     pass
 
 

@@ -87,6 +87,11 @@ class SegmentName(msgspec.Struct, frozen=True, order=True):
         return cls(topic, segment.hash_range, segment.segment_id)
 
     @classmethod
+    def at(cls, topic_path: str, descriptor: str) -> SegmentName:
+        """By the parts that keys, folders and objects are named by."""
+        return cls.parse(f"{_SEGMENT_SCHEME}{topic_path}/{descriptor}")
+
+    @classmethod
     def parse(cls, text: str) -> SegmentName:
         topic, _, descriptor = text.removeprefix(_SEGMENT_SCHEME).rpartition("/")
         match = _DESCRIPTOR.fullmatch(descriptor)

@@ -32,6 +32,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything below is consumed."""
     epoch: Epoch
     """The ownership epoch that wrote it."""
+    placement: int = 0
+    """Another number whenever the offset came from anything but acks: whoever knew it by an older one looks again."""
 
 
 class ConsumerSession(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

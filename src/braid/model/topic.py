@@ -21,6 +21,15 @@ class Durability(Enum):
     REPLICATED = "replicated"
 
 
+class OwnerLoss(Enum):
+    """What becomes of a segment whose owner is gone and has not handed it over."""
+
+    WAIT = "wait"
+    """It waits for its owner, or for an operator who accepts what is lost."""
+    CONTINUE = "continue"
+    """After a while another broker continues it behind what is durable elsewhere. What only the owner had is lost."""
+
+
 class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     durability: Durability = Durability.FSYNC
     replicas: int = 1
@@ -31,6 +40,9 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     """Per segment; the oldest records beyond it may go. None: size alone deletes nothing."""
     retention_ignores_subscriptions: bool = False
     """Whether retention deletes also what a subscription has not consumed."""
+    on_owner_loss: OwnerLoss = OwnerLoss.WAIT
+    owner_loss_after_ms: int = 60_000
+    """How long the owner must be gone before `continue` gives the segment away; long enough for a restart."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
@@ -43,6 +55,8 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
             limit = getattr(self, name)
             if limit is not None and not 0 < limit < 1 << 63:
                 raise InvalidArgument(f"{name} is {limit}; it must be a positive number, or absent for no limit")
+        if not 0 <= self.owner_loss_after_ms < 1 << 53:
+            raise InvalidArgument(f"owner_loss_after_ms is {self.owner_loss_after_ms}; it must be 0 or more")
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

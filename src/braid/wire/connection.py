@@ -66,6 +66,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._out: list[Buffer] = []
         self._gathered_bytes = 0
+        self._large = False
+        """Something in `_out` may be too large to be joined with others."""
         self._flush_planned = False
         self._drained: asyncio.Future[None] | None = None
         self._reason: BraidError | None = None
@@ -92,6 +94,8 @@ class Connection(asyncio.BufferedProtocol):
             out.append(encode_frame(kind, body, request=request, flags=flags, payload_bytes=size))
             out.extend(payload)
             self._gathered_bytes += size + len(body)
+            if size > JOIN_BYTES:
+                self._large = True
         else:
             out.append(encode_frame(kind, body, request=request, flags=flags))
             self._gathered_bytes += len(body)
@@ -100,6 +104,11 @@ class Connection(asyncio.BufferedProtocol):
         elif not self._flush_planned:
             self._flush_planned = True
             self._loop.call_soon(self.flush)
+
+    def queue(self, frame: bytes) -> None:
+        """Queue a small frame that is encoded already, and leave it to the caller to `flush` before the turn ends."""
+        if not self.closing:
+            self._out.append(frame)
 
     def reply(self, frame: Frame, body: bytes = b"") -> None:
         if frame.request:
@@ -117,6 +126,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         out, self._out = self._out, []
         write = self._transport.write
+        if not self._large:
+            data = b"".join(out) if len(out) > 1 else out[0]
+            self.sent_bytes += len(data)
+            write(data)
+            return
+        self._large = False
         small: list[Buffer] = []
         for part in out:
             self.sent_bytes += len(part)
@@ -129,6 +144,10 @@ class Connection(asyncio.BufferedProtocol):
             write(part)
         if small:
             write(b"".join(small) if len(small) > 1 else small[0])
+
+    def cork(self) -> None:
+        """The caller will `flush` before the turn ends, so what is sent until then need not plan it."""
+        self._flush_planned = True
 
     async def drained(self) -> None:
         """Returns when the write buffer is below its high-water mark; raises when the connection is over."""
@@ -164,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_transport(self) -> None:
         if not self._made:
-            # It may never be: a TLS handshake that fails tells us nothing.
+            # It may never be: a TLS handshake can take as long as the peer likes.
             self._tell_lost()
         elif self._close_timer is None:
             self._transport.close()
@@ -209,6 +228,10 @@ class Connection(asyncio.BufferedProtocol):
         self.flush()
         if self.closing:  # It was closed or refused before it was made, or as soon as it was.
             self._close_transport()
+
+    def on_accepted(self) -> None:
+        if not self._made:
+            self.abort(ConnectionLost("the TLS handshake failed"))
 
     @property
     def tls(self) -> ssl.SSLObject | None:

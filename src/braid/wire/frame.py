@@ -132,12 +132,13 @@ class FrameReader:
         return [_whole_frame(own)]
 
     def _cut_frames(self) -> list[Frame]:
-        scratch, end = self._scratch, self._end
+        scratch, view, end = self._scratch, self._view, self._end
         frames: list[Frame] = []
+        new, unpack_from, check = tuple.__new__, PREFIX.unpack_from, self._check  # a hot loop: once for each frame
         at = 0
         while end - at >= PREFIX_BYTES:
-            length, body_length, request, kind, flags, zero = PREFIX.unpack_from(scratch, at)
-            self._check(length, body_length, flags, zero)
+            length, body_length, request, kind, flags, zero = unpack_from(scratch, at)
+            check(length, body_length, flags, zero)
             start = at + PREFIX_BYTES
             stop = start + length
             if stop > end:
@@ -145,10 +146,10 @@ class FrameReader:
                     self._begin_own(at, PREFIX_BYTES + length)
                     return frames
                 break
-            body = bytes(self._view[start : start + body_length])
+            body = bytes(view[start : start + body_length])
             payload_at = start + body_length + (-body_length % 8)
-            payload = memoryview(bytearray(self._view[payload_at:stop])) if payload_at < stop else None
-            frames.append(Frame(kind, flags, request, body, payload))
+            payload = memoryview(bytearray(view[payload_at:stop])) if payload_at < stop else None
+            frames.append(new(Frame, (kind, flags, request, body, payload)))
             at = stop
         rest = end - at
         if end == len(scratch) and end < MAX_SCRATCH_BYTES:

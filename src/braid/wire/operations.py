@@ -8,6 +8,7 @@ end with a default: old peers skip them, new peers fill them in.
     HELLO      Hello                                    HelloReply
     PING       (empty)                                  (empty)
     TOPOLOGY   TopologyRequest                          Topology;        later pushes: Topology
+    TOPOLOGY_ACK  TopologyAck, no reply
     PUBLISH    Route, payload: one batch                Published
     JOIN       Join                                     Joined;          later pushes: ASSIGN, EXPEL
     RELEASE    Release                                  (empty)
@@ -18,6 +19,7 @@ end with a default: old peers skip them, new peers fill them in.
     CLOSE      Close                                    (empty)          CLOSED: Closed
     POSITIONS  PositionsRequest                         Positions
     ADMIN      AdminRequest                             AdminReply
+    PEER       PeerRequest, may have a payload          PeerReply, may have a payload;   between brokers only
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Kind(IntEnum):
     HELLO = 1
     PING = 2
     TOPOLOGY = 3
+    TOPOLOGY_ACK = 4
     PUBLISH = 16
     JOIN = 32
     ASSIGN = 33
@@ -53,6 +56,7 @@ class Kind(IntEnum):
     CLOSED = 46
     POSITIONS = 48
     ADMIN = 64
+    PEER = 80
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,11 +124,19 @@ class TopicRoute(_Body, frozen=True):
     """0: the topic does not exist. A topic that is deleted and created again has another id."""
     layout_epoch: int
     segments: tuple[SegmentRoute, ...]
+    controller: str = ""
+    """Where consumers of ordered subscriptions join: `host:port`, or HERE; empty while it may be any broker."""
 
 
 class Topology(_Body, frozen=True):
     generation: int
     topics: tuple[TopicRoute, ...]
+
+
+class TopologyAck(_Body, frozen=True):
+    """The client's routing reflects what this broker told it up to this generation."""
+
+    generation: int
 
 
 class Route(_Body, frozen=True):
@@ -169,6 +181,10 @@ class Assignment(_Body, frozen=True):
     number: int
     """Counts up; an older one that arrives later does not count."""
     segments: tuple[int, ...]
+    term: int = 0
+    """Counts the controllers of the topic."""
+    grants: tuple[int, ...] = ()
+    """One for each of `segments`: counts who was given it in this term."""
 
 
 class Expelled(_Body, frozen=True):
@@ -190,7 +206,8 @@ class Leave(_Body, frozen=True):
 
 
 class Open(_Body, frozen=True):
-    """Open a channel that delivers one segment's batches: for a session from its cursor on, otherwise from `offset`."""
+    """Open a channel that delivers one segment's batches: for a subscription from its cursor on, otherwise from
+    `offset`. Of a subscription's channels on a segment, only the one of the latest term and grant is open."""
 
     channel: int
     """Chosen by the client, unique on the connection, never used again there."""
@@ -200,8 +217,14 @@ class Open(_Body, frozen=True):
     credit: int
     """Bytes of batches that may be delivered before more credit is given."""
     session: int = 0
+    """Not used: 0."""
     offset: int = 0
-    """Without a session: where to begin. -1: the earliest offset that is kept."""
+    """Without a subscription: where to begin. -1: the earliest offset that is kept."""
+    subscription: str = ""
+    term: int = 0
+    """As the consumer's assignment says."""
+    grant: int = 0
+    """The segment's, as the consumer's assignment says."""
 
 
 class Opened(_Body, frozen=True):
@@ -209,6 +232,9 @@ class Opened(_Body, frozen=True):
     """The first offset that the consumer has not seen. The first batch may begin before it."""
     end: int
     """Where the segment ended at this moment, as consumers see it."""
+    placement: int = 0
+    """With a session: another number than before when the cursor was set to this offset by anything but acks, or when
+    records may be lost that consumers have seen. While it is the same, a consumer may go on behind what it has."""
 
 
 class Delivery(_Body, frozen=True):
@@ -245,7 +271,8 @@ class Close(_Body, frozen=True):
 
 
 class Closed(_Body, frozen=True):
-    """The broker ended a channel. `end-of-segment` is no error: the segment is sealed and all of it was delivered."""
+    """The broker ended a channel. `end-of-segment` is no error: the segment is sealed and all of it was delivered. A
+    session's channel takes acks after that, until it is closed for another reason."""
 
     channel: int
     code: str
@@ -286,6 +313,17 @@ class AdminRequest(_Body, frozen=True):
 
 
 class AdminReply(_Body, frozen=True):
+    result: Any
+
+
+class PeerRequest(_Body, frozen=True):
+    """What one broker asks of another. The two know each other by the cluster's secret; clients are refused."""
+
+    call: str
+    arguments: dict[str, Any]
+
+
+class PeerReply(_Body, frozen=True):
     result: Any
 
 

@@ -1,8 +1,10 @@
-"""One connection to one broker, from the client's side: requests with their replies, and pushes.
+"""One connection to one broker, from the side that asks: a client's, or another broker's. Requests with their replies,
+and pushes.
 
-A link is used by everything in the client that talks to that broker. Requests are pipelined; each has a future. Pushes
+A link is used by everything in its process that talks to that broker. Requests are pipelined; each has a future. Pushes
 go to whoever registered under the channel or session that they name. When the connection ends, every open request fails
-with the reason, and every registered receiver is told once; nobody reconnects here (pool.py does).
+with the reason, and every registered receiver is told once; nobody reconnects here (client/pool.py and broker/peers.py
+do).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from braid.client.address import format_address
 from braid.model.errors import (
     BraidError,
     ConnectFailed,
@@ -28,6 +29,7 @@ from braid.model.errors import (
 )
 from braid.ports.disk import Buffer
 from braid.ports.network import Address, Network
+from braid.wire.address import format_address
 from braid.wire.connection import Connection
 from braid.wire.frame import ERROR, MAX_FRAME_BYTES, MAX_REQUEST_ID, REPLY, Frame
 from braid.wire.operations import (
@@ -45,10 +47,12 @@ from braid.wire.operations import (
     Kind,
     Need,
     Topology,
+    TopologyAck,
     decode,
     encode,
     error_from,
 )
+from braid.wire.wakeup import wake
 
 SILENT_PERIODS: Final = 3
 """So many heartbeat periods without a byte from the broker end the link."""
@@ -70,7 +74,7 @@ class ChannelReceiver(Protocol):
     def on_need(self, need: Need) -> None: ...
 
     def on_closed(self, error: Closed | BraidError) -> None:
-        """The broker closed the channel, or the link is over. Nothing follows."""
+        """The broker closed the channel, or the link is over. Whoever expects nothing more forgets the channel."""
 
 
 class SessionReceiver(Protocol):
@@ -101,10 +105,19 @@ class Link:
         self._early: dict[int, Assignment | Expelled] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
         self._heartbeat_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._receiving = False
+        self._woken: list[asyncio.Future[None]] = []
+        self._departures: list[Callable[[], None]] = []
 
     @property
     def alive(self) -> bool:
         return not self.connection.closing
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything from it."""
+        return not (self._requests or self._channels or self._sessions)
 
     def request(self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = ()) -> asyncio.Future[Frame]:
         """Send a request. The future has the reply, or the error that the broker answered or the link ended with."""
@@ -124,6 +137,30 @@ class Link:
         self.connection.send(kind, body, payload, request=number)
         self._last_request = number
         self._requests[number] = on_reply
+
+    # A turn of the loop: what it brought is looked at first, then those go on who waited for it, then all that they
+    # sent leaves in one write.
+
+    def wake_at_end(self, futures: list[asyncio.Future[None]]) -> None:
+        """Wake those who wait on the futures, when all that has arrived was looked at; empties the list. Only for those
+        who are just told of a reply."""
+        self._woken += futures
+        futures.clear()
+
+    def call_at_end(self, depart: Callable[[], None]) -> None:
+        """Call `depart`, which may send something, when the turn ends."""
+        if not self._departures and not self._receiving:
+            self._loop.call_soon(self._depart)
+        self._departures.append(depart)
+
+    def _depart(self) -> None:
+        departures, self._departures = self._departures, []
+        self.connection.cork()
+        try:
+            for depart in departures:
+                depart()
+        finally:
+            self.connection.flush()
 
     async def ask(self, kind: Kind, body: bytes, reply: type[B], timeout_s: float | None = None) -> B:
         """Send a request and decode its reply. `TimedOut` when none comes in time; the link stays."""
@@ -160,14 +197,17 @@ class Link:
 
     def resolved(self, topology: Topology) -> Topology:
         """With this broker's address where it says HERE."""
-        if not any(segment.owner == HERE for topic in topology.topics for segment in topic.segments):
-            return topology
         here = format_address(self.address)
         topics = []
         for topic in topology.topics:
             segments = (replace(each, owner=here) if each.owner == HERE else each for each in topic.segments)
-            topics.append(replace(topic, segments=tuple(segments)))
+            controller = here if topic.controller == HERE else topic.controller
+            topics.append(replace(topic, segments=tuple(segments), controller=controller))
         return replace(topology, topics=tuple(topics))
+
+    def ack_topology(self, generation: int) -> None:
+        """Tell the broker that what it told up to this generation counts here now."""
+        self.send(Kind.TOPOLOGY_ACK, encode(TopologyAck(generation)))
 
     def close(self, reason: BraidError) -> None:
         self.connection.close(reason)
@@ -181,11 +221,25 @@ class Link:
         pass
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
-        for frame in frames:
-            if frame.flags & REPLY:
-                self._on_reply(frame)
-            else:
-                self._on_push(frame)
+        self._receiving = True
+        self.connection.cork()
+        try:
+            for frame in frames:
+                if frame.flags & REPLY:
+                    self._on_reply(frame)
+                else:
+                    self._on_push(frame)
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        try:
+            while self._woken:
+                woken, self._woken = self._woken, []
+                wake(woken)
+        finally:
+            self._receiving = False
+            self._depart()
 
     def _on_reply(self, frame: Frame) -> None:
         if not frame.request:  # The broker says why it closes the connection.
@@ -214,7 +268,7 @@ class Link:
                     channel.on_need(need)
             case Kind.CLOSED:
                 closed = decode(Closed, frame.body)
-                if (channel := self._channels.pop(closed.channel, None)) is not None:
+                if (channel := self._channels.get(closed.channel)) is not None:
                     channel.on_closed(closed)
             case Kind.ASSIGN:
                 assignment = decode(Assignment, frame.body)
@@ -229,11 +283,15 @@ class Link:
                 else:
                     self._keep(expelled)
             case Kind.TOPOLOGY:
-                self._on_topology(self.resolved(decode(Topology, frame.body)))
+                topology = decode(Topology, frame.body)
+                self._on_topology(self.resolved(topology))
+                self.ack_topology(topology.generation)
             case _:
                 pass  # A push that this build does not know is news that it cannot use.
 
     def _keep(self, push: Assignment | Expelled) -> None:
+        if isinstance(self._early.get(push.session), Expelled):
+            return  # An assignment that was under way when the session ended.
         if len(self._early) >= EARLY_SESSIONS:  # The oldest is of a session that has left.
             del self._early[next(iter(self._early))]
         self._early[push.session] = push

@@ -1,0 +1,172 @@
+"""A stream consumer's session: its place in the group of its subscription, at the topic's controller, wherever that is.
+
+Any broker may be asked to JOIN: the map names the controller, or the broker that is asked becomes it, or it says which
+one is (`Moved`). When the session is lost, because the link is, or because the controller is none any more, it is
+joined again under the same name, until that cannot work. The segments that the consumer has are not touched by that;
+the next assignment tells which it keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from braid.client.consumer import may_pass
+from braid.model.errors import BraidError, ClientClosed, Moved, TopicNotFound
+from braid.wire.address import parse_address
+from braid.wire.frame import Frame
+from braid.wire.link import Link, within
+from braid.wire.operations import Assignment, Join, Joined, Kind, Leave, Release, decode, encode
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+JOIN_TIMEOUT_S: Final = 10.0
+"""How long one broker may take to answer a JOIN before the controller is looked for anew."""
+
+STEADY_S: Final = 1.0
+"""A session that lived for so long is joined again at once. One that is lost sooner may be lost again at once, too."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class GroupSession:
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        subscription: str,
+        name: str,
+        start: str,
+        on_assignment: Callable[[Assignment], None],
+    ) -> None:
+        self.topic_id = 0
+        """Of the topic that was joined first: another one of the same name is another topic."""
+        self._client = client
+        self._topic = topic
+        self._subscription = subscription
+        self._name = name
+        self._start = start
+        self._on_assignment = on_assignment
+        self._link: Link | None = None
+        self._number = 0
+        self._assignment = 0
+        """The last one's number."""
+        self._lost: asyncio.Future[BraidError] | None = None
+        self._controller = ""
+        """Where the broker that was asked sent us to; empty: the map tells."""
+        self._map_is_old = False
+        """Whether the broker that the map names as the controller was not it."""
+        self._ended = False
+
+    async def join_until(self, deadline: float) -> None:
+        backoff = self._client.backoff()
+        while True:
+            if self._ended:
+                raise ClientClosed("the consumer is closed")
+            try:
+                return await self._join()
+            except BraidError as error:
+                self._controller = error.owner if isinstance(error, Moved) else ""
+                self._map_is_old = not self._controller
+                delay_s = backoff.next()
+                if not may_pass(error) or asyncio.get_running_loop().time() + delay_s > deadline:
+                    raise
+            await asyncio.sleep(delay_s)
+
+    async def keep(self) -> None:
+        """Join again whenever the session is lost. Raises why that cannot work any more."""
+        loop = asyncio.get_running_loop()
+        backoff = self._client.backoff()
+        while True:
+            assert self._lost is not None
+            joined_at = loop.time()
+            error = await self._lost
+            if not may_pass(error):
+                raise error.again()
+            if loop.time() - joined_at >= STEADY_S:
+                backoff.reset()
+            else:
+                await asyncio.sleep(backoff.next())
+            _log.warning("consumer %s of %s lost its session and joins again: %s", self._name, self._topic, error)
+            await self.join_until(math.inf)
+
+    async def release(self, segment: int) -> None:
+        """Give a segment back. A controller that does not hear it takes it away by itself."""
+        link = self._link
+        with contextlib.suppress(BraidError):
+            if link is not None:
+                request = link.request(Kind.RELEASE, encode(Release(self._number, segment)))
+                await within(request, self._client.timeout_s, "RELEASE")
+
+    async def leave(self) -> None:
+        """A session that cannot be ended ends by itself, after its grace."""
+        link, self._link = self._link, None
+        if link is not None:
+            with contextlib.suppress(BraidError):
+                await within(link.request(Kind.LEAVE, encode(Leave(self._number))), self._client.timeout_s, "LEAVE")
+
+    def end(self) -> None:
+        """Join no more."""
+        self._ended = True
+
+    def ignore(self) -> None:
+        """What the controller says from now on does not count."""
+        if self._link is not None:
+            self._link.forget_session(self._number)
+
+    # What the link calls.
+
+    def on_assignment(self, assignment: Assignment) -> None:
+        if assignment.number > self._assignment:
+            self._assignment = assignment.number
+            self._on_assignment(assignment)
+
+    def on_session_lost(self, error: BraidError) -> None:
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(error)
+
+    # Joining.
+
+    async def _join(self) -> None:
+        again = self.topic_id != 0
+        link = await self._controller_link()
+        # A subscription that was deleted while we were away must not come back at another place.
+        body = encode(Join(self._topic, self._subscription, self._name, self._start, create=not again))
+        request = link.request(Kind.JOIN, body)
+        timeout_s = min(JOIN_TIMEOUT_S, self._client.timeout_s)
+        try:
+            frame = await within(asyncio.shield(request), timeout_s, "JOIN was not answered")
+        except BaseException:
+            request.add_done_callback(lambda late: _leave_late(link, late))
+            raise
+        joined = decode(Joined, frame.body)
+        if again and joined.topic_id != self.topic_id:
+            link.send(Kind.LEAVE, encode(Leave(joined.session)))
+            raise TopicNotFound(
+                f"topic {self._topic} was deleted and created again; make another consumer for the new one"
+            )
+        if not link.alive:
+            raise link.connection.end_reason().again()
+        self.topic_id = joined.topic_id
+        self._link, self._number, self._assignment = link, joined.session, 0
+        self._lost = asyncio.get_running_loop().create_future()
+        link.open_session(joined.session, self)
+
+    async def _controller_link(self) -> Link:
+        routing = self._client.routing
+        if self._controller:
+            return await self._client.pool.link(parse_address(self._controller))
+        if self._map_is_old:
+            await routing.refresh(self._topic)
+        return await routing.controller_link(self._topic)
+
+
+def _leave_late(link: Link, request: asyncio.Future[Frame]) -> None:
+    """Nobody waits for this JOIN any more. If it worked after all, the session must not keep segments."""
+    if not request.cancelled() and request.exception() is None:
+        link.send(Kind.LEAVE, encode(Leave(decode(Joined, request.result().body).session)))

@@ -1,0 +1,81 @@
+"""The cluster as its leader sees it: plain values, made from metadata, by which placing and balancing decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from braid.model.ids import SegmentId
+from braid.model.load import LoadReport
+
+
+class BrokerState(Enum):
+    ACTIVE = "active"
+    DRAINING = "draining"
+    """Its segments are moving away; it gets no new ones."""
+    DRAINED = "drained"
+    """It has none left and gets none until somebody activates it."""
+    STOPPING = "stopping"
+    """It hands over what it has by itself, and will be gone."""
+
+
+class BrokerView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    address: str = ""
+    state: BrokerState = BrokerState.ACTIVE
+    labels: dict[str, str] = {}
+    live: bool = True
+    """Whether it holds its lease."""
+
+    @property
+    def available(self) -> bool:
+        """Whether segments may be given to it."""
+        return self.live and self.state is BrokerState.ACTIVE
+
+
+class SegmentRef(msgspec.Struct, frozen=True, order=True):
+    """A segment in a cluster; its range does not matter here."""
+
+    topic_path: str
+    """`tenant/namespace/name`"""
+    segment_id: SegmentId
+
+    def __str__(self) -> str:
+        return f"segment {self.segment_id} of {self.topic_path}"
+
+
+class OwnedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    topic_path: str
+    segment_id: SegmentId
+    owner: str
+    """A broker's id, of a live broker or not."""
+    moving: bool = False
+    """A move has begun and has not ended."""
+
+    @property
+    def ref(self) -> SegmentRef:
+        return SegmentRef(self.topic_path, self.segment_id)
+
+
+class PastMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A move that was begun, whether or not it has ended."""
+
+    segment: SegmentRef
+    source: str
+    target: str
+    at: int
+    """µs since 1970, when it was begun."""
+    automatic: bool = True
+    """Whether balancing began it. Others only keep their segment and brokers quiet for a while."""
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+    brokers: tuple[BrokerView, ...]
+    owned: tuple[OwnedSegment, ...]
+    """Every segment that has an owner."""
+    loads: Mapping[str, LoadReport]
+    """The last report of each broker, by its id."""
+    copies_history: bool = False
+    """Whether a move copies the segment's history: `local` storage on brokers that share no disk."""
