@@ -15,6 +15,7 @@ from collections.abc import Callable
 from braid.metadata.store import Lease
 from braid.model.errors import LeaseLost, MetadataError
 from braid.ports.clock import Clock
+from braid.ports.tasks import end
 
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 12
@@ -63,11 +64,7 @@ class LeaseKeeper:
         self._task = asyncio.create_task(self._keep(), name=f"keep lease {self.lease.id}")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():
-                self._task.result()
+        await end(self._task)
 
     async def __aenter__(self) -> LeaseKeeper:
         self.start()

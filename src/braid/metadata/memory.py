@@ -2,14 +2,15 @@
 
 `MemoryStore(clock)` makes a new store and its first client; `client()` makes further clients of the same store. The
 shared part (`_Server`) is synchronous and never fails. What fails is the way between a client and the server, and each
-client has its own: `disconnect` and `reconnect`, `interrupt` for its watch streams, and `fault`, which a simulation
-asks before each request. A request takes two turns of the event loop, one there and one back, so that other tasks run
-between asking, happening and answering as they would with a real store.
+client has its own: `disconnect` and `reconnect`, `lag` and `interrupt` for its watch streams, and `fault` and
+`delay_s`, which a simulation sets and each request asks. A request takes two turns of the event loop, one there and one
+back, so that other tasks run between asking, happening and answering as they would with a real store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import enum
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -154,7 +155,10 @@ class _Server:
             self._timer = None
         if self._leases:
             wait_s = min(state.expires_at for state in self._leases.values()) - self._clock.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(max(wait_s, TIMER_RESOLUTION_S), self._on_timer)
+            # In a context of its own: it is the server's timer, whichever client's request has set it.
+            self._timer = asyncio.get_running_loop().call_later(
+                max(wait_s, TIMER_RESOLUTION_S), self._on_timer, context=contextvars.Context()
+            )
 
     def _on_timer(self) -> None:
         self.expire()
@@ -170,9 +174,12 @@ class MemoryStore:
         self.name = name
         self.fault: Callable[[str], Fault] = lambda _request: Fault.NONE
         """Asked before each request, with its name: get, list, txn, grant, renew, revoke."""
+        self.delay_s: Callable[[], float] = lambda: 0.0
+        """How long a request takes to get there, and its answer to come back."""
         self._clock = clock
         self._server = server or _Server(clock, limits or HistoryLimits())
         self._connected = True
+        self._lagging = False
         self._closed = False
         self._watches: WeakValueDictionary[int, Watch] = WeakValueDictionary()
         self._watches_opened = 0
@@ -236,6 +243,14 @@ class MemoryStore:
         self._connected = True
         self.history.wake_all()
 
+    def lag(self) -> None:
+        """From now on watches are silent, while requests are answered: this client knows less and less."""
+        self._lagging = True
+
+    def catch_up(self) -> None:
+        self._lagging = False
+        self.history.wake_all()
+
     def interrupt(self) -> None:
         """Break this client's watch streams; each resumes after the last change that it handed out."""
         for watch in [*self._watches.values()]:
@@ -248,7 +263,7 @@ class MemoryStore:
     def check_watch(self) -> bool:
         if self._closed:
             raise store_closed("watch")
-        return self._connected
+        return self._connected and not self._lagging
 
     async def older(self, prefix: str, after: Revision) -> Page:
         raise compacted(prefix, after, self.history.floor)
@@ -277,11 +292,11 @@ class MemoryStore:
         if self._closed:
             raise store_closed(request)
         fault = self.fault(request)
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.delay_s())
         return fault if self._connected else Fault.UNAVAILABLE
 
     async def _receive(self, lost: Exception) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.delay_s())
         if not self._connected:
             raise lost
 

@@ -1,7 +1,10 @@
 """Every key of the metadata store. No other module spells one.
 
     /brokers/{id}                                      registration, under the broker's lease
+    /loads/{id}                                        a broker's load report, under the same lease
     /cluster/leader                                    the cluster leader
+    /cluster/drains/{id}                               the wish that a broker own nothing, until it is activated again
+    /cluster/secret                                    by which brokers know each other
     /topics/{topic}                                    layout
     /topics/{topic}/controller                         controller leader, under a lease
     /topics/{topic}/transition                         the transition in flight
@@ -27,7 +30,10 @@ from braid.model.errors import InvalidName
 from braid.model.ids import Offset
 
 CLUSTER_LEADER = "/cluster/leader"
+CLUSTER_SECRET = "/cluster/secret"  # noqa: S105 (a key, not what stands there)
+DRAINS_PREFIX = "/cluster/drains/"
 BROKERS_PREFIX = "/brokers/"
+LOADS_PREFIX = "/loads/"
 TOPICS_PREFIX = "/topics/"
 SEGMENTS_PREFIX = "/segments/"
 STORAGE_PREFIX = "/storage/"
@@ -67,6 +73,22 @@ def broker_of(key: str) -> str:
     return unquote(key.removeprefix(BROKERS_PREFIX))
 
 
+def load(broker_id: str) -> str:
+    return LOADS_PREFIX + _part(broker_id)
+
+
+def broker_of_load(key: str) -> str:
+    return unquote(key.removeprefix(LOADS_PREFIX))
+
+
+def drain(broker_id: str) -> str:
+    return DRAINS_PREFIX + _part(broker_id)
+
+
+def broker_of_drain(key: str) -> str:
+    return unquote(key.removeprefix(DRAINS_PREFIX))
+
+
 # Topics.
 
 
@@ -100,6 +122,14 @@ def topic_prefix(topic: str) -> str:
 
 def controller(topic: str) -> str:
     return f"{layout(topic)}/controller"
+
+
+def topic_of_controller(key: str) -> str | None:
+    """The topic path whose controller this key names; None for any other key below `TOPICS_PREFIX`."""
+    match key.split("/"):
+        case ["", "topics", tenant, namespace, name, "controller"]:
+            return f"{tenant}/{namespace}/{name}"
+    return None
 
 
 def transition(topic: str) -> str:

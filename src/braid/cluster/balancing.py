@@ -1,0 +1,217 @@
+"""Which segments should move so that brokers have about the same to do. Pure functions; the leader carries them out.
+
+A broker's load is its bytes per second in and out (placement.py says how they are counted), the *spread* that of the
+busiest available broker by the mean of all. While the spread exceeds `threshold`, the best single move is proposed,
+then the best one after it, and so on. Moving a segment of rate x from a broker with S to one with T gains
+
+    min(x, S − T − x) − history / payback_s          bytes per second
+
+which is what the busier of the two loses, less what the copy costs; most for a segment of half the difference. It is
+positive only if T + x < S, so no move raises the maximum, and a move that would make its target the busiest broker of
+all is no candidate. From this follows that one segment hotter than everything else stays where it is: wherever it went
+would be the busiest. It is named instead (`unbalanceable`); splitting it is what helps.
+
+What keeps it calm: nothing happens below the threshold, or for a gain below `min_gain`; a segment and a broker that
+took part in a move rest for a while, the segment so that it cannot swing back and forth, the broker so that its reports
+show the move before the next decision; moves at once and per hour are capped; and nothing is decided on old reports.
+
+Rejected: to minimise the variance, which prefers the same moves in units that nobody can set a limit in; and swaps of
+two segments, which reach a little further with twice the moves and plans that are hard to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from braid.cluster.placement import Tally
+from braid.cluster.plan import Draft, Note, Plan, Remark
+from braid.cluster.policy import BalancePolicy
+from braid.model.cluster import ClusterView, PastMove, SegmentRef
+
+HOUR_S: Final = 3_600
+_US: Final = 1_000_000
+
+
+def remembered(history: Iterable[PastMove], policy: BalancePolicy, now: int) -> tuple[PastMove, ...]:
+    """The moves that still matter to `plan`; the leader may forget all others (I12)."""
+    keep_us = max(HOUR_S, policy.segment_cooldown_s, policy.broker_cooldown_s) * _US
+    return tuple(move for move in history if now - move.at < keep_us)
+
+
+def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMove], now: int) -> Plan:
+    """What to move now; `now` is in µs since 1970. `history` has the moves begun lately, whoever began them."""
+    draft = Draft(view)
+    obstacle = _obstacle(view, policy, draft.tally, now)
+    if obstacle is not None:
+        return draft.finish([obstacle])
+    resting = _resting(view, policy, history, now)
+    in_flight = sum(segment.moving for segment in view.owned)
+    begun = sum(move.automatic and now - move.at < HOUR_S * _US for move in history)
+    notes: list[Note] = []
+    while draft.tally.spread() > policy.threshold:
+        if in_flight + len(draft.moves) >= policy.moves_at_once:
+            notes.append(_in_flight(policy.moves_at_once))
+            break
+        if begun + len(draft.moves) >= policy.moves_per_hour:
+            text = f"{policy.moves_per_hour} moves have begun within an hour, the most that may"
+            notes.append(Note(remark=Remark.CAPPED, text=text))
+            break
+        found = _best(view, policy, draft, resting)
+        if found is None:
+            notes += _why_none(view, policy, draft)
+            break
+        draft.move(found.segment, found.source, found.target, _too_much(draft.tally, found.source))
+    return draft.finish([*notes, *_too_hot(policy, draft)])
+
+
+# What may move.
+
+
+class _Resting(NamedTuple):
+    segments: Collection[SegmentRef]
+    brokers: Collection[str]
+
+
+class _Candidate(NamedTuple):
+    gain: float
+    segment: SegmentRef
+    source: str
+    target: str
+
+
+def _obstacle(view: ClusterView, policy: BalancePolicy, tally: Tally, now: int) -> Note | None:
+    """Why nothing at all is to be decided now."""
+    if len(tally.available) < 2:
+        return Note(remark=Remark.ALONE, text="fewer than two brokers are active and live: there is nowhere to move to")
+    limit_s = policy.interval_s * policy.stale_intervals
+    for broker in sorted(each.id for each in view.brokers if each.live):
+        report = view.loads.get(broker)
+        if report is None:
+            text = f"{broker} is live and has not reported its load; nothing moves until it does"
+            return Note(remark=Remark.STALE, text=text, broker=broker)
+        age_s = (now - report.at) / _US
+        if abs(age_s) > limit_s:
+            when = f"{age_s:.0f} s old" if age_s > 0 else f"from {-age_s:.0f} s in the future: clocks differ"
+            text = f"the load report of {broker} is {when}; nothing moves unless it is within {limit_s:g} s"
+            return Note(remark=Remark.STALE, text=text, broker=broker)
+    spread = tally.spread()
+    if spread <= policy.threshold:
+        text = f"the busiest broker has {spread:.2f} times the mean load, at most {policy.threshold:g} is even enough"
+        return Note(remark=Remark.BALANCED, text=text)
+    most = max(tally.bytes_per_s[broker] for broker in tally.available)
+    if most < policy.quiet_bytes_per_s:
+        text = f"the busiest broker has {most:,} bytes/s; below {policy.quiet_bytes_per_s:,} nothing is worth a move"
+        return Note(remark=Remark.QUIET, text=text)
+    return None
+
+
+def _resting(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMove], now: int) -> _Resting:
+    """A move that has not ended keeps its brokers at rest, however long it takes: its load is yet to arrive."""
+    moving = {segment.ref for segment in view.owned if segment.moving}
+    segments, brokers = set(moving), set[str]()
+    for move in history:
+        if now - move.at < policy.segment_cooldown_s * _US:
+            segments.add(move.segment)
+        if now - move.at < policy.broker_cooldown_s * _US or move.segment in moving:
+            brokers |= {move.source, move.target}
+    return _Resting(segments, brokers)
+
+
+def _best(view: ClusterView, policy: BalancePolicy, draft: Draft, resting: _Resting) -> _Candidate | None:
+    """The move that gains most. What was planned already is done, as far as it is concerned."""
+    tally, loads = draft.tally, draft.tally.bytes_per_s
+    mean = tally.mean_bytes_per_s()
+    best: _Candidate | None = None
+    for source in tally.available:
+        if loads[source] <= policy.threshold * mean or source in resting.brokers or source in draft.targets:
+            continue
+        # Whatever the segment: the less the target has, the more is gained, and the less likely it gets too much.
+        target = _coolest(policy, draft, source, resting)
+        if target is None:
+            continue
+        others = _most_of_others(tally, source, target)
+        for segment in tally.segments[source]:
+            rate = tally.rate(segment)
+            if not rate or segment in resting.segments or loads[target] + rate > max(loads[source] - rate, others):
+                continue
+            gain = min(rate, loads[source] - loads[target] - rate) - _cost(view, policy, tally, segment)
+            if gain < policy.min_gain * mean:
+                continue
+            if best is None or (-gain, segment, source) < (-best.gain, best.segment, best.source):
+                best = _Candidate(gain, segment, source, target)
+    return best
+
+
+def _coolest(policy: BalancePolicy, draft: Draft, source: str, resting: _Resting) -> str | None:
+    tally = draft.tally
+    return min(
+        (
+            broker
+            for broker in tally.available
+            if broker != source
+            and broker not in resting.brokers
+            and broker not in draft.sources
+            and tally.cpu[broker] <= policy.max_target_cpu
+        ),
+        key=lambda broker: (tally.bytes_per_s[broker], broker),
+        default=None,
+    )
+
+
+def _most_of_others(tally: Tally, source: str, target: str) -> int:
+    return max((tally.bytes_per_s[each] for each in tally.available if each not in (source, target)), default=0)
+
+
+def _cost(view: ClusterView, policy: BalancePolicy, tally: Tally, segment: SegmentRef) -> float:
+    """What copying the history costs, in bytes per second spread over the time in which the move must pay."""
+    return tally.reported[segment].history_bytes / policy.payback_s if view.copies_history else 0.0
+
+
+# Why not.
+
+
+def _in_flight(limit: int) -> Note:
+    return Note(remark=Remark.IN_FLIGHT, text=f"{limit} moves at once are the most; more follow when these have ended")
+
+
+def _too_much(tally: Tally, broker: str) -> str:
+    return f"{broker} has {tally.bytes_per_s[broker] / tally.mean_bytes_per_s():.2f} times the mean load"
+
+
+def _why_none(view: ClusterView, policy: BalancePolicy, draft: Draft) -> list[Note]:
+    moving = [segment.ref for segment in view.owned if segment.moving]
+    rested = _best(view, policy, draft, _Resting(moving, ()))
+    if rested is not None:
+        text = f"{rested.segment} would move from {rested.source} to {rested.target}, but the last move is too recent"
+        return [Note(remark=Remark.COOLING, text=text, segment=rested.segment, broker=rested.source)]
+    if _too_hot(policy, draft):
+        return []  # which says it better
+    tally = draft.tally
+    source = max(tally.available, key=lambda broker: tally.bytes_per_s[broker])
+    text = (
+        f"{_too_much(tally, source)}, and no move of one segment, to a broker with processor time left, "
+        "narrows this by as much as it costs"
+    )
+    return [Note(remark=Remark.STUCK, text=text, broker=source)]
+
+
+def _too_hot(policy: BalancePolicy, draft: Draft) -> list[Note]:
+    """The segments that alone are too much for any broker, and would be so wherever they went."""
+    tally, loads = draft.tally, draft.tally.bytes_per_s
+    limit = policy.threshold * tally.mean_bytes_per_s()
+    notes: list[Note] = []
+    for broker in tally.available:
+        hottest = max(tally.segments[broker], key=lambda segment: (tally.rate(segment), segment), default=None)
+        if hottest is None or tally.rate(hottest) <= limit:
+            continue
+        coolest = min((each for each in tally.available if each != broker), key=lambda each: (loads[each], each))
+        rate = tally.rate(hottest)
+        if loads[coolest] + rate <= max(loads[broker] - rate, _most_of_others(tally, broker, coolest)):
+            continue  # it can still go where it is alone
+        text = (
+            f"{hottest} alone carries {rate:,} bytes/s, {rate / tally.mean_bytes_per_s():.2f} times the mean of a "
+            "broker; no move evens this, a split would"
+        )
+        notes.append(Note(remark=Remark.UNBALANCEABLE, text=text, segment=hottest, broker=broker))
+    return notes

@@ -1,0 +1,299 @@
+"""The cluster leader: gives segments to brokers, drains and balances them.
+
+Every broker is a candidate, under its own lease. Who leads looks at the whole cluster whenever something changed, and
+every few seconds even if nothing did; decides (reconcile.py, balancing.py); and writes what was decided, each record by
+itself, compared with the one that it was decided on and with the leadership (`fence`): a leader that was replaced
+changes nothing (I3). It remembers nothing that it would have to carry on with, so a leader that dies between any two
+writes leaves nothing half done that its successor does not find.
+
+A change is acted on at once. What follows within `CALM_S` is gathered, so that a thousand changes do not cost a
+thousand looks; a pass is never overtaken by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from braid.cluster.absences import Absences
+from braid.cluster.balancing import plan
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.cluster.past_moves import BALANCE, PastMoves
+from braid.cluster.plan import Plan
+from braid.cluster.policy import BalancePolicy
+from braid.cluster.reconcile import Decision, Reason, Waiting, decide, waiting
+from braid.cluster.snapshot import KnownTopics, Snapshot, taken
+from braid.metadata import paths
+from braid.metadata.election import Election, Leadership
+from braid.metadata.store import Compare, Condition, Lease
+from braid.metadata.view import Table, View
+from braid.model.cluster import SegmentRef
+from braid.model.errors import LeaseLost, MetadataError, ShuttingDown, TopicNotFound
+from braid.model.ids import Revision
+from braid.model.ownership import Move, OwnershipState
+from braid.ports.clock import Clock
+
+LOOK_S: Final = 5.0
+"""Time alone changes what is to be done: policies wait for it."""
+CALM_S: Final = 0.02
+CALM_FACTOR: Final = 4
+"""Where there are many segments, a look takes long; it is followed by so many times as long without one, because the
+broker has other things to do."""
+AGAIN_S: Final = 0.5
+"""After a store that did not answer."""
+WRITES_AT_ONCE: Final = 16
+DRAIN_AGAIN_S: Final = 10.0
+"""How long a segment rests whose owner gave a move up, before it is asked again: what prevented it may last."""
+RESIGN_S: Final = 2.0
+"""How long a leader that stops tries to say so; its lease ends anyway."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    balance: bool = False
+    """Whether segments move by themselves to even the load."""
+    policy: BalancePolicy = BalancePolicy()
+    copies_history: bool = False
+    """Whether a move copies history: brokers that share no storage."""
+
+
+class Leader:
+    """Made before its view is loaded. `start` and `stop` may be called again and again, once for each lease."""
+
+    def __init__(
+        self,
+        view: View,
+        topics: KnownTopics,
+        owners: Owners,
+        members: Members,
+        clock: Clock,
+        broker_id: str,
+        config: LeaderConfig | None = None,
+    ) -> None:
+        self.config: Final = config or LeaderConfig()
+        self.decisions: Final[Counter[Reason]] = Counter()
+        """That were written, since this broker started."""
+        self.on_deleting: list[Callable[[str], None]] = []
+        """Called, while this broker leads, with the path of each topic whose deletion has not ended: at each look."""
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Told when it can lead no more: our bug."""
+        self._view = view
+        self._topics = topics
+        self._owners = owners
+        self._members = members
+        self._clock = clock
+        self._id = broker_id
+        self._absences = Absences(members, clock)
+        self._past = PastMoves(owners, clock)
+        self._leaders: Table[str, str] = view.add(
+            Table(paths.CLUSTER_LEADER, _is_leader, lambda value: value.decode("utf-8", "replace"), lambda key: key)
+        )
+        self._election = Election(view.store, paths.CLUSTER_LEADER, clock)
+        self._leadership: Leadership | None = None
+        self._lease: Lease | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._balanced_at: float | None = None
+        self._thought_s = 0.0
+        """How long the last look has kept the loop."""
+        self._drained_at: dict[SegmentRef, float] = {}
+        """When segments were last given a move by this leader, because their owner drains."""
+
+    @property
+    def leading(self) -> bool:
+        return self._leadership is not None and self._holds(self._leadership)
+
+    @property
+    def leader(self) -> str | None:
+        """The id of whoever leads, as far as this broker knows."""
+        return self._leaders.get(paths.CLUSTER_LEADER)
+
+    def snapshot(self) -> Snapshot:
+        return taken(self._topics, self._owners, self._members, self._absences)
+
+    def waiting(self) -> list[Waiting]:
+        """The segments that wait for a broker. Every broker can tell."""
+        return waiting(self.snapshot())
+
+    def balance_plan(self) -> Plan:
+        """What balancing would do now, whether or not it is enabled. Every broker can tell."""
+        view = self.snapshot().cluster_view(copies_history=self.config.copies_history)
+        return plan(view, self.config.policy, self._past.remembered(self.config.policy), self._clock.now_us())
+
+    def start(self, lease: Lease) -> None:
+        """Become a candidate. The lease is renewed by its owner; when it is lost, the candidacy ends by itself."""
+        assert self._task is None or self._task.done(), "the last candidacy has not been stopped"
+        self._lease = lease
+        self._task = asyncio.create_task(self._run(lease), name="cluster leader")
+        self._task.add_done_callback(self._on_end)
+
+    async def stop(self) -> None:
+        """Lead no more, and let others know."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        lease, self._lease = self._lease, None
+        if lease is not None and self._clock.monotonic() < lease.deadline:
+            with contextlib.suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(RESIGN_S):
+                    await self._resign(lease)
+        if not task.cancelled():
+            task.result()
+
+    async def _resign(self, lease: Lease) -> None:
+        # By the lease, not by what is remembered: a campaign that is cancelled may have won just then.
+        entry = await self._election.leader()
+        if entry is not None and entry.lease == lease.id:
+            await self._election.resign(Leadership(entry.key, entry.revision, lease.id))
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and self.on_failure is not None:
+            self.on_failure(error)
+
+    # Leading.
+
+    async def _run(self, lease: Lease) -> None:
+        with contextlib.suppress(LeaseLost, ShuttingDown):
+            while True:
+                leadership = await self._election.campaign(self._id.encode(), lease)
+                # What the leaders before this one wrote stands at lower revisions: from here on it is known.
+                await self._view.caught_up(leadership.revision)
+                _log.info("broker %s leads the cluster", self._id)
+                self._leadership = leadership
+                try:
+                    await self._lead(leadership)
+                finally:
+                    self._leadership = None
+                    _log.info("broker %s does not lead the cluster any more", self._id)
+
+    def _holds(self, leadership: Leadership) -> bool:
+        """Whether it still leads, as far as it can know."""
+        known = self._leaders.known(paths.CLUSTER_LEADER)
+        return (
+            known is not None
+            and known.revision == leadership.revision
+            and self._lease is not None
+            and self._clock.monotonic() < self._lease.deadline
+        )
+
+    async def _lead(self, leadership: Leadership) -> None:
+        """Returns when the leadership is over."""
+        while self._holds(leadership):
+            began, seen = self._clock.monotonic(), self._view.changes
+            try:
+                await self._look(leadership)
+            except MetadataError as error:
+                _log.warning("the cluster leader could not write what it decided, and looks again: %s", error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            await self._view.changed_since(seen, LOOK_S)
+            calm_s = max(CALM_S, self._thought_s * CALM_FACTOR)
+            await asyncio.sleep(max(began + calm_s - self._clock.monotonic(), 0))
+
+    async def _look(self, leadership: Leadership) -> None:
+        began = self._clock.monotonic()
+        snapshot = self.snapshot()
+        decisions = decide(
+            snapshot,
+            self._clock.monotonic(),
+            self._resting(snapshot),
+            drained_at_once=self.config.policy.drain_moves_at_once,
+        )
+        if not decisions and self.config.balance:
+            decisions = self._balance(snapshot)
+        self._thought_s = self._clock.monotonic() - began
+        for path, topic in sorted(snapshot.topics.items()):
+            if topic.deleting:
+                for callback in self.on_deleting:
+                    callback(path)
+        for start in range(0, len(decisions), WRITES_AT_ONCE):
+            some = decisions[start : start + WRITES_AT_ONCE]
+            outcomes = await asyncio.gather(
+                *(self._write(decision, leadership) for decision in some), return_exceptions=True
+            )
+            written = [each for each in outcomes if not isinstance(each, BaseException) and each is not None]
+            if written:
+                await self._view.caught_up(max(written))
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def _write(self, decision: Decision, leadership: Leadership) -> Revision | None:
+        """None when it was not to be: somebody else was faster, or leads."""
+        if not self._holds(leadership):
+            return None
+        conditions: list[Condition] = [leadership.fence]
+        path = decision.segment.topic.path
+        try:
+            # Nothing is given away of a topic that is being deleted, or has become another one.
+            conditions.append(self._topics.unchanged(path))
+        except TopicNotFound:
+            return None
+        if decision.reason is Reason.CONTINUED:
+            # What was accepted is that a broker is gone. One that has come back meanwhile has lost nothing.
+            known = self._owners.known(decision.segment)
+            if known is None:
+                return None
+            conditions.append(Compare(paths.broker(known.value.owner), Revision(0)))
+        revision = await self._owners.swap(decision.segment, decision.revision, decision.record, conditions=conditions)
+        if revision is not None:
+            self.decisions[decision.reason] += 1
+            if decision.reason is Reason.DRAINED:
+                self._drained_at[SegmentRef(path, decision.segment.id)] = self._clock.monotonic()
+            _log.info("%s", described(decision))
+        return revision
+
+    def _resting(self, snapshot: Snapshot) -> set[SegmentRef]:
+        oldest = self._clock.monotonic() - DRAIN_AGAIN_S
+        self._drained_at = {ref: at for ref, at in self._drained_at.items() if at > oldest}
+        if not self._drained_at:
+            return set()
+        return {
+            each.ref
+            for each in snapshot.segments()
+            if each.ref in self._drained_at and each.known is not None and each.known.value.refusal
+        }
+
+    def _balance(self, snapshot: Snapshot) -> list[Decision]:
+        now = self._clock.monotonic()
+        if self._balanced_at is not None and now - self._balanced_at < self.config.policy.interval_s:
+            return []
+        self._balanced_at = now
+        return balancing_decisions(snapshot, self.balance_plan())
+
+
+def balancing_decisions(snapshot: Snapshot, plan: Plan) -> list[Decision]:
+    """The moves of a plan, on the records that it was made on."""
+    targets = {move.segment: move.target for move in plan.moves}
+    return [
+        Decision(
+            each.name,
+            each.known.revision,
+            each.known.value.moving(Move(to=targets[each.ref], id=BALANCE)),
+            Reason.BALANCED,
+        )
+        for each in snapshot.segments()
+        if each.ref in targets and each.known is not None and each.known.value.state is OwnershipState.SERVING
+    ]
+
+
+def described(decision: Decision) -> str:
+    """For the log."""
+    record = decision.record
+    if record.move is not None:
+        return f"{decision.segment} is to move from {record.owner} to {record.move.to} ({decision.reason.value})"
+    loss = ", with what only its last owner had lost" if record.accept_loss else ""
+    return f"{decision.segment} goes to {record.owner} in epoch {record.epoch} ({decision.reason.value}{loss})"
+
+
+def _is_leader(key: str) -> str | None:
+    return key if key == paths.CLUSTER_LEADER else None

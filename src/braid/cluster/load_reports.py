@@ -1,0 +1,163 @@
+"""A broker's report of its load, for placing and balancing: measured every few seconds, stored under its lease.
+
+A report that says nothing new is not stored: every one is a write that all brokers hear of. But it is stored at least
+every `STORE_S`, because balancing takes old reports for those of a broker that cannot report any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from braid.metadata import paths
+from braid.metadata.store import Lease, Put, Store
+from braid.model.errors import LeaseLost, MetadataError
+from braid.model.ids import SegmentId
+from braid.model.load import LoadReport, Meter, SegmentLoad, busiest_of
+from braid.ports.clock import Clock
+from braid.ports.processor import Processor
+from braid.ports.tasks import end
+
+MEASURE_S: Final = 5.0
+STORE_S: Final = 30.0
+CHANGED: Final = 0.1
+"""A rate that changed by this part of itself is news,"""
+NEWS_BYTES_PER_S: Final = 256 << 10
+"""unless it is a matter of fewer bytes,"""
+NEWS_CPU: Final = 0.1
+"""and so is so much of a core."""
+
+_log: Final = logging.getLogger(__name__)
+
+SegmentKey = tuple[str, int]
+
+
+class SegmentReading(NamedTuple):
+    """What one segment has counted; bytes since this broker opened it."""
+
+    topic_path: str
+    segment_id: int
+    bytes_in: int
+    bytes_out: int
+    history_bytes: int
+    backlog_bytes: int = 0
+    """What all its subscriptions together have before them."""
+
+
+class Reading(NamedTuple):
+    """What a broker has counted."""
+
+    segments: list[SegmentReading]
+    """Those that it serves now."""
+    records_in: int
+    adopted_generation: int | None
+    """The oldest routing that one of its clients works with."""
+
+
+class Rates:
+    """Readings as they come, made into rates."""
+
+    def __init__(self) -> None:
+        self._meters: dict[SegmentKey, tuple[Meter, Meter]] = {}
+        self._records = Meter(0, 0.0)
+        self._cpu = Meter(0, 0.0)
+        self._first = True
+
+    def report(self, reading: Reading, *, cpu_s: float, now_s: float, at_us: int) -> LoadReport:
+        cpu_us = round(cpu_s * 1_000_000)
+        if self._first:
+            self._records, self._cpu, self._first = Meter(reading.records_in, now_s), Meter(cpu_us, now_s), False
+        self._records = self._records.seen(reading.records_in, now_s)
+        self._cpu = self._cpu.seen(cpu_us, now_s)
+        meters: dict[SegmentKey, tuple[Meter, Meter]] = {}
+        for each in reading.segments:
+            key = (each.topic_path, each.segment_id)
+            # One that is seen for the first time has no rate yet.
+            before = self._meters.get(key) or (Meter(each.bytes_in, now_s), Meter(each.bytes_out, now_s))
+            meters[key] = before[0].seen(each.bytes_in, now_s), before[1].seen(each.bytes_out, now_s)
+        self._meters = meters
+        loads = [
+            SegmentLoad(
+                topic_path=each.topic_path,
+                segment_id=SegmentId(each.segment_id),
+                bytes_in_per_s=round(meters[each.topic_path, each.segment_id][0].per_s),
+                bytes_out_per_s=round(meters[each.topic_path, each.segment_id][1].per_s),
+                history_bytes=each.history_bytes,
+            )
+            for each in reading.segments
+        ]
+        return LoadReport(
+            at=at_us,
+            cpu=round(self._cpu.per_s / 1_000_000, 3),
+            bytes_in_per_s=sum(load.bytes_in_per_s for load in loads),
+            bytes_out_per_s=sum(load.bytes_out_per_s for load in loads),
+            records_in_per_s=round(self._records.per_s),
+            segments=len(loads),
+            backlog_bytes=sum(each.backlog_bytes for each in reading.segments),
+            busiest=busiest_of(loads),
+            adopted_generation=reading.adopted_generation,
+        )
+
+
+def is_news(report: LoadReport, stored: LoadReport | None) -> bool:
+    """Whether somebody would decide otherwise by it."""
+    if stored is None or report.at - stored.at >= STORE_S * 1_000_000 or report.at < stored.at:
+        return True
+    if (report.segments, report.adopted_generation) != (stored.segments, stored.adopted_generation):
+        return True
+    if abs(report.cpu - stored.cpu) >= NEWS_CPU:
+        return True
+    return _changed(report.bytes_in_per_s, stored.bytes_in_per_s) or _changed(
+        report.bytes_out_per_s, stored.bytes_out_per_s
+    )
+
+
+def _changed(now: int, before: int) -> bool:
+    return abs(now - before) > max(CHANGED * before, NEWS_BYTES_PER_S)
+
+
+class LoadReports:
+    """`start` and `stop` may be called again and again, once for each lease."""
+
+    def __init__(
+        self, store: Store, clock: Clock, processor: Processor, broker_id: str, read: Callable[[], Reading]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._processor = processor
+        self._key = paths.load(broker_id)
+        self._read = read
+        self._rates = Rates()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, lease: Lease) -> None:
+        assert self._task is None or self._task.done(), "the last reports have not been stopped"
+        self._task = asyncio.create_task(self._keep(lease), name="report load")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        await end(task)
+
+    async def _keep(self, lease: Lease) -> None:
+        """Until the lease is lost; the report goes with it."""
+        stored: LoadReport | None = None
+        with contextlib.suppress(LeaseLost):
+            while True:
+                report = self._rates.report(
+                    self._read(),
+                    cpu_s=self._processor.used_s(),
+                    now_s=self._clock.monotonic(),
+                    at_us=self._clock.now_us(),
+                )
+                if is_news(report, stored):
+                    try:
+                        await self._store.txn([], [Put(self._key, report.to_json(), lease.id)])
+                        stored = report
+                    except LeaseLost:
+                        raise
+                    except MetadataError as error:
+                        _log.info("the load report was not stored, the next one will be: %s", error)
+                await asyncio.sleep(MEASURE_S)

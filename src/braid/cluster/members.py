@@ -1,0 +1,44 @@
+"""The brokers of the cluster: who is alive, and who is to own nothing.
+
+Alive is who has a registration, which lives as long as its lease. Draining is a wish, kept beside it without a lease:
+a broker that restarts in the middle of its maintenance must not be given segments again. What is shown as a broker's
+state follows from the two and from what it owns (snapshot.py), so that no third record can disagree with them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from braid.metadata import paths
+from braid.metadata.view import Table, View
+from braid.model.cluster import BrokerState
+from braid.model.load import LoadReport
+from braid.model.registration import Registration
+
+
+class Members:
+    def __init__(self, view: View) -> None:
+        self.brokers: Final[Table[str, Registration]] = view.add(
+            Table(paths.BROKERS_PREFIX, paths.broker_of, Registration.from_json, paths.broker)
+        )
+        self.drains: Final[Table[str, bytes]] = view.add(
+            Table(paths.DRAINS_PREFIX, paths.broker_of_drain, bytes, paths.drain)
+        )
+        self.loads: Final[Table[str, LoadReport]] = view.add(
+            Table(paths.LOADS_PREFIX, paths.broker_of_load, LoadReport.from_json, paths.load)
+        )
+
+    def is_live(self, broker_id: str) -> bool:
+        return broker_id in self.brokers
+
+    def is_active(self, broker_id: str) -> bool:
+        """Whether it may be given segments."""
+        registration = self.brokers.get(broker_id)
+        return (
+            registration is not None and registration.state == BrokerState.ACTIVE.value and broker_id not in self.drains
+        )
+
+    def address(self, broker_id: str) -> str:
+        """Empty if it is not there."""
+        registration = self.brokers.get(broker_id)
+        return registration.address if registration is not None else ""

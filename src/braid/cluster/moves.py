@@ -1,0 +1,107 @@
+"""A move as somebody asks for it and waits for it: what the record allows, and what became of it. Pure functions.
+
+To ask is to put a `Move` into the record; the owner and the leader do the rest (model/ownership.py). Whoever asked
+watches the record. A move has arrived when another epoch is SERVING where it was to go. It has failed when its owner
+keeps the segment, which the record says with a reason, or when it came to another broker.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from braid.cluster.placement import Tally
+from braid.cluster.snapshot import Placed, Snapshot
+from braid.model.errors import BraidError, BrokerNotActive, BrokerNotFound, MoveRefused, NotServing, SegmentNotFound
+from braid.model.ids import Epoch, Revision
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership, OwnershipState
+
+
+class Wish(NamedTuple):
+    """What is to become of one segment."""
+
+    segment: SegmentName
+    source: str
+    target: str
+    """A broker's id; empty: any other one."""
+    epoch: Epoch
+    """In which it was when this was asked for."""
+    revision: Revision
+    record: Ownership
+    begins: bool
+    """Whether the record has to be changed. If not, it is there, or somebody else asked for the same."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.source == self.target and self.record.state is OwnershipState.SERVING
+
+
+def chosen(snapshot: Snapshot, path: str, segment_id: int | None) -> list[Placed]:
+    """All segments of a topic, or one of them. `SegmentNotFound`"""
+    found = [
+        each
+        for each in snapshot.segments()
+        if each.path == path and (segment_id is None or each.info.segment_id == segment_id)
+    ]
+    if not found:
+        raise SegmentNotFound(f"topic {path} has no segment {segment_id}")
+    return found
+
+
+def check_target(snapshot: Snapshot, to: str) -> None:
+    """`BrokerNotFound`, `BrokerNotActive` unless segments may be given to it."""
+    if snapshot.is_active(to):
+        return
+    there = ", ".join(broker for broker in snapshot.brokers if snapshot.is_active(broker)) or "none"
+    if snapshot.is_live(to):
+        raise BrokerNotActive(
+            f"broker {to} cannot be given segments: it is not active; the active brokers are: {there}"
+        )
+    raise BrokerNotFound(f"broker {to} cannot be given segments: it is not there; the active brokers are: {there}")
+
+
+def wish(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> Wish:
+    """Where a segment is to go. `MoveRefused` if it cannot, `NotServing` if it cannot now."""
+    if each.known is None:
+        raise NotServing(f"{each.name} has no owner yet; try again when it is served")
+    record, revision = each.known.value, each.known.revision
+    owner, moves_to = record.owner, record.move.to if record.move is not None else None
+    if record.state is not OwnershipState.SEALED and not snapshot.is_live(owner):
+        raise MoveRefused(
+            f"{each.name} cannot move: its owner {owner} is gone, and it waits for it; start {owner} again, or recover "
+            "the segment and accept what is lost"
+        )
+    made = Wish(each.name, owner, to or "", record.epoch, revision, record, begins=False)
+    if moves_to is not None:
+        if to in (None, moves_to):
+            return made._replace(target=moves_to)
+        raise MoveRefused(
+            f"{each.name} cannot move to {to}: it is moving to {moves_to or 'another broker'} already; "
+            "wait until it is there"
+        )
+    if record.state is OwnershipState.SERVING:
+        if to == owner:
+            return made
+        target = to if to is not None else tally.least_loaded(each.ref, avoid=owner)
+        if target is None or target == owner:
+            raise MoveRefused(f"{each.name} cannot move: {owner} has it, and no other broker is active")
+        return made._replace(target=target, begins=True)
+    if record.state is OwnershipState.ASSIGNED and owner == to:
+        return made
+    raise NotServing(f"{each.name} cannot move now: nobody serves it yet; try again in a moment")
+
+
+def outcome(wish: Wish, now: Ownership | None) -> Ownership | BraidError | None:
+    """The record when the segment has arrived, an error when it will not, None while it is on its way."""
+    if now is None:
+        return MoveRefused(f"{wish.segment} did not move: it was deleted meanwhile")
+    if now.move is None and now.refusal and now.owner == wish.source != wish.target:
+        return MoveRefused(f"{wish.segment} did not move to {wish.target or 'another broker'}: {now.refusal}")
+    if now.state is not OwnershipState.SERVING or (now.owner == wish.source and now.move is not None):
+        return None
+    if now.owner == wish.target or (not wish.target and now.owner != wish.source):
+        return now
+    return MoveRefused(
+        f"{wish.segment} did not get to {wish.target or 'another broker'}, which could not take it any more; "
+        f"{now.owner} serves it"
+    )

@@ -1,0 +1,104 @@
+"""The ownership records of all segments, as this broker knows them, and the one way to change them.
+
+A change compares the record that it was decided on. When the answer is lost, the record is read back: every record is
+unique (an epoch has one owner, and within an epoch each state comes once), so finding it tells that the change was
+made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from braid.metadata import paths
+from braid.metadata.store import Compare, Condition, Operation, Put
+from braid.metadata.view import Known, Table, View
+from braid.model.errors import InvalidName, MetadataUncertain
+from braid.model.ids import Revision
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership
+
+SegmentKey = tuple[str, str]
+"""A topic's path and a segment's descriptor."""
+
+MAX_TRIES: Final = 5
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Owners:
+    def __init__(self, view: View) -> None:
+        self.view: Final = view
+        self.table: Final[Table[SegmentKey, Ownership]] = view.add(
+            Table(
+                paths.SEGMENTS_PREFIX,
+                _identify,
+                Ownership.from_json,
+                lambda key: paths.ownership(*key),
+            )
+        )
+        self._by_topic: dict[str, dict[str, None]] = {}
+        self.table.on_change.append(self._index)
+
+    def _index(self, key: SegmentKey) -> None:
+        path, descriptor = key
+        if key in self.table:
+            self._by_topic.setdefault(path, {})[descriptor] = None
+        elif (descriptors := self._by_topic.get(path)) is not None:
+            descriptors.pop(descriptor, None)
+            if not descriptors:
+                del self._by_topic[path]
+
+    def find(self, name: SegmentName) -> Ownership | None:
+        return self.table.get((name.topic.path, name.descriptor))
+
+    def known(self, name: SegmentName) -> Known[Ownership] | None:
+        return self.table.known((name.topic.path, name.descriptor))
+
+    def of_topic(self, path: str) -> dict[str, Ownership]:
+        """By descriptor."""
+        found = ((descriptor, self.table.get((path, descriptor))) for descriptor in self._by_topic.get(path, {}))
+        return {descriptor: record for descriptor, record in found if record is not None}
+
+    def of_broker(self, broker_id: str) -> dict[SegmentKey, Ownership]:
+        return {key: record for key, record in self.table.all().items() if record.owner == broker_id}
+
+    async def swap(
+        self,
+        name: SegmentName,
+        revision: Revision,
+        record: Ownership,
+        *,
+        conditions: Sequence[Condition] = (),
+        operations: Sequence[Operation] = (),
+    ) -> Revision | None:
+        """Replace the record that was written at `revision` (0: there was none). The new revision; None when it was
+        not so any more, or another condition failed: nothing was written. `MetadataUncertain` if it cannot be told."""
+        key = paths.ownership(name.topic.path, name.descriptor)
+        value = record.to_json()
+        for _ in range(MAX_TRIES):
+            try:
+                result = await self.view.store.txn(
+                    [Compare(key, revision), *conditions], [Put(key, value), *operations]
+                )
+                return result.revision if result.succeeded else None
+            except MetadataUncertain:
+                entry = await self.view.store.get(key)
+            if entry is not None and entry.value == value:
+                return entry.revision
+            if (entry.revision if entry is not None else 0) != revision:
+                return None
+        raise MetadataUncertain(f"it is not known whether the ownership of {name} was changed; look, then try again")
+
+
+def _identify(key: str) -> SegmentKey | None:
+    """A key that names no segment, whoever wrote it, is no record of ours."""
+    found = paths.segment_of_ownership(key)
+    if found is not None:
+        try:
+            SegmentName.at(*found)
+        except InvalidName as error:
+            _log.error("%s is not an ownership record: %s", key, error)
+            return None
+    return found

@@ -1,0 +1,239 @@
+"""What the cluster leader has to do now. Pure functions of one state of the metadata.
+
+    a segment's record is                              and then
+    missing                                            it is assigned to the least loaded broker
+    SEALED                                             it is assigned: to `move.to` if that broker can have it
+    ASSIGNED, clean, to a broker that is gone          it is assigned anew
+    not clean, of a broker that is gone                it waits; if the topic's policy is `continue`, for its time only
+    SERVING, of a live broker that drains              it gets a move, a few at a time
+
+Nothing else is the leader's: what is assigned to a live broker is that broker's to open, what has a move is its owner's
+to hand over. So nothing that the leader does has to be remembered. Whoever leads next looks at the records and comes to
+the same result; deciding again on what was decided does nothing.
+
+A broker *can have* a segment if it is live, is not to be drained, and is one of the record's holders where these are
+named. What nobody can have waits as well (`waiting` tells for whom).
+
+A loss that is accepted includes the disks of the holders: then any broker can have it.
+
+I2: a record that is not clean goes to another broker only with `accept_loss`, which only the topic's policy (here) or
+an operator (by a call) can say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from braid.cluster.placement import Tally, place_all
+from braid.cluster.policy import BalancePolicy
+from braid.cluster.snapshot import Placed, Snapshot
+from braid.model.cluster import BrokerState, SegmentRef
+from braid.model.ids import Revision
+from braid.model.names import SegmentName
+from braid.model.ownership import Move, Ownership, OwnershipState
+from braid.model.topic import OwnerLoss
+
+DRAINED_AT_ONCE: Final = BalancePolicy().drain_moves_at_once
+"""Moves in flight off one draining broker, unless the policy says otherwise."""
+EMPTIED: Final = (BrokerState.DRAINING, BrokerState.DRAINED)
+DRAIN: Final = "drain"
+"""The id of such moves."""
+
+
+class Reason(Enum):
+    PLACED = "placed"
+    """It had no record."""
+    HANDED_OVER = "handed-over"
+    """It was sealed."""
+    REASSIGNED = "reassigned"
+    """Its owner went before it served."""
+    CONTINUED = "continued"
+    """Its owner is gone for as long as the topic's policy waits; a loss is accepted."""
+    DRAINED = "drained"
+    """Its owner is to own nothing."""
+    BALANCED = "balanced"
+    """Its owner has more to do than others."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    segment: SegmentName
+    revision: Revision
+    """Of the record that it was decided on; 0: there was none."""
+    record: Ownership
+    """That is to stand instead."""
+    reason: Reason
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment that nobody serves, and that nobody is about to serve."""
+
+    segment: SegmentName
+    state: OwnershipState | None
+    """None: it has no record yet."""
+    brokers: tuple[str, ...]
+    """It goes on when one of these comes back; empty: when any broker is active."""
+    since: float | None = None
+    """When the first of them was seen to be gone; None: they are there, but may not be given segments."""
+    until: float | None = None
+    """When the topic's policy lets another broker continue, if one can; None: it does not."""
+
+
+def decide(
+    snapshot: Snapshot, now: float, resting: Collection[SegmentRef] = (), *, drained_at_once: int = DRAINED_AT_ONCE
+) -> list[Decision]:
+    """`now` is on the clock of `gone_since`. `resting` are segments whose move was given up just now: others that must
+    leave the same broker go first."""
+    # Mostly nothing is to be placed, and adding up all loads is most of the work.
+    tally = functools.cache(snapshot.tally)
+    decisions: list[Decision] = []
+    missing: list[Placed] = []
+    for each in snapshot.segments():
+        if each.known is None:
+            missing.append(each)
+            continue
+        decision = _assign(snapshot, each, each.known.value, each.known.revision, tally, now)
+        if decision is not None:
+            decisions.append(decision)
+    if any(broker.state in EMPTIED for broker in snapshot.brokers.values()):
+        decisions += _drain(snapshot, tally(), resting, drained_at_once)
+    if missing:
+        decisions += _place(missing, tally())
+    return decisions
+
+
+def waiting(snapshot: Snapshot) -> list[Waiting]:
+    found: list[Waiting] = []
+    for each in snapshot.segments():
+        record = each.known.value if each.known is not None else None
+        if record is None:
+            if not _able(snapshot, ()):
+                found.append(Waiting(segment=each.name, state=None, brokers=()))
+        elif record.clean and (record.state is OwnershipState.SEALED or not snapshot.is_live(record.owner)):
+            if not _able(snapshot, record.holders):
+                found.append(_waits(snapshot, each, record, record.holders))
+        elif not snapshot.is_live(record.owner):
+            found.append(_waits(snapshot, each, record, (record.owner,)))
+    return found
+
+
+def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[str, ...]) -> Waiting:
+    gone = [snapshot.gone_since[broker] for broker in brokers if broker in snapshot.gone_since]
+    since = min(gone, default=None)
+    policies = each.topic.policies
+    ends = not record.clean and policies.on_owner_loss is OwnerLoss.CONTINUE and since is not None
+    return Waiting(
+        segment=each.name,
+        state=record.state,
+        brokers=brokers,
+        since=since,
+        until=since + policies.owner_loss_after_ms / 1000 if ends and since is not None else None,
+    )
+
+
+def _able(snapshot: Snapshot, holders: Collection[str]) -> list[str]:
+    return [broker for broker in snapshot.brokers if snapshot.is_active(broker) and (not holders or broker in holders)]
+
+
+def _assign(
+    snapshot: Snapshot,
+    each: Placed,
+    record: Ownership,
+    revision: Revision,
+    tally: Callable[[], Tally],
+    now: float,
+) -> Decision | None:
+    """For a segment that nobody serves or will serve."""
+    accept_loss = False
+    if record.state is OwnershipState.SEALED:
+        reason = Reason.HANDED_OVER
+    elif snapshot.is_live(record.owner):
+        return None
+    elif record.clean:
+        reason = Reason.REASSIGNED
+    elif _may_continue(snapshot, each, record, now):
+        reason, accept_loss = Reason.CONTINUED, True
+    else:
+        return None
+    target = target_of(snapshot, each.ref, record, tally(), anyone=accept_loss)
+    if target is None:
+        return None
+    _give(tally(), each.ref, target)
+    return Decision(each.name, revision, record.assigned(target, accept_loss=accept_loss), reason)
+
+
+def _may_continue(snapshot: Snapshot, each: Placed, record: Ownership, now: float) -> bool:
+    policies = each.topic.policies
+    gone_since = snapshot.gone_since.get(record.owner)
+    return (
+        policies.on_owner_loss is OwnerLoss.CONTINUE
+        and gone_since is not None
+        and now - gone_since >= policies.owner_loss_after_ms / 1000
+    )
+
+
+def target_of(
+    snapshot: Snapshot, ref: SegmentRef, record: Ownership, tally: Tally, *, anyone: bool = False
+) -> str | None:
+    """Who gets a segment that its owner does not serve any more; None if nobody can have it now. `anyone`: also who has
+    nothing of its history, because that loss is accepted.
+
+    The last owner only if nobody else can: it wanted to be rid of the segment, or may be about to stop.
+    """
+    wanted = record.move.to if record.move is not None else ""
+    allowed = record.holders if record.holders and not anyone else None
+    if snapshot.is_active(wanted) and (allowed is None or wanted in allowed):
+        return wanted
+    return tally.least_loaded(ref, allowed=allowed, avoid=record.owner)
+
+
+def _give(tally: Tally, ref: SegmentRef, target: str) -> None:
+    for broker, segments in tally.segments.items():
+        if ref in segments:
+            tally.remove(ref, broker)
+    tally.add(ref, target)
+
+
+def _drain(snapshot: Snapshot, tally: Tally, resting: Collection[SegmentRef], at_once: int) -> list[Decision]:
+    draining = [id_ for id_, broker in snapshot.brokers.items() if broker.state in EMPTIED]
+    if not tally.available:
+        return []
+    movable: dict[str, list[Placed]] = {broker: [] for broker in draining}
+    in_flight: Counter[str] = Counter()
+    for each in snapshot.segments():
+        record = each.known.value if each.known is not None else None
+        if record is None or record.owner not in movable:
+            continue
+        if record.state is OwnershipState.DRAINING or (
+            record.state is OwnershipState.SERVING and record.move is not None
+        ):
+            in_flight[record.owner] += 1
+        elif record.state is OwnershipState.SERVING and each.ref not in resting:
+            movable[record.owner].append(each)
+    decisions: list[Decision] = []
+    for broker, segments in movable.items():
+        # The busiest first, so that the small ones even out what they leave uneven.
+        segments.sort(key=lambda each: (-tally.rate(each.ref), each.ref))
+        for each in segments[: max(at_once - in_flight[broker], 0)]:
+            target = tally.least_loaded(each.ref)
+            assert target is not None
+            assert each.known is not None
+            _give(tally, each.ref, target)
+            record = each.known.value.moving(Move(to=target, id=DRAIN))
+            decisions.append(Decision(each.name, each.known.revision, record, Reason.DRAINED))
+    return decisions
+
+
+def _place(missing: list[Placed], tally: Tally) -> list[Decision]:
+    """All at once, so that the segments of a topic go to different brokers."""
+    found = place_all([each.ref for each in missing], tally)
+    return [
+        Decision(each.name, Revision(0), Ownership.first(found[each.ref]), Reason.PLACED)
+        for each in missing
+        if each.ref in found
+    ]

@@ -1,0 +1,140 @@
+"""What decisions about the cluster are made on: one state of the metadata, as plain values.
+
+Everything in a snapshot comes from one view, so from one revision. `gone_since` does not: no store has it. It is what
+this broker saw itself (absences.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from braid.cluster.absences import Absences
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners, SegmentKey
+from braid.cluster.placement import Tally
+from braid.metadata.store import Compare
+from braid.metadata.view import Known
+from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, SegmentRef
+from braid.model.layout import SegmentInfo
+from braid.model.load import LoadReport
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.model.topic import Topic
+
+
+class KnownTopics(Protocol):
+    def all(self) -> dict[str, Topic]:
+        """By path, also those that are being deleted."""
+
+    def unchanged(self, path: str) -> Compare:
+        """Holds while the topic is as it is known. `TopicNotFound`"""
+
+
+class Placed(NamedTuple):
+    """A segment of a layout, with its record if it has one."""
+
+    path: str
+    topic: Topic
+    info: SegmentInfo
+    known: Known[Ownership] | None
+
+    @property
+    def name(self) -> SegmentName:
+        return SegmentName.of(TopicName.parse(self.path), self.info)
+
+    @property
+    def ref(self) -> SegmentRef:
+        return SegmentRef(self.path, self.info.segment_id)
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    topics: Mapping[str, Topic]
+    """By path; also those that are being deleted."""
+    records: Mapping[SegmentKey, Known[Ownership]]
+    brokers: Mapping[str, BrokerView]
+    """The live ones, by id."""
+    loads: Mapping[str, LoadReport] = {}
+    gone_since: Mapping[str, float] = {}
+    """When brokers that are not live were last seen so, on a clock that never goes back."""
+
+    def segments(self) -> Iterator[Placed]:
+        """Of all topics that are not being deleted, in order."""
+        for path, topic in sorted(self.topics.items()):
+            if not topic.deleting:
+                for info in topic.layout.segments.values():
+                    yield Placed(path, topic, info, self.records.get((path, f"{info.hash_range}-{info.segment_id}")))
+
+    def is_live(self, broker: str) -> bool:
+        return broker in self.brokers
+
+    def is_active(self, broker: str) -> bool:
+        """Whether it may be given segments."""
+        found = self.brokers.get(broker)
+        return found is not None and found.available
+
+    def tally(self) -> Tally:
+        """What each broker has to do. A segment that is to move counts for where it goes."""
+        owned = [
+            OwnedSegment(
+                topic_path=each.path,
+                segment_id=each.info.segment_id,
+                owner=record.move.to if record.move is not None and record.move.to in self.brokers else record.owner,
+            )
+            for each in self.segments()
+            if each.known is not None and (record := each.known.value).state is not OwnershipState.SEALED
+        ]
+        return Tally(self.brokers.values(), self.loads, owned)
+
+    def cluster_view(self, *, copies_history: bool) -> ClusterView:
+        """What balancing decides on."""
+        owned = tuple(
+            OwnedSegment(
+                topic_path=each.path,
+                segment_id=each.info.segment_id,
+                owner=each.known.value.owner,
+                moving=_is_settling(each.known.value),
+            )
+            for each in self.segments()
+            if each.known is not None
+        )
+        return ClusterView(
+            brokers=tuple(self.brokers.values()), owned=owned, loads=self.loads, copies_history=copies_history
+        )
+
+
+def _is_settling(record: Ownership) -> bool:
+    """Whether it is on its way, so that nobody may move it now."""
+    return record.state is not OwnershipState.SERVING or record.move is not None
+
+
+def taken(topics: KnownTopics, owners: Owners, members: Members, absences: Absences) -> Snapshot:
+    """The cluster as this broker knows it now."""
+    records = {key: known for key in owners.table.all() if (known := owners.table.known(key)) is not None}
+    owning = {known.value.owner for known in records.values() if known.value.state is not OwnershipState.SEALED}
+    brokers = {
+        id_: BrokerView(
+            id=id_, address=found.address, state=broker_state(id_, members, owning), labels=dict(found.labels)
+        )
+        for id_, found in sorted(members.brokers.all().items())
+    }
+    return Snapshot(
+        topics=topics.all(),
+        records=records,
+        brokers=brokers,
+        loads=members.loads.all(),
+        gone_since=absences.since(owning | _wanted(records)),
+    )
+
+
+def broker_state(id_: str, members: Members, owning: set[str]) -> BrokerState:
+    if id_ not in members.drains:
+        return BrokerState.ACTIVE if members.is_active(id_) else BrokerState.STOPPING
+    return BrokerState.DRAINING if id_ in owning else BrokerState.DRAINED
+
+
+def _wanted(records: Mapping[SegmentKey, Known[Ownership]]) -> set[str]:
+    """Brokers whose disks have what nobody serves."""
+    return {holder for known in records.values() for holder in known.value.holders}

@@ -1,0 +1,139 @@
+"""What must hold whatever state the cluster is in, and in whatever order its parts come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from braid.cluster.reconcile import DRAINED_AT_ONCE, Reason, decide, waiting
+from braid.cluster.snapshot import Snapshot
+from braid.model.ids import Epoch
+from braid.model.ownership import Move, Ownership, OwnershipState
+from braid.model.topic import OwnerLoss, TopicPolicies
+from tests.leader_kit import applied, key_of, snapshot_of
+
+BROKERS = ("a", "b", "c", "d", "e")
+NOW = 100.0
+
+brokers = st.sampled_from(BROKERS)
+some_brokers = st.sets(brokers).map(sorted).map(tuple)
+
+
+@st.composite
+def ownerships(draw: st.DrawFn) -> Ownership:
+    """As they can be: sealed is clean, serving and draining are not, draining has a move."""
+    state = draw(st.sampled_from(OwnershipState))
+    serves = state in (OwnershipState.SERVING, OwnershipState.DRAINING)
+    clean = state is OwnershipState.SEALED or (not serves and draw(st.booleans()))
+    moves = state in (OwnershipState.DRAINING, OwnershipState.SEALED) or draw(st.booleans())
+    return Ownership(
+        state=state,
+        owner=draw(brokers),
+        epoch=Epoch(draw(st.integers(1, 1000))),
+        move=Move(to=draw(st.sampled_from(["", *BROKERS]))) if moves else None,
+        holders=draw(some_brokers),
+        clean=clean,
+        accept_loss=clean and state is OwnershipState.ASSIGNED and draw(st.booleans()),
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    live = draw(some_brokers)
+    gone = {broker: draw(st.sampled_from([0.0, 60.0, 99.5])) for broker in BROKERS if broker not in live}
+    policies = TopicPolicies(
+        on_owner_loss=draw(st.sampled_from(OwnerLoss)), owner_loss_after_ms=draw(st.sampled_from([0, 1_000, 60_000]))
+    )
+    return snapshot_of(
+        draw(st.lists(st.none() | ownerships(), min_size=1, max_size=24)),
+        live=live,
+        drained=draw(some_brokers),
+        gone_since=gone,
+        policies=policies,
+        deleting=draw(st.integers(0, 9)) == 0,
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(snapshots())
+def test_no_record_that_is_not_clean_goes_to_another_broker_without_an_accepted_loss(snapshot: Snapshot) -> None:
+    for decision in decide(snapshot, NOW):
+        before = snapshot.records.get(key_of(decision.segment))
+        if before is not None and not before.value.clean and decision.record.owner != before.value.owner:
+            (topic,) = snapshot.topics.values()
+            assert decision.record.accept_loss
+            assert decision.reason is Reason.CONTINUED
+            assert topic.policies.on_owner_loss is OwnerLoss.CONTINUE
+            assert not snapshot.is_live(before.value.owner)
+            assert NOW - snapshot.gone_since[before.value.owner] >= topic.policies.owner_loss_after_ms / 1000
+
+
+@settings(max_examples=400, deadline=None)
+@given(snapshots())
+def test_segments_go_only_to_holders_that_are_live_and_active(snapshot: Snapshot) -> None:
+    for decision in decide(snapshot, NOW):
+        before = snapshot.records.get(key_of(decision.segment))
+        if decision.record.move is not None:
+            assert snapshot.is_active(decision.record.move.to)
+            assert decision.record.move.to != decision.record.owner
+        else:
+            assert snapshot.is_active(decision.record.owner)
+            if before is not None and before.value.holders and not decision.record.accept_loss:
+                assert decision.record.owner in before.value.holders
+
+
+@settings(max_examples=400, deadline=None)
+@given(snapshots())
+def test_deciding_again_on_what_was_decided_does_nothing(snapshot: Snapshot) -> None:
+    assert decide(applied(snapshot, decide(snapshot, NOW)), NOW) == []
+
+
+@settings(max_examples=400, deadline=None)
+@given(snapshots())
+def test_every_assignment_has_a_higher_epoch_and_a_move_keeps_it(snapshot: Snapshot) -> None:
+    for decision in decide(snapshot, NOW):
+        before = snapshot.records.get(key_of(decision.segment))
+        epoch = before.value.epoch if before is not None else 0
+        assert decision.revision == (before.revision if before is not None else 0)
+        if decision.record.state is OwnershipState.ASSIGNED:
+            assert decision.record.epoch == epoch + 1
+        else:
+            assert before is not None
+            assert decision.record.move is not None
+            assert decision.record == before.value.moving(decision.record.move)
+
+
+@settings(max_examples=400, deadline=None)
+@given(snapshots())
+def test_each_segment_is_decided_once_and_drains_are_bounded(snapshot: Snapshot) -> None:
+    decisions = decide(snapshot, NOW)
+    assert len({decision.segment for decision in decisions}) == len(decisions)
+    after = applied(snapshot, decisions)
+    for broker, view in snapshot.brokers.items():
+        if not view.available:
+            given_now = [each for each in decisions if each.record.owner == broker and each.record.move is not None]
+            in_flight = [
+                known
+                for known in after.records.values()
+                if known.value.owner == broker
+                and known.value.move is not None
+                and known.value.state in (OwnershipState.SERVING, OwnershipState.DRAINING)
+            ]
+            assert not given_now or len(in_flight) <= DRAINED_AT_ONCE
+
+
+@settings(max_examples=400, deadline=None)
+@given(snapshots())
+def test_what_nobody_serves_is_assigned_or_waits_visibly(snapshot: Snapshot) -> None:
+    """Nothing is forgotten: a segment is a live broker's, or was just decided, or is shown as waiting."""
+    decided = {decision.segment for decision in decide(snapshot, NOW)}
+    shown = {each.segment for each in waiting(snapshot)}
+    for each in snapshot.segments():
+        record: Any = each.known.value if each.known is not None else None
+        with_live_owner = (
+            record is not None and record.state is not OwnershipState.SEALED and snapshot.is_live(record.owner)
+        )
+        assert with_live_owner or each.name in decided | shown
+        assert not (with_live_owner and each.name in shown)
