@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
+from braid.admin.port import AdminPort
 from braid.admin.server import AdminServer
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
@@ -103,17 +106,18 @@ def admin_broker(folder: Path, config: BrokerConfig | None = None, **settings: A
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
     async def open_all() -> tuple[Broker, AdminServer]:
-        broker = await Broker.open(config)
+        port = AdminPort.take(Address("127.0.0.1", 0))
+        broker = await Broker.open(msgspec.structs.replace(config, admin=str(port.address)))
         tls = server_tls(config.admin_tls) if config.admin_tls is not None else None
-        return broker, await AdminServer.start(broker, Address("127.0.0.1", 0), tls)
+        return broker, await AdminServer.start(broker, port, tls)
 
     try:
         broker, admin = run(open_all())
         try:
             yield AdminBroker(loop, broker, admin, config.admin_tls is not None)
         finally:
-            run(admin.close())
             run(broker.close())
+            run(admin.close())
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

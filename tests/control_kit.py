@@ -10,10 +10,13 @@ from collections.abc import Callable
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
 from braid.broker.cursors import Cursors
+from braid.broker.group import Assigned
+from braid.broker.seats import Seat, Seats
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
+from braid.metadata.view import View
 from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName, TopicName
@@ -58,8 +61,12 @@ async def own(store: MemoryStore, name: SegmentName, owner: str = "broker-1", ep
 class PlainSegment:
     """A segment that is just numbers: where it begins and ends, and when its records were written."""
 
-    def __init__(self, name: SegmentName, ends: dict[str, int], cursors: Cursors, times: list[int]) -> None:
+    def __init__(
+        self, name: SegmentName, ends: dict[str, int], cursors: Cursors, times: list[int], topic_id: int = 0
+    ) -> None:
         self.name = name
+        self.topic_id = topic_id
+        self.sealed = False
         self.cursors = cursors
         self.earliest = Offset(0)
         self.times = times
@@ -89,20 +96,27 @@ class PlainSegment:
 
 
 async def plain_segment(
-    store: MemoryStore, name: SegmentName, *, end: int = 0, config: CursorConfig | None = None
+    store: MemoryStore,
+    name: SegmentName,
+    *,
+    end: int = 0,
+    config: CursorConfig | None = None,
+    topic_id: int = 0,
+    owner: str = "broker-1",
+    epoch: int = 1,
 ) -> PlainSegment:
     ends = {"end": end, "synced": end}
     cursors = Cursors(
         store,
         name,
-        Epoch(1),
-        await own(store, name),
+        Epoch(epoch),
+        await own(store, name, owner, epoch),
         lambda: Offset(ends["synced"]),
         config or CursorConfig(),
         end=lambda: Offset(ends["end"]),
     )
     await cursors.load()
-    return PlainSegment(name, ends, cursors, [])
+    return PlainSegment(name, ends, cursors, [], topic_id)
 
 
 class PlainSegments:
@@ -120,13 +134,13 @@ class PlainSegments:
 
     async def serve(self, store: MemoryStore, name: TopicName, topic: Topic, *, end: int = 0) -> None:
         for info in topic.layout.segments.values():
-            segment = await plain_segment(store, SegmentName.of(name, info), end=end)
+            segment = await plain_segment(store, SegmentName.of(name, info), end=end, topic_id=topic.id)
             self.served[name.path, info.segment_id] = segment
 
 
 async def loaded_topics(simulation: Simulation, store: MemoryStore) -> Topics:
-    topics = Topics(store, simulation.clock, random.Random(simulation.seed))
-    await topics.load()
+    topics = Topics(View(store), simulation.clock, random.Random(simulation.seed))
+    await topics.view.load()
     return topics
 
 
@@ -165,41 +179,75 @@ async def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("what was waited for did not happen within 100 s")
 
 
-class Recorder:
-    """A consumer's connection that notes what it is told."""
+class Readers:
+    """Who reads which segment, by the rule of the segments' owners."""
 
-    def __init__(self, held: dict[int, str], name: str) -> None:
+    def __init__(self) -> None:
+        self.reading: dict[int, Recorder] = {}
+        self._seats: dict[int, Seats] = {}
+
+    def open(self, segment: int, seat: Seat, reader: Recorder) -> None:
+        self._seats.setdefault(segment, Seats()).take("billing", seat)
+        if (other := self.reading.get(segment)) is not None:
+            other.evict(segment)
+        self.reading[segment] = reader
+
+    def close(self, segment: int, reader: Recorder) -> None:
+        if self.reading.get(segment) is reader:
+            del self.reading[segment]
+
+
+class Recorder:
+    """A consumer's connection that notes what it is told, and opens a channel on each segment that it gets."""
+
+    def __init__(self, readers: Readers, name: str) -> None:
         self.name = name
         self.assigned: list[tuple[int, tuple[int, ...]]] = []
+        self.seats: dict[int, Seat] = {}
+        """As it was told last."""
         self.revoked: list[int] = []
+        """Segments whose channel was closed for it, because another consumer opened one."""
         self.expulsion: BraidError | None = None
         self.give_back: Callable[[int], None] = lambda _segment: None
         """Called with each segment that is missing in a new assignment."""
         self.has: set[int] = set()
-        self._held = held
-        """Shared by all members of a test: who works on which segment. Two at once is what must never be."""
+        self._readers = readers
 
-    def assign(self, number: int, segments: tuple[int, ...]) -> None:
-        assert not self.assigned or number > self.assigned[-1][0]
-        self.assigned.append((number, segments))
-        for segment in sorted(set(segments) - self.has):
-            assert segment not in self._held, f"I4: {self.name} gets {segment}, which {self._held[segment]} has"
-            self._held[segment] = self.name
-            self.has.add(segment)
-        for segment in sorted(self.has - set(segments)):
+    def assign(self, assigned: Assigned) -> None:
+        assert not self.assigned or assigned.number > self.assigned[-1][0]
+        self.assigned.append((assigned.number, assigned.segments))
+        grants = zip(assigned.segments, assigned.grants, strict=True)
+        self.seats = {segment: Seat(assigned.term, grant) for segment, grant in grants}
+        for segment in sorted(set(assigned.segments) - self.has):
+            self._open(segment)
+        for segment in sorted(self.has - set(assigned.segments)):
             self.give_back(segment)
 
-    def drop(self, segment: int) -> None:
-        if segment in self.has:
-            self.has.remove(segment)
-            del self._held[segment]
-
-    def revoke(self, segment: int) -> None:
-        self.revoked.append(segment)
+    def gave_back(self, segment: int) -> None:
+        """It has closed its channel; if it got the segment again meanwhile, it opens another."""
         self.drop(segment)
+        if segment in self.seats:
+            self._open(segment)
+
+    def _open(self, segment: int) -> None:
+        self._readers.open(segment, self.seats[segment], self)
+        self.has.add(segment)
+
+    def drop(self, segment: int) -> None:
+        self.has.discard(segment)
+        self._readers.close(segment, self)
+
+    def evict(self, segment: int) -> None:
+        self.revoked.append(segment)
+        self.has.discard(segment)
 
     def expelled(self, error: BraidError) -> None:
         self.expulsion = error
+        self.end()
+
+    def end(self) -> None:
+        """It closes all that it has."""
+        self.seats = {}
         for segment in sorted(self.has):
             self.drop(segment)
 

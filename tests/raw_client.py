@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import msgspec
 
-from braid.client.address import parse_url
 from braid.model.errors import BraidError
 from braid.ports.network import Address
+from braid.wire.address import parse_url
 from braid.wire.frame import Flags, Frame, FrameReader, encode_frame
 from braid.wire.operations import (
     MAGIC,

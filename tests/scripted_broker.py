@@ -75,6 +75,7 @@ class Segment:
         self.cursor = 0
         self.stored = 0
         """The cursor as a crash would leave it."""
+        self.placement = 1
         self.sealed = False
         self.parents = parents
         self.children: tuple[int, ...] = ()
@@ -93,21 +94,27 @@ class Channel:
         self.peer = peer
         self.number = open_.channel
         self.segment = open_.segment
-        self.session = open_.session
+        self.subscription = open_.subscription
+        self.seat = (open_.term, open_.grant)
         self.offset = offset
         self.credit = open_.credit
         self.needed = 0
         self.sent_bytes = 0
         self.granted_bytes = open_.credit
         self.over = False
+        self.finished = False
+        """Everything was sent; acks are still taken."""
 
     def pump(self) -> None:
         segment = self.peer.broker.segments[self.segment]
-        while not self.over and not self.peer.broker.silent and self.credit >= max(self.needed, 1):
+        while (
+            not self.over and not self.finished and not self.peer.broker.silent and self.credit >= max(self.needed, 1)
+        ):
             batch = segment.since(self.offset)
             if batch is None:
                 if segment.sealed:
-                    self.close(END_OF_SEGMENT, "it ends here", retriable=False)
+                    self.finished = True
+                    self.peer.push(Kind.CLOSED, Closed(self.number, END_OF_SEGMENT, "it ends here", retriable=False))
                 return
             if len(batch) > self.credit:
                 self.needed = len(batch)
@@ -221,13 +228,13 @@ class Peer:
         segment = self.broker.segments[request.segment]
         if request.topic_id != self.broker.topic_id:
             raise TopicNotFound("another topic has this name now")
-        offset = segment.cursor if request.session else request.offset
+        offset = segment.cursor if request.subscription else request.offset
         if not segment.earliest <= offset <= segment.end:
             raise OffsetOutOfRange("not there", segment.earliest, segment.end)
         channel = self.channels[request.channel] = Channel(self, request, offset)
         self.broker.opened.append(channel)
         asyncio.get_running_loop().call_soon(channel.pump)
-        return encode(Opened(offset, segment.end))
+        return encode(Opened(offset, segment.end, segment.placement))
 
 
 class ScriptedBroker:
@@ -244,6 +251,9 @@ class ScriptedBroker:
         """What requests of a kind are answered with, one each."""
         self.silent = False
         self.last_session = 0
+        self.term = 1
+        self.grants: dict[int, int] = {}
+        """By segment, if it is not 1."""
         self.numbers: dict[int, int] = {}
         self._host: SimulatedHost | None = None
 
@@ -294,13 +304,15 @@ class ScriptedBroker:
             if self.last_session in peer.sessions and not peer.lost:
                 self.numbers[self.last_session] += 1
                 number = self.numbers[self.last_session]
-                peer.push(Kind.ASSIGN, Assignment(self.last_session, number, segments))
+                grants = tuple(self.grants.get(segment, 1) for segment in segments)
+                peer.push(Kind.ASSIGN, Assignment(self.last_session, number, segments, self.term, grants))
 
     def got(self, kind: type[Any]) -> list[Any]:
         return [frame for frame in self.frames if isinstance(frame, kind)]
 
     def seek(self, segment: int, offset: int) -> None:
         self.segments[segment].cursor = self.segments[segment].stored = offset
+        self.segments[segment].placement += 1
         for channel in self.channels:
             if channel.segment == segment:
                 channel.close("reset", "the subscription was set to another place", retriable=True)

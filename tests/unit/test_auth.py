@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from braid.broker.auth import ANONYMOUS, LEEWAY_S, Access, Action, Principal, allowed, covers, read_grants
 from braid.broker.config import AuthConfig, Grant
 from braid.model.errors import InvalidConfig, PermissionDenied, Unauthenticated
+from braid.model.names import TopicName
 
 SECRET = "correct horse battery staple, and then some"
 RSA_KEY = rsa.generate_private_key(65537, 2048)
@@ -304,6 +305,23 @@ def test_a_superuser_may_do_everything_and_others_only_what_is_granted(tmp_path:
         access.check(shop, Action.CONSUME, "acme", "shop", "orders")
     with pytest.raises(PermissionDenied, match="whole cluster"):
         access.check(shop, Action.ADMIN, "*")
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_who_may_do_anything_with_a_topic_may_know_of_it(tmp_path: Path, action: Action) -> None:
+    access = with_secret(tmp_path, grants=(Grant(role="shop", on="acme/shop/orders", allow=(action.value,)),))
+    shop = access.authenticate(token(roles=["shop"]))
+    access.check_may_know(shop, TopicName("acme", "shop", "orders"))
+    with pytest.raises(PermissionDenied, match="may not produce or consume or admin on 'acme/shop/other'"):
+        access.check_may_know(shop, TopicName("acme", "shop", "other"))
+
+
+def test_one_of_several_actions_is_enough(tmp_path: Path) -> None:
+    access = with_secret(tmp_path, grants=(Grant(role="shop", on="acme", allow=("consume",)),))
+    shop, orders = access.authenticate(token(roles=["shop"])), TopicName("acme", "shop", "orders")
+    access.check_topic(shop, orders, Action.ADMIN, Action.CONSUME)
+    with pytest.raises(PermissionDenied):
+        access.check_topic(shop, orders, Action.ADMIN, Action.PRODUCE)
 
 
 @pytest.mark.parametrize(

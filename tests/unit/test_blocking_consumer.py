@@ -20,6 +20,8 @@ class Idle(Consumer):
 
     async def close(self) -> None: ...
 
+    async def end(self) -> None: ...
+
 
 class LateFuture(concurrent.futures.Future[Taken | None]):
     """Done at the very moment at which the one who waits for it gives up."""

@@ -12,7 +12,7 @@ from braid.broker.config import CursorConfig
 from braid.broker.cursors import MAX_CURSORS_PER_TXN, Cursors
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
-from braid.metadata.store import Condition, Operation, Put, TxnResult
+from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult
 from braid.model.errors import (
     Fenced,
     InvalidArgument,
@@ -24,6 +24,7 @@ from braid.model.errors import (
 from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import FULL_RANGE
 from braid.model.names import SegmentName
+from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode, encode
 from braid.testing.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, PlainSegment, counted, faults, own, plain_segment
@@ -248,6 +249,94 @@ def test_removing_a_cursor_removes_it_from_the_store() -> None:
     run_simulation(1, main)
 
 
+async def placement(store: MemoryStore, subscription: str = "billing") -> int:
+    entry = await store.client("looker-on").get(paths.cursor(ORDERS.path, NAME.descriptor, subscription))
+    assert entry is not None
+    return decode(Cursor, entry.value).placement
+
+
+def test_a_placement_changes_with_each_seek_and_with_no_ack() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        assert cursors.placement("billing") == 0
+        seen = []
+        for offset in (0, 50, 50, 7):
+            await cursors.place("billing", Offset(offset))
+            seen.append(cursors.placement("billing"))
+            cursors.advance("billing", Offset(offset + 10))
+            await cursors.flush()
+            assert cursors.placement("billing") == await placement(store) == seen[-1]
+        assert seen == sorted(set(seen))
+        again = (await opened(store)).cursors
+        assert again.placement("billing") == seen[-1], "another owner is no other place"
+
+    run_simulation(1, main)
+
+
+def test_no_placement_comes_back_when_a_subscription_is_made_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        seen = []
+        for _ in range(3):
+            cursors = (await opened(store)).cursors
+            for _ in range(3):
+                await cursors.place("billing", Offset(0))
+                seen.append(cursors.placement("billing"))
+                await cursors.remove("billing")
+                assert cursors.placement("billing") == 0
+        assert seen == sorted(set(seen))
+
+    run_simulation(1, main)
+
+
+def test_a_cursor_that_was_stored_before_there_were_placements_is_read() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        key = paths.cursor(ORDERS.path, NAME.descriptor, "billing")
+        await store.txn([], [Put(key, b'{"offset":40,"epoch":1}')])
+        cursors = (await opened(store)).cursors
+        assert (cursors.offset("billing"), cursors.placement("billing")) == (40, 0)
+
+    run_simulation(1, main)
+
+
+def test_a_cursor_that_is_set_to_the_end_has_another_placement_before_anything_is_appended() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store, end=100)).cursors
+        await cursors.place("billing", Offset(80))
+        await cursors.place("audit", Offset(20))
+        billing, audit = cursors.placement("billing"), cursors.placement("audit")
+        shorter = (await opened(store, end=60)).cursors
+        assert await stored(store) == shorter.offset("billing") == 60
+        assert await placement(store) == shorter.placement("billing") > billing
+        assert shorter.placement("audit") == audit
+        longer = (await opened(store, end=90)).cursors
+        assert longer.offset("billing") == 60, "what took the lost offsets is still to be consumed"
+
+    run_simulation(1, main)
+
+
+def test_a_log_that_may_have_lost_records_places_every_cursor_anew() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        names = [f"subscription-{number}" for number in range(2 * MAX_CURSORS_PER_TXN)]
+        for name in names:
+            await cursors.place(name, Offset(40))
+        before = {name: cursors.placement(name) for name in names}
+        ownership = await own(store, NAME, epoch=2)
+        again = Cursors(store, NAME, Epoch(2), ownership, lambda: Offset(100), CursorConfig())
+        await again.load(lossy=True)
+        assert again.all() == dict.fromkeys(names, 40)
+        for name in names:
+            assert again.placement(name) == await placement(store, name)
+            assert again.placement(name) not in before.values()
+
+    run_simulation(1, main)
+
+
 def test_a_former_owner_writes_nothing_and_acks_are_refused_from_then_on() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
@@ -265,6 +354,50 @@ def test_a_former_owner_writes_nothing_and_acks_are_refused_from_then_on() -> No
                 await write
         await cursors.stop()
         assert await stored(store) == 0
+
+    run_simulation(1, main)
+
+
+def test_a_change_of_state_under_the_same_owner_and_epoch_does_not_fence() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        await cursors.place("billing", Offset(0))
+        cursors.advance("billing", Offset(10))
+        key = paths.ownership(ORDERS.path, NAME.descriptor)
+        draining = Ownership(state=OwnershipState.DRAINING, owner="broker-1", epoch=Epoch(1))
+        await store.txn([], [Put(key, draining.to_json())])
+        await cursors.stop()
+        assert await stored(store) == 10
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize(("owner", "epoch"), [("broker-2", 1), ("broker-1", 2), ("", 0)])
+def test_whoever_owns_the_cursors_is_told_once_that_they_are_fenced(owner: str, epoch: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        told: list[Fenced] = []
+        ownership = await own(store, NAME)
+        end = Offset(100)
+        cursors = Cursors(
+            store, NAME, Epoch(1), ownership, lambda: end, CursorConfig(flush_s=1.0), on_fenced=told.append
+        )
+        await cursors.load()
+        await cursors.place("billing", Offset(0))
+        cursors.start()
+        if owner:
+            await own(store, NAME, owner=owner, epoch=epoch)
+        else:
+            await store.txn([], [Delete(ownership.key)])
+        cursors.advance("billing", Offset(10))
+        await asyncio.sleep(1.1)
+        assert len(told) == 1, "by the flush in the background, without anybody asking"
+        for write in (cursors.place("billing", Offset(3)), cursors.flush()):
+            with pytest.raises(Fenced):
+                await write
+        await cursors.stop()
+        assert len(told) == 1
 
     run_simulation(1, main)
 

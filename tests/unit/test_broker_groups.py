@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 
 from braid.broker.config import GroupConfig
+from braid.broker.controllers import Controllers
 from braid.broker.groups import Groups
 from braid.broker.topics import Topics
+from braid.cluster.members import Members
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult
+from braid.metadata.view import View
 from braid.model.errors import (
     BraidError,
     ConsumerReplaced,
@@ -26,7 +30,7 @@ from braid.model.errors import (
 )
 from braid.model.subscription import Subscription, encode
 from braid.testing.loop import Simulation, run_simulation
-from tests.control_kit import ORDERS, Recorder, faults, loaded_topics, make_topic, wait_until
+from tests.control_kit import ORDERS, Readers, Recorder, faults, make_topic, wait_until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
 
@@ -34,46 +38,54 @@ CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
 class World:
     """A topic with a subscription, its groups, and consumers that give back what they are asked for."""
 
-    def __init__(self, simulation: Simulation, store: MemoryStore, topics: Topics, groups: Groups) -> None:
+    def __init__(self, simulation: Simulation, store: MemoryStore) -> None:
         self.simulation = simulation
         self.store = store
-        self.topics = topics
-        self.groups = groups
-        self.held: dict[int, str] = {}
+        self.readers = Readers()
+        self.topics: Topics
+        self.controllers: Controllers
+        self.groups: Groups
+        self._brokers = count(1)
 
     @classmethod
     async def make(cls, simulation: Simulation, segments: int = 4, store: MemoryStore | None = None) -> World:
-        store = store or MemoryStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        await make_topic(topics, segments=segments)
-        await store.txn([], [Put(paths.subscription(ORDERS.path, "billing"), encode(Subscription()))])
-        groups = Groups(store, topics, simulation.clock, CONFIG)
-        await groups.load()
-        return cls(simulation, store, topics, groups)
+        world = cls(simulation, store or MemoryStore(simulation.clock))
+        await world.start()
+        await make_topic(world.topics, segments=segments)
+        await world.store.txn([], [Put(paths.subscription(ORDERS.path, "billing"), encode(Subscription()))])
+        return world
+
+    async def start(self) -> None:
+        """A broker process, with a lease that outlives every test."""
+        view = View(self.store)
+        self.topics = Topics(view, self.simulation.clock, self.simulation.random)
+        lease = await self.store.grant_lease(86_400)
+        self.controllers = Controllers(view, Members(view), f"broker-{next(self._brokers)}", lambda: lease.id)
+        self.groups = Groups(self.topics, self.controllers, self.simulation.clock, CONFIG)
+        await view.load()
+        self.groups.start()
 
     async def join(self, name: str, *, gives_back: bool = True) -> tuple[int, Recorder]:
-        member = Recorder(self.held, name)
+        member = Recorder(self.readers, name)
         number = await self.groups.join(ORDERS, "billing", name, member)
         if gives_back:
             member.give_back = lambda segment: self.give_back(number, member, segment)
         return number, member
 
     def give_back(self, number: int, member: Recorder, segment: int) -> None:
-        member.drop(segment)
+        member.gave_back(segment)
         self.groups.released(number, segment)
 
     def lose(self, number: int, member: Recorder) -> None:
         """The connection is cut."""
-        for segment in sorted(member.has):
-            member.drop(segment)
+        member.end()
         self.groups.disconnected(number)
 
     async def restart(self) -> None:
         """Another broker process on the same store."""
-        await self.groups.close()
-        self.held.clear()
-        self.groups = Groups(self.store, self.topics, self.simulation.clock, CONFIG)
-        await self.groups.load()
+        await self.close()
+        await self.start()
+        await self.groups.control(ORDERS)
 
     async def stored(self) -> list[str]:
         listing = await self.store.client("looker-on").list(paths.consumers_prefix(ORDERS.path, "billing"))
@@ -84,19 +96,20 @@ class World:
 
     async def close(self) -> None:
         await self.groups.close()
-        await self.topics.stop()
+        await self.topics.view.stop()
+
+    def reads(self, member: Recorder, segment: int) -> bool:
+        return self.readers.reading.get(segment) is member
 
 
 def test_the_first_consumer_gets_everything_after_its_join_has_returned() -> None:
     async def main(simulation: Simulation) -> None:
         world = await World.make(simulation)
-        number, member = await world.join("a")
+        _, member = await world.join("a")
         assert member.assigned == [], "the reply to JOIN goes first"
         await asyncio.sleep(0)
         assert member.assigned == [(1, (0, 1, 2, 3))]
-        assert all(world.groups.holds(number, segment) for segment in range(4))
-        assert not world.groups.holds(number, 4)
-        assert not world.groups.holds(number + 1, 0)
+        assert all(world.reads(member, segment) for segment in range(4))
         assert await world.stored() == ["a"]
         await world.close()
 
@@ -120,17 +133,16 @@ def test_a_segment_goes_to_the_next_holder_only_when_the_last_one_has_given_it_b
         world = await World.make(simulation)
         first, a = await world.join("a", gives_back=False)
         await asyncio.sleep(1)
-        second, b = await world.join("b")
+        _, b = await world.join("b")
         await asyncio.sleep(1)
         assert a.latest() == (0, 2)
         assert b.latest() == ()
-        assert not world.groups.holds(first, 1), "asked back: no new channel"
-        assert not world.groups.holds(second, 1)
+        assert world.reads(a, 1), "until it gives it back"
         assert world.members() == {"a": (0, 1, 2, 3), "b": ()}
         world.give_back(first, a, 1)
         await asyncio.sleep(0.1)
         assert b.latest() == (1,)
-        assert world.groups.holds(second, 1)
+        assert world.reads(b, 1)
         world.give_back(first, a, 3)
         await asyncio.sleep(0.1)
         assert b.latest() == (1, 3)
@@ -154,7 +166,7 @@ def test_what_is_not_given_back_in_time_is_taken_and_a_late_answer_changes_nothi
         assert b.latest() == (1,)
         world.groups.released(first, 1)
         world.groups.released(first, 0)  # it was never asked for
-        assert world.groups.holds(first, 0)
+        assert world.reads(a, 0)
         await asyncio.sleep(1)
         assert world.members() == {"a": (0,), "b": (1,)}
         await world.close()
@@ -174,11 +186,10 @@ def test_a_segment_that_was_asked_back_and_is_wanted_again_is_given_anew_after_t
         await world.groups.leave(second)
         await asyncio.sleep(0.1)
         assert a.latest() == (0,)
-        assert not world.groups.holds(first, 1)
         world.give_back(first, a, 1)
         await asyncio.sleep(0.1)
         assert a.latest() == (0, 1)
-        assert world.groups.holds(first, 1)
+        assert world.reads(a, 1)
         await world.close()
 
     run_simulation(1, main)
@@ -198,7 +209,6 @@ def test_leaving_hands_everything_on_at_once() -> None:
         assert await world.stored() == ["b"]
         await world.groups.leave(first)
         world.groups.disconnected(first)
-        assert not world.groups.holds(first, 0)
         await world.groups.leave(second)
         assert world.members() == {}
         assert await world.stored() == []
@@ -216,9 +226,8 @@ def test_a_lost_connection_keeps_its_segments_for_its_grace() -> None:
         world.lose(first, a)
         await asyncio.sleep(CONFIG.session_grace_s - 0.1)
         assert world.members() == {"a": (0, 2), "b": (1, 3)}
-        assert not world.groups.holds(first, 0), "who is not connected opens nothing"
         assert not world.groups.consumers(ORDERS.path, "billing")["a"].connected
-        assert world.groups.connected(ORDERS.path) == ["b"]
+        assert world.groups.consumers(ORDERS.path, "billing")["b"].connected
         number, again = await world.join("a")
         await asyncio.sleep(1)
         assert number != first
@@ -242,10 +251,10 @@ def test_coming_back_in_time_needs_no_store() -> None:
         await asyncio.sleep(1)
         world.lose(first, a)
         world.store.disconnect()
-        number, again = await world.join("a")
+        _, again = await world.join("a")
         await asyncio.sleep(1)
         assert again.latest() == (0, 1, 2, 3)
-        assert world.groups.holds(number, 3)
+        assert world.reads(again, 3)
         world.store.reconnect()
         await world.close()
 
@@ -277,15 +286,16 @@ def test_a_second_consumer_of_the_same_name_takes_the_place_of_the_first() -> No
         first, old = await world.join("a")
         _, b = await world.join("b")
         await asyncio.sleep(1)
-        second, new = await world.join("a")
+        had = old.seats
+        _, new = await world.join("a")
         assert isinstance(old.expulsion, ConsumerReplaced)
         assert "consumer with the name a" in str(old.expulsion)
         assert old.has == set()
         await asyncio.sleep(1)
         assert new.assigned == [(1, (0, 2))]
+        assert all(new.seats[segment] > had[segment] for segment in (0, 2)), "the old process opens nothing any more"
         assert b.latest() == (1, 3)
-        assert not world.groups.holds(first, 0)
-        assert world.groups.holds(second, 0)
+        assert world.reads(new, 0)
         # What the old connection still says counts no more.
         world.groups.released(first, 0)
         world.groups.disconnected(first)
@@ -367,7 +377,7 @@ def test_a_join_whose_connection_is_cut_meanwhile_leaves_nothing() -> None:
     async def main(simulation: Simulation) -> None:
         for turns in range(8):
             world = await World.make(simulation)
-            joining = asyncio.ensure_future(world.groups.join(ORDERS, "billing", "a", Recorder({}, "a")))
+            joining = asyncio.ensure_future(world.groups.join(ORDERS, "billing", "a", Recorder(Readers(), "a")))
             for _ in range(turns):
                 await asyncio.sleep(0)
             joining.cancel()
@@ -424,7 +434,7 @@ def test_a_late_removal_does_not_take_the_session_of_who_came_back() -> None:
 def test_only_an_existing_subscription_of_an_existing_topic_can_be_joined() -> None:
     async def main(simulation: Simulation) -> None:
         world = await World.make(simulation)
-        member = Recorder({}, "a")
+        member = Recorder(Readers(), "a")
         with pytest.raises(SubscriptionNotFound):
             await world.groups.join(ORDERS, "other", "a", member)
         with pytest.raises(InvalidName):
@@ -442,7 +452,7 @@ def test_only_an_existing_subscription_of_an_existing_topic_can_be_joined() -> N
 def test_the_consumers_of_a_deleted_subscription_have_nothing_any_more() -> None:
     async def main(simulation: Simulation) -> None:
         world = await World.make(simulation)
-        first, a = await world.join("a")
+        _, a = await world.join("a")
         second, b = await world.join("b")
         await asyncio.sleep(1)
         world.lose(second, b)
@@ -450,7 +460,6 @@ def test_the_consumers_of_a_deleted_subscription_have_nothing_any_more() -> None
         world.groups.forget(ORDERS, "billing")
         assert isinstance(a.expulsion, SubscriptionNotFound)
         assert a.has == set()
-        assert not world.groups.holds(first, 0)
         assert world.members() == {}
         await asyncio.sleep(100)
         assert await world.stored() == []
@@ -465,7 +474,7 @@ def test_nobody_joins_a_subscription_that_is_deleted_at_that_moment() -> None:
     async def main(simulation: Simulation) -> None:
         for turns in range(10):
             world = await World.make(simulation)
-            joining = asyncio.ensure_future(world.groups.join(ORDERS, "billing", "a", Recorder({}, "a")))
+            joining = asyncio.ensure_future(world.groups.join(ORDERS, "billing", "a", Recorder(Readers(), "a")))
             for _ in range(turns):
                 await asyncio.sleep(0)
             await world.store.txn([], [Delete(paths.subscription(ORDERS.path, "billing"))])
@@ -540,7 +549,6 @@ def test_the_consumers_of_a_deleted_topic_have_nothing_any_more() -> None:
         await world.topics.mark_deleting(ORDERS)
         assert isinstance(a.expulsion, TopicNotFound)
         assert isinstance(idle.expulsion, TopicNotFound), "also who has no channel that could be closed"
-        assert not world.groups.holds(number, 0)
         assert world.members() == {}
         await world.groups.leave(number)
         await world.close()
@@ -559,7 +567,7 @@ def test_a_closed_group_takes_nobody_and_forgets_nobody() -> None:
             await world.join("b")
         await asyncio.sleep(100)
         assert await world.stored() == ["a"]
-        await world.topics.stop()
+        await world.topics.view.stop()
 
     run_simulation(1, main)
 
@@ -584,7 +592,7 @@ def test_whatever_consumers_and_the_store_do_no_segment_has_two_holders_and_none
             action = random.random()
             with contextlib.suppress(MetadataUnavailable, MetadataUncertain):
                 if action < 0.5:
-                    member = Recorder(world.held, name)
+                    member = Recorder(world.readers, name)
                     try:
                         number = await world.groups.join(ORDERS, "billing", name, member)
                     except BraidError:
@@ -594,8 +602,7 @@ def test_whatever_consumers_and_the_store_do_no_segment_has_two_holders_and_none
                     connected[name] = number, member
                 elif action < 0.7 and name in connected:
                     number, member = connected.pop(name)
-                    for segment in sorted(member.has):
-                        member.drop(segment)
+                    member.end()
                     await world.groups.leave(number)
                 elif action < 0.9 and name in connected:
                     world.lose(*connected.pop(name))
@@ -613,11 +620,11 @@ def test_whatever_consumers_and_the_store_do_no_segment_has_two_holders_and_none
         if connected:
             members = world.members()
             assert sorted(members) == sorted(connected)
-            count = len(world.topics.get(ORDERS.path).layout.segments)
-            assert sorted(segment for held in members.values() for segment in held) == list(range(count))
-            for name, (number, member) in connected.items():
+            segments = sorted(world.topics.get(ORDERS.path).layout.segments)
+            assert sorted(segment for held in members.values() for segment in held) == segments
+            for name, (_, member) in connected.items():
                 assert member.latest() == members[name]
-                assert all(world.groups.holds(number, segment) for segment in members[name])
+                assert all(world.reads(member, segment) for segment in members[name])
         await world.close()
 
     run_simulation(seed, main)

@@ -9,9 +9,11 @@ import pytest
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.client.lane import NOT_STORED
-from braid.model.errors import BraidError, NotServing, ShuttingDown
+from braid.model.errors import BraidError, Fenced, NotServing, ShuttingDown
 from braid.testing.batches import opaque_batch
 from braid.testing.loop import Simulation, run_simulation
+from braid.wire.link import connect_link
+from braid.wire.operations import Join, Joined, Kind, encode
 from tests.control_kit import ORDERS, Machine, own
 
 
@@ -22,7 +24,7 @@ class Waiting:
         self.refused: list[BraidError] = []
         self.told = asyncio.Event()
 
-    def confirm(self, request: int, size: int, published: bytes) -> None:
+    def confirm(self, frame: bytes, size: int) -> None:
         raise AssertionError("nothing is confirmed by a log that was abandoned")
 
     def refuse(self, request: int, size: int, error: BraidError) -> None:
@@ -47,13 +49,14 @@ def test_a_batch_that_a_log_had_taken_is_never_said_to_be_not_stored() -> None:
         broker = await with_orders(machine)
         segment, publisher = broker.segments.get(ORDERS.path, 0), Waiting()
         segment.publishes.take(memoryview(opaque_batch(b"body", 3)), publisher, 1)
+        segment.publishes.commit()
         await asyncio.sleep(0)  # Its write is on the way to the disk.
         await broker.segments.abandon_all(NotServing("the lease is lost"))
         await publisher.told.wait()
         (error,) = publisher.refused
         assert error.retriable
         assert not isinstance(error, NOT_STORED)
-        await broker.segments.open_topic(ORDERS, broker.topics.get(ORDERS.path))
+        await broker.segments.start()
         assert broker.segments.get(ORDERS.path, 0).end == 3
         await broker.close()
 
@@ -69,6 +72,32 @@ def test_a_call_that_finds_its_segment_owned_by_another_broker_may_be_tried_agai
         await own(machine.store, broker.segments.get(ORDERS.path, 0).name, owner="broker-2", epoch=9)
         with pytest.raises(NotServing):
             await broker.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
+        await broker.close()
+
+    run_simulation(1, main)
+
+
+def test_a_request_that_finds_its_segment_owned_by_another_broker_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That its log is fenced is the broker's affair; a client that heard of it would give up."""
+
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        broker = await with_orders(machine)
+        link = await connect_link(
+            machine.host, broker.address, client="test", token="", timeout_s=10, on_topology=lambda _: None
+        )
+
+        async def fenced(*_: object, **__: object) -> None:
+            raise Fenced("segment 0 has another owner now")
+
+        monkeypatch.setattr(broker.subscriptions, "ensure", fenced)
+        with pytest.raises(NotServing):
+            await link.ask(Kind.JOIN, encode(Join(ORDERS.path, "billing", "worker-1")), Joined, 10)
+        assert broker.metrics.errors["join", NotServing.code] == 1
+        link.close(BraidError("done"))
+        await link.lost
         await broker.close()
 
     run_simulation(1, main)

@@ -12,6 +12,7 @@ from braid.metadata import paths
 from braid.metadata.history import Watch
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Put
+from braid.metadata.view import View
 from braid.model.errors import (
     MetadataUnavailable,
     MetadataUncertain,
@@ -41,7 +42,7 @@ def test_a_created_topic_is_in_view_when_create_returns() -> None:
         assert topic.created_at == simulation.clock.now_us()
         assert changes == [ORDERS.path]
         assert topics.generation >= 1
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -50,7 +51,7 @@ def test_a_view_that_breaks_says_so_and_keeps_nobody_waiting() -> None:
     async def main(simulation: Simulation) -> None:
         topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
         failures: list[BaseException] = []
-        topics.on_failure = failures.append
+        topics.view.on_failure = failures.append
 
         def broken(path: str) -> None:
             raise LookupError(path)
@@ -61,7 +62,7 @@ def test_a_view_that_breaks_says_so_and_keeps_nobody_waiting() -> None:
             await make_topic(topics, TopicName("public", "default", "later"))
         assert [type(failure) for failure in failures] == [LookupError]
         with pytest.raises(LookupError):
-            await topics.stop()
+            await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -73,7 +74,7 @@ def test_a_topic_that_exists_cannot_be_created_again() -> None:
         with pytest.raises(TopicExists):
             await make_topic(topics, segments=2)
         assert topics.get(ORDERS.path) == first
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -82,14 +83,14 @@ def test_of_two_brokers_that_create_a_topic_one_succeeds_and_both_show_its_topic
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         here = await loaded_topics(simulation, store)
-        there = Topics(store.client(), simulation.clock, random.Random(99))
-        await there.load()
+        there = Topics(View(store.client()), simulation.clock, random.Random(99))
+        await there.view.load()
         results = await asyncio.gather(make_topic(here), make_topic(there), return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["Topic", "TopicExists"]
         await wait_until(lambda: here.generation == there.generation)
         assert here.get(ORDERS.path) == there.get(ORDERS.path)
-        await here.stop()
-        await there.stop()
+        await here.view.stop()
+        await there.view.stop()
 
     run_simulation(1, main)
 
@@ -104,7 +105,7 @@ def test_an_absent_topic_is_not_found() -> None:
         with pytest.raises(TopicNotFound):
             await topics.mark_deleting(ORDERS)
         await topics.remove(ORDERS)  # the last step of a deletion, repeated
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -127,7 +128,7 @@ def test_a_topic_that_is_being_deleted_is_absent_for_clients_and_its_name_is_tak
         assert new.id != old.id
         await topics.remove(ORDERS)  # a late repetition does not take the new one
         assert topics.get(ORDERS.path) == new
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -149,7 +150,7 @@ def test_a_creation_whose_answer_was_lost_is_read_back_and_happens_once(applied:
             with pytest.raises(MetadataUnavailable):
                 await make_topic(topics)
             assert await store.get(paths.layout(ORDERS.path)) is None
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -165,7 +166,7 @@ def test_deleting_rides_out_lost_answers() -> None:
         await topics.remove(ORDERS)
         assert topics.all() == {}
         assert await store.get(paths.layout(ORDERS.path)) is None
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -191,7 +192,7 @@ def test_a_store_that_never_says_what_happened_ends_in_an_error_that_can_be_retr
         store.fault = lambda _: Fault.NONE
         assert topics.find(ORDERS.path) is not None
         await other.close()
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -200,8 +201,8 @@ def test_the_view_follows_others_and_counts_no_other_keys() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         writer = await loaded_topics(simulation, store)
-        reader = Topics(store.client(), simulation.clock, random.Random(5))
-        await reader.load()
+        reader = Topics(View(store.client()), simulation.clock, random.Random(5))
+        await reader.view.load()
         changes: list[str] = []
         reader.on_change.append(changes.append)
         topic = await make_topic(writer)
@@ -210,8 +211,8 @@ def test_the_view_follows_others_and_counts_no_other_keys() -> None:
         assert reader.all() == {ORDERS.path: topic}
         assert changes == [ORDERS.path]
         assert reader.unchanged(ORDERS.path) == writer.unchanged(ORDERS.path)
-        await writer.stop()
-        await reader.stop()
+        await writer.view.stop()
+        await reader.view.stop()
 
     run_simulation(1, main)
 
@@ -226,8 +227,8 @@ def test_a_compacted_watch_lists_again_and_tells_of_everything_that_changed_mean
         changes: list[str] = []
         topics.on_change.append(changes.append)
         other = store.client("other")
-        elsewhere = Topics(other, simulation.clock, random.Random(7))
-        await elsewhere.load()
+        elsewhere = Topics(View(other), simulation.clock, random.Random(7))
+        await elsewhere.view.load()
         store.disconnect()
         await elsewhere.mark_deleting(gone)
         await elsewhere.remove(gone)
@@ -241,8 +242,8 @@ def test_a_compacted_watch_lists_again_and_tells_of_everything_that_changed_mean
         assert set(topics.all()) == {kept.path, ORDERS.path}
         assert sorted(changes) == sorted([gone.path, ORDERS.path])
         assert topics.generation == store.history.revision
-        await topics.stop()
-        await elsewhere.stop()
+        await topics.view.stop()
+        await elsewhere.view.stop()
 
     run_simulation(1, main)
 
@@ -253,8 +254,8 @@ def test_content_never_changes_at_an_unchanged_generation() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         topics = await loaded_topics(simulation, store)
-        elsewhere = Topics(store.client(), simulation.clock, random.Random(7))
-        await elsewhere.load()
+        elsewhere = Topics(View(store.client()), simulation.clock, random.Random(7))
+        await elsewhere.view.load()
         seen: dict[int, dict[str, Topic]] = {}
 
         def note(_: str) -> None:
@@ -268,8 +269,8 @@ def test_content_never_changes_at_an_unchanged_generation() -> None:
             )
         await wait_until(lambda: len(topics.all()) == 40)
         assert len(seen) == 40
-        await topics.stop()
-        await elsewhere.stop()
+        await topics.view.stop()
+        await elsewhere.view.stop()
 
     run_simulation(1, main)
 
@@ -283,7 +284,7 @@ def test_a_record_that_cannot_be_read_hides_only_itself() -> None:
         topics = await loaded_topics(simulation, store)
         await make_topic(topics)
         assert set(topics.all()) == {ORDERS.path}
-        await topics.stop()
+        await topics.view.stop()
 
     run_simulation(1, main)
 
@@ -302,7 +303,7 @@ def test_whoever_waits_for_the_view_is_told_when_the_broker_stops() -> None:
         creating = asyncio.ensure_future(make_topic(topics))
         await asyncio.sleep(100.0)
         assert not creating.done()
-        await topics.stop()
+        await topics.view.stop()
         with pytest.raises(ShuttingDown):
             await creating
         with pytest.raises(ShuttingDown):

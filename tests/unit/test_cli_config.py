@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from braid.broker.config import BrokerConfig, Grant
 from braid.cli.config import load_config
 from braid.cli.serve import serve
-from braid.model.errors import InvalidConfig
+from braid.model.errors import InvalidArgument, InvalidConfig
 
 
 def written(folder: Path, text: str) -> str:
@@ -28,6 +28,8 @@ def test_a_file_sets_every_part(tmp_path: Path) -> None:
         id = "b7"
         listen = "0.0.0.0:7000"
         cache_bytes = 1_048_576
+        [labels]
+        rack = "r1"
         [limits]
         max_connections = 12
         [cursors]
@@ -44,6 +46,7 @@ def test_a_file_sets_every_part(tmp_path: Path) -> None:
     """
     config = load_config(written(tmp_path, text), {})
     assert (config.id, config.listen, config.cache_bytes) == ("b7", "0.0.0.0:7000", 1 << 20)
+    assert config.labels == {"rack": "r1"}
     assert config.limits.max_connections == 12
     assert config.limits.max_channels == BrokerConfig().limits.max_channels
     assert (config.cursors.flush_s, config.groups.session_grace_s) == (0.5, 3.0)
@@ -93,14 +96,14 @@ def test_a_mistake_is_one_line_that_names_file_and_key(tmp_path: Path, text: str
 
 def test_a_mistake_in_an_option_does_not_blame_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, 'id = "b7"')
-    with pytest.raises(InvalidConfig, match=r"^storage is 'nfs'; write local"):
+    with pytest.raises(InvalidArgument, match=r"^storage is 'nfs'; write local"):
         load_config(path, {"storage": "nfs"})
-    with pytest.raises(InvalidConfig, match=r"^'a b' is no broker name"):
+    with pytest.raises(InvalidArgument, match=r"^'a b' is no broker name"):
         load_config(path, {"id": "a b"})
 
 
 def test_a_file_that_is_absent_or_no_toml_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"none\.toml cannot be read: No such file or directory"):
+    with pytest.raises(InvalidArgument, match=r"none\.toml cannot be read: No such file or directory"):
         load_config(str(tmp_path / "none.toml"), {})
     with pytest.raises(InvalidConfig, match=r"broker\.toml is no TOML: .*line 1"):
         load_config(written(tmp_path, "id == 3"), {})

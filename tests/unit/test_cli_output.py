@@ -8,7 +8,7 @@ import pty
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,12 +18,21 @@ from click.testing import CliRunner
 
 from braid.cli import main, target
 from braid.cli.main import COMMANDS
-from braid.cli.output import Column, bytes_text, count_text, duration_text, print_table, range_text, time_text
+from braid.cli.output import (
+    Column,
+    backlog_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    print_table,
+    range_text,
+    time_text,
+)
 from braid.cli.quantities import DURATION, SIZE
 from braid.cli.subscription import parse_offsets, parse_timestamp_ms
 from braid.cli.target import Target, with_target
 from braid.cli.token import token
-from braid.client.address import DEFAULT_URL
+from braid.wire.address import DEFAULT_URL
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
 
@@ -179,6 +188,17 @@ def test_colours_are_for_terminals_and_not_with_no_color() -> None:
         (("token", "create", "--role", "r"), "exactly one of --secret-file and --private-key-file"),
         (("up", "--port", "65535"), "65535 + 2 is above 65535"),
         (("consume", "t", "-s", "s", "--json", "--key-separator", ":"), "two formats; choose one"),
+        (("topic", "list", "--url", "http://x"), "'http://x' is no broker URL"),
+        (("topic", "list", "--tls-ca", "/none.pem"), "/none.pem"),
+        (("topic", "create", "a b"), "'a b' is no topic name"),
+        (("serve", "--config", "/none.toml"), "the configuration /none.toml cannot be read"),
+        (("serve", "--listen", "nowhere"), "listen is 'nowhere', which has no port"),
+        (("serve", "--admin", "localhost:http"), "admin: "),
+        (("serve", "--id", "a b"), "'a b' is no broker name"),
+        (("serve", "--metadata", "mysql:x"), "write sqlite:PATH or etcd://HOST:PORT"),
+        (("serve", "--storage", "nfs"), "storage is 'nfs'"),
+        (("token", "create", "--role", "r", "--secret-file", "/none"), "'/none' cannot be read"),
+        (("token", "create", "--role", "r", "--expires", "soon", "--secret-file", "/none"), "'soon' is no time"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], said: str) -> None:
@@ -194,10 +214,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], said:
     ("arguments", "said"),
     [
         (("pipeline", "audit", "--master", "local[2]", "orders"), "braid pipeline audit comes with Spark support"),
-        (("serve", "--config", "/none.toml"), "the configuration /none.toml cannot be read"),
-        (("topic", "list", "--url", "http://x"), "'http://x' is no broker URL"),
-        (("topic", "list", "--tls-ca", "/none.pem"), "/none.pem"),
-        (("topic", "create", "a b"), "'a b' is no topic name"),
+        (("pipeline", "lake", "--json", "orders"), "braid pipeline lake comes with Spark support"),
+        (("token", "keygen", "/none/secret"), "/none/secret cannot be written"),
+        (("token", "keygen", "/"), "/ exists"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(arguments: Sequence[str], said: str) -> None:
@@ -241,6 +260,32 @@ def test_every_command_explains_itself(name: str) -> None:
     if isinstance(command, click.Group):
         for each in command.commands.values():
             assert CliRunner().invoke(each, ["--help"]).exit_code == 0
+
+
+def leaves(command: click.Command) -> Iterator[click.Command]:
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from leaves(each)
+    else:
+        yield command
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "bench"])
+def test_every_command_can_answer_in_json(name: str) -> None:
+    command = main.braid.get_command(click.Context(main.braid), name)
+    assert command is not None
+    for each in leaves(command):
+        assert any("--json" in option.opts for option in each.params), each.name
+
+
+def test_a_secret_is_written_once_and_said_in_json(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    done = run("token", "keygen", str(secret), "--json")
+    assert json.loads(done.stdout) == {"file": str(secret), "algorithm": "HS256"}
+    assert secret.stat().st_mode & 0o777 == 0o600
+    before = secret.read_bytes()
+    assert run("token", "keygen", str(secret), "--json").returncode == 1
+    assert secret.read_bytes() == before
 
 
 def test_the_version_is_printed() -> None:
@@ -371,3 +416,8 @@ def test_a_secret_is_not_overwritten_and_a_short_one_not_taken(tmp_path: Path) -
     assert secret.read_text() == "short"
     made = CliRunner().invoke(token, ["create", "--role", "r", "--secret-file", str(secret)])
     assert "HS256 needs at least 32" in str(made.exception)
+
+
+def test_a_backlog_of_which_a_part_is_not_known_says_so() -> None:
+    assert backlog_text({"backlog": 1_700, "unavailable": {}}) == "1,700"
+    assert backlog_text({"backlog": 1_700, "unavailable": {"3": {"owner": "b", "reason": "it is gone"}}}) == "1,700+"

@@ -17,7 +17,7 @@ from braid.cli.consume import record_object, whole_lines
 from braid.cli.lines import LineReader
 from braid.cli.printer import Printer
 from braid.cli.produce import split_keys
-from braid.model.errors import InvalidArgument
+from braid.model.errors import BraidError
 from braid.model.message import Message
 
 
@@ -116,7 +116,7 @@ def test_a_line_without_end_is_refused_instead_of_filling_the_memory(
 ) -> None:
     monkeypatch.setattr(lines_module, "READ_BYTES", 100)
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1_000)
-    with pytest.raises(InvalidArgument, match="line 3 is longer than a record may be"):
+    with pytest.raises(BraidError, match="line 3 is longer than a record may be"):
         lines_of(b"a\nb\n" + b"c" * 2_000, tmp_path)
 
 
@@ -151,7 +151,7 @@ def test_keys_are_split_at_the_first_separator_as_line_by_line(
 
 
 def test_a_line_without_a_separator_is_named_by_its_number() -> None:
-    with pytest.raises(InvalidArgument, match="line 12 has no key: there is no ':' in it"):
+    with pytest.raises(BraidError, match="line 12 has no key: there is no ':' in it"):
         split_keys([b"a:1", b"::", b"c", b"d"], b":", first=10)
 
 

@@ -10,7 +10,16 @@ import msgspec
 import pytest
 
 from braid.broker.auth import Access
-from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig, Grant, GroupConfig, Limits, TlsConfig
+from braid.broker.config import (
+    AuthConfig,
+    BrokerConfig,
+    BrokerTlsConfig,
+    CursorConfig,
+    Grant,
+    GroupConfig,
+    Limits,
+    TlsConfig,
+)
 from braid.cli.config import load_config
 from braid.cli.serve import serve
 from braid.client.stream import RELEASE_GRACE_S
@@ -24,12 +33,16 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "limits.": Limits,
     "cursors.": CursorConfig,
     "groups.": GroupConfig,
-    "tls.": TlsConfig,
+    "tls.": BrokerTlsConfig,
     "admin_tls.": TlsConfig,
     "auth.": AuthConfig,
     "auth.grants.": Grant,
 }
 TABLES = {prefix.rstrip(".") for prefix in SECTIONS} - {"auth.grants"}
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> object:
+    return "" if field.default_factory is dict else field.default
 
 
 def shown(name: str, default: object) -> str:
@@ -42,6 +55,8 @@ def shown(name: str, default: object) -> str:
             return "none"
         case str():
             return f"`{default}`"
+        case bool():
+            return f"`{str(default).lower()}`"
         case int() | float() if name.endswith("_s"):
             return f"{default:g} s"
         case int() if "bytes" in name and default % (1 << 20) == 0:
@@ -55,7 +70,7 @@ def settings() -> Iterator[tuple[str, str]]:
     for prefix, struct in SECTIONS.items():
         for field in msgspec.structs.fields(struct):
             if prefix + field.name not in TABLES:
-                yield prefix + field.name, shown(field.name, field.default)
+                yield prefix + field.name, shown(field.name, default_of(field))
 
 
 def test_every_setting_is_there_once_with_its_default_and_no_other() -> None:

@@ -55,8 +55,8 @@ def test_the_flags_are_those_of_the_code() -> None:
 def test_every_kind_has_its_number_in_the_overview_and_a_section() -> None:
     kinds = {kind.name: int(kind) for kind in Kind}
     text = page("operations.md")
-    overview = re.findall(r"^\| \[([A-Z]+)\]\(#[a-z0-9-]+\)(?:, push)? \| (\d+) \|", text, flags=re.MULTILINE)
-    sections = re.findall(r"^## ([A-Z]+) \((\d+)\)$", text, flags=re.MULTILINE)
+    overview = re.findall(r"^\| \[([A-Z_]+)\]\(#[a-z0-9_-]+\)(?:, push)? \| (\d+) \|", text, flags=re.MULTILINE)
+    sections = re.findall(r"^## ([A-Z_]+) \((\d+)\)$", text, flags=re.MULTILINE)
     assert {name: int(number) for name, number in overview} == kinds
     assert {name: int(number) for name, number in sections} == kinds
     assert [int(number) for _, number in sections] == sorted(kinds.values())
@@ -64,7 +64,7 @@ def test_every_kind_has_its_number_in_the_overview_and_a_section() -> None:
 
 def test_every_message_has_its_place_in_the_overview() -> None:
     shown: set[str] = set()
-    for row in re.findall(r"^\| \[[A-Z]+\]\(#.*$", page("operations.md"), flags=re.MULTILINE):
+    for row in re.findall(r"^\| \[[A-Z_]+\]\(#.*$", page("operations.md"), flags=re.MULTILINE):
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         shown |= {cells[3], cells[5]}
     parts = {"ErrorBody", "TopicRoute", "SegmentRoute", "SegmentPositions"}
@@ -74,7 +74,7 @@ def test_every_message_has_its_place_in_the_overview() -> None:
 
 def test_the_table_at_the_top_of_the_module_names_every_kind() -> None:
     assert operations.__doc__ is not None
-    named = set(re.findall(r"\b([A-Z]{3,})\b", operations.__doc__)) - {"REPLY", "ERROR"}
+    named = set(re.findall(r"\b([A-Z_]{3,})\b", operations.__doc__)) - {"REPLY", "ERROR"}
     assert named == {kind.name for kind in Kind}
 
 
@@ -207,4 +207,4 @@ def test_every_error_code_that_is_named_exists() -> None:
 
 def test_the_codes_with_which_a_channel_ends_are_explained() -> None:
     table = page("delivery.md").partition("| code | meaning |")[2].partition("\n\n")[0]
-    assert {operations.END_OF_SEGMENT, operations.RESET, "consumer-replaced"} <= set(re.findall(r"`([a-z-]+)`", table))
+    assert {operations.END_OF_SEGMENT, operations.RESET, "moved"} <= set(re.findall(r"`([a-z-]+)`", table))

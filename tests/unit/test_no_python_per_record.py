@@ -22,6 +22,7 @@ from braid.model.batch import Codec
 from braid.model.columns import decode_arrow
 from braid.model.encode import encode_batch, encode_table
 from braid.storage.log import LogConfig
+from braid.storage.writer import FileConfig
 from braid.testing.clock import START_US
 from tests.storage_kit import World, run
 
@@ -162,7 +163,8 @@ def test_a_batch_is_decoded_to_arrow_without_python_for_each_record(codec: Codec
 def test_appending_and_committing_runs_no_python_for_each_record() -> None:
     def steps_for(records: int) -> int:
         async def story(world: World) -> int:
-            segment = await world.a.open(LogConfig())
+            # Room for either batch: making more of it takes steps too.
+            segment = await world.a.open(LogConfig(files=FileConfig(first_reserve_bytes=1 << 20)))
             batch = encode_batch(some_values(records), keys=some_keys(records), now_us=START_US)
             with counting(in_the_broker) as work:
                 await segment.log.confirm(segment.append(batch))

@@ -118,7 +118,7 @@ def _add_monitoring(app: FastAPI, broker: Broker, guard: Guard) -> None:
 
     @app.get("/readyz", tags=["monitoring"], responses={200: {"model": Health}, **_only(errors(), 503)})
     async def readyz() -> Response:
-        """Whether it serves clients. Not while it starts, stops, or has lost its lease."""
+        """Whether it serves clients. Not while it stops, or has lost its lease."""
         if broker.ready:
             return Response(b'{"status":"ready"}', media_type="application/json")
         return _answer_error(503, ErrorBody("not-ready", f"broker {broker.id} does not serve clients now", True))

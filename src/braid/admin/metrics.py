@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 
 import braid
 from braid.broker.subscriptions import Progress
+from braid.cluster.reconcile import Reason
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
@@ -156,6 +157,7 @@ class Exposition:
             "Segments of this broker that could not be opened, or failed and are not open again yet.",
             len(broker.segments.absent()),
         )
+        yield from self._cluster_families()
         yield _gauge("braid_connections", "Open client connections.", counts.connections)
         yield _counter("braid_connections_accepted", "Client connections accepted.", counts.connections_total)
         yield _counted(
@@ -186,6 +188,21 @@ class Exposition:
             counts.sync_latency_s,
         )
         yield from self._cache_families()
+
+    def _cluster_families(self) -> Iterator[Metric]:
+        leader = self._broker.leader
+        leading = leader.leading
+        yield _gauge("braid_cluster_leader", "1 while this broker leads the cluster.", int(leading))
+        yield _counted(
+            "braid_cluster_decisions", "Ownership records that this broker wrote as the leader, by reason.", ["reason"],
+            {(reason.value,): leader.decisions[reason] for reason in Reason},
+        )  # fmt: skip
+        # Of the whole cluster, so that a sum over brokers is right: only one of them tells.
+        yield _gauge(
+            "braid_cluster_segments_waiting",
+            "Segments that wait for a broker that is gone, as the leader sees it; 0 elsewhere.",
+            len(leader.waiting()) if leading else 0,
+        )
 
     def _cache_families(self) -> Iterator[Metric]:
         used = hits = misses = 0

@@ -102,6 +102,16 @@ class MoveQuery(_Strict):
     )
 
 
+class RecoverQuery(MoveQuery):
+    accept_loss: Literal["true", "false"] = Field(
+        "false", description="Whether what only the last owner's disk had may be lost. If not, the answer says what."
+    )
+
+
+class BalanceQuery(_Strict):
+    dry_run: Literal["true", "false"] = Field("false", description="Only say what would move.")
+
+
 # Bodies.
 
 
@@ -113,6 +123,12 @@ class Policies(_Strict):
     retention_bytes: int | None = Field(None, ge=1, le=MAX_NUMBER, strict=True, description="Per segment.")
     retention_ignores_subscriptions: bool = Field(
         False, strict=True, description="Whether retention also deletes what a subscription has not consumed."
+    )
+    on_owner_loss: Literal["wait", "continue"] = Field(
+        "wait", description="What becomes of a segment whose broker is gone with records that nobody else has."
+    )
+    owner_loss_after_ms: int = Field(
+        60_000, ge=0, le=MAX_NUMBER, strict=True, description="How long it is gone before `continue` counts."
     )
 
 
@@ -160,6 +176,8 @@ class PoliciesAnswer(_Answer):
     retention_ms: int | None
     retention_bytes: int | None
     retention_ignores_subscriptions: bool
+    on_owner_loss: Literal["wait", "continue"]
+    owner_loss_after_ms: int
 
 
 class Topic(_Answer):
@@ -183,6 +201,7 @@ class SegmentStats(_Answer):
     end_offset: int | None
     records: int | None
     bytes: int | None
+    unavailable: str | None = Field(description="Why nothing is known of it now; null if it is.")
 
 
 class SubscriptionProgress(_Answer):
@@ -190,6 +209,11 @@ class SubscriptionProgress(_Answer):
     earliest: int
     end: int
     backlog: int
+
+
+class UnavailableSegment(_Answer):
+    owner: str | None = Field(description="The broker that has it, if one does.")
+    reason: str
 
 
 class Consumer(_Answer):
@@ -201,8 +225,9 @@ class Subscription(_Answer):
     name: str
     kind: Literal["stream", "queue"]
     created_at: int = Field(description="Microseconds since 1970.")
-    backlog: int = Field(description="Records that it has before it.")
+    backlog: int = Field(description="Records that it has before it, in the segments whose owners answered.")
     segments: dict[str, SubscriptionProgress]
+    unavailable: dict[str, UnavailableSegment] = Field(description="Segments whose owner did not answer.")
     consumers: dict[str, Consumer]
 
 
@@ -222,14 +247,76 @@ class TopicStats(_Answer):
     subscriptions: dict[str, Subscription]
 
 
+class BrokerLoad(_Answer):
+    at: int = Field(description="Microseconds since 1970.")
+    cpu: float = Field(description="Of one core.")
+    bytes_in_per_s: int
+    bytes_out_per_s: int
+    records_in_per_s: int
+    segments: int
+    backlog_bytes: int | None
+    adopted_generation: int | None = Field(description="The oldest routing that one of its clients works with.")
+
+
 class Broker(_Answer):
     id: str
     address: str
     admin: str
     version: str
     started_at: int = Field(description="Microseconds since 1970.")
-    state: str
-    segments: int
+    state: Literal["active", "draining", "drained", "stopping", "down"]
+    segments: int = Field(description="That it owns.")
+    labels: dict[str, str]
+    leader: bool = Field(description="Whether it leads the cluster.")
+    load: BrokerLoad | None = Field(description="Its last report; null if there is none.")
+
+
+class MovedSegment(_Answer):
+    segment: int
+    from_: str = Field(alias="from")
+    to: str
+    epoch: int = Field(description="Counts the segment's owners.")
+    seconds: float
+    moved: bool = Field(description="False if it was there already.")
+    loss: str = Field(description="What is lost, as far as it is known.")
+
+
+class Recovered(_Answer):
+    topic: str
+    segments: list[MovedSegment]
+
+
+class PlannedMove(_Answer):
+    topic: str
+    segment: int
+    from_: str = Field(alias="from")
+    to: str
+    bytes_per_s: int
+    history_bytes: int
+    reason: str
+
+
+class PlanNote(_Answer):
+    remark: str
+    text: str
+
+
+class PlannedLoad(_Answer):
+    id: str
+    bytes_per_s_before: int
+    bytes_per_s_after: int
+    segments_before: int
+    segments_after: int
+
+
+class BalancePlan(_Answer):
+    dry_run: bool
+    begun: int = Field(description="How many moves have begun.")
+    spread_before: float = Field(description="The load of the busiest broker by the mean.")
+    spread_after: float
+    moves: list[PlannedMove]
+    notes: list[PlanNote]
+    brokers: list[PlannedLoad]
 
 
 class RouteSegment(_Answer):
@@ -246,6 +333,7 @@ class Route(_Answer):
     topic: str
     topic_id: int
     layout_epoch: int
+    controller: str = Field(description="The address where consumers join; empty if any broker will do.")
     segments: list[RouteSegment]
 
 

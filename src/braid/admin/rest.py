@@ -14,6 +14,8 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 
 from braid.admin.models import (
     AutoScalePolicy,
+    BalancePlan,
+    BalanceQuery,
     Broker,
     BrokerPath,
     CreateSubscriptionQuery,
@@ -25,6 +27,8 @@ from braid.admin.models import (
     Namespace,
     NoQuery,
     Policies,
+    Recovered,
+    RecoverQuery,
     SeekBody,
     SeekQuery,
     SegmentCount,
@@ -40,7 +44,7 @@ from braid.admin.models import (
     Topology,
 )
 from braid.broker.auth import Principal
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, ShuttingDown
 
 if TYPE_CHECKING:
     from braid.broker import broker as served
@@ -88,6 +92,8 @@ _DONE: Final[dict[str, Any]] = {"status_code": 204, "response_class": Response}
 
 def add_routes(router: APIRouter, broker: served.Broker) -> None:
     async def call(request: Request, name: str, **arguments: Any) -> Any:
+        if broker.closing:
+            raise ShuttingDown(f"broker {broker.id} is stopping; ask another one")
         given = {key: value for key, value in arguments.items() if value is not None}
         principal: Principal = request.state.principal  # the guard's
         return await broker.calls.call(name, given, principal)
@@ -272,6 +278,23 @@ def _add_layout(router: APIRouter, call: Call) -> None:
         await call(request, "move_topic", topic=path, segment=query.segment, to=query.to)
         return Response(status_code=204)
 
+    @router.post(TOPIC + "/recover", tags=["layout"], responses={200: {"model": Recovered}, **errors(404, 409, 412)})
+    async def recover_topic(
+        request: Request,
+        path: TopicOf,
+        query: Annotated[RecoverQuery, Query()],
+    ) -> Response:
+        """Segments whose broker is gone continue on another one, without what only that broker's disk had."""
+        result = await call(
+            request,
+            "recover_topic",
+            topic=path,
+            segment=query.segment,
+            to=query.to,
+            acceptLoss=query.accept_loss == "true",
+        )
+        return answer(result)
+
     scaling = TOPIC + "/autoScalePolicy"
 
     @router.get(scaling, tags=["layout"], responses={200: {"model": AutoScalePolicy}, **errors(404, 501)})
@@ -319,15 +342,20 @@ def _add_cluster(router: APIRouter, call: Call) -> None:
     async def list_brokers(request: Request, _: NothingElse) -> Response:
         return answer(await call(request, "list_brokers"))
 
-    @router.post(BROKERS + "/{broker}/drain", tags=["cluster"], **_DONE, responses=errors(404, 409, 501))
+    @router.post(BROKERS + "/{broker}/drain", tags=["cluster"], **_DONE, responses=errors(404))
     async def drain_broker(request: Request, broker: BrokerPath, _: NothingElse) -> Response:
         await call(request, "drain_broker", broker=broker)
         return Response(status_code=204)
 
-    @router.post(BROKERS + "/{broker}/activate", tags=["cluster"], **_DONE, responses=errors(404, 409, 501))
+    @router.post(BROKERS + "/{broker}/activate", tags=["cluster"], **_DONE, responses=errors(404))
     async def activate_broker(request: Request, broker: BrokerPath, _: NothingElse) -> Response:
         await call(request, "activate_broker", broker=broker)
         return Response(status_code=204)
+
+    @router.post(BROKERS + "/balance", tags=["cluster"], responses={200: {"model": BalancePlan}, **errors()})
+    async def balance(request: Request, query: Annotated[BalanceQuery, Query()]) -> Response:
+        """Begin the moves that even the load best; with `dryRun`, only say which these are."""
+        return answer(await call(request, "balance", dryRun=query.dry_run == "true"))
 
     @router.get("/admin/v2/topology", tags=["cluster"], responses={200: {"model": Topology}, **errors()})
     async def topology(request: Request, _: NothingElse) -> Response:

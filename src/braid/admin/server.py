@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from braid.admin.app import build_app
 from braid.admin.guard import is_loopback
+from braid.admin.port import AdminPort
 from braid.ports.network import Address
 
 if TYPE_CHECKING:
@@ -73,16 +74,15 @@ class _Connection(H11Protocol):
 
 
 class AdminServer:
-    def __init__(self, listener: asyncio.Server, state: ServerState) -> None:
-        self._listener = listener
+    def __init__(self, address: Address, listeners: list[asyncio.Server], state: ServerState) -> None:
+        self.address: Final = address
+        self._listeners = listeners
         self._state = state
-        host, port = listener.sockets[0].getsockname()[:2]
-        self.address: Final = Address(host, port)
 
     @classmethod
-    async def start(cls, broker: Broker, address: Address, tls: ssl.SSLContext | None) -> AdminServer:
-        """Listening when it returns. Raises OSError, as `listen` does elsewhere."""
-        app = build_app(broker, check_host=is_loopback(address.host) and not broker.access.enabled)
+    async def start(cls, broker: Broker, port: AdminPort, tls: ssl.SSLContext | None) -> AdminServer:
+        """Answering when it returns. The port belongs to it from then on."""
+        app = build_app(broker, check_host=is_loopback(port.address.host) and not broker.access.enabled)
         config = Config(
             app=app,
             http=_Connection,
@@ -106,12 +106,13 @@ class AdminServer:
         def connection() -> _Connection:
             return _Connection(config=config, server_state=state, app_state=app_state, _loop=loop)
 
-        listener = await loop.create_server(connection, address.host, address.port, ssl=tls)
-        return cls(listener, state)
+        listeners = [await loop.create_server(connection, sock=each, ssl=tls) for each in port.sockets]
+        return cls(port.address, listeners, state)
 
     async def close(self) -> None:
         """Accept no more, let what is being answered be answered, then cut. Closing twice is fine."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         if self._state.tasks:

@@ -8,8 +8,11 @@ import msgspec
 
 from braid.model.errors import (
     BraidError,
+    BrokerNotActive,
+    BrokerNotFound,
     ConditionFailed,
     InvalidArgument,
+    MoveRefused,
     NotAvailable,
     OffsetOutOfRange,
     PermissionDenied,
@@ -18,6 +21,7 @@ from braid.model.errors import (
     SubscriptionExists,
     SubscriptionKindConflict,
     SubscriptionNotFound,
+    TimedOut,
     TopicExists,
     TopicNotFound,
     Unauthenticated,
@@ -31,12 +35,16 @@ _STATUSES: Final[tuple[tuple[type[BraidError], int], ...]] = (
     (TopicNotFound, 404),
     (SegmentNotFound, 404),
     (SubscriptionNotFound, 404),
+    (BrokerNotFound, 404),
     (TopicExists, 409),
     (SubscriptionExists, 409),
     (SubscriptionBusy, 409),
     (SubscriptionKindConflict, 409),
+    (MoveRefused, 409),
     (ConditionFailed, 412),
+    (BrokerNotActive, 412),
     (NotAvailable, 501),
+    (TimedOut, 503),
 )
 
 

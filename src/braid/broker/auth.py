@@ -20,12 +20,16 @@ their topics; `acme/*` covers every namespace of it and their topics, but not wh
 concerns the whole cluster is asked as ADMIN on tenant `*`, which only a grant on `*` (or a superuser) has. No action
 implies another: `admin` alone neither publishes nor reads.
 
+Brokers of one cluster know each other by a secret in the metadata store (`peers.py`), whether or not clients need
+tokens. It makes a connection a *peer*: it may ask what brokers ask each other, and nothing that needs a grant.
+
 No token, and nothing that a token says beside the caller's own name and roles, ever stands in an error: the library's
 exceptions quote pieces of what they were given, so they are neither shown nor chained.
 """
 
 from __future__ import annotations
 
+import hmac
 import string
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -35,11 +39,13 @@ import msgspec
 
 from braid.broker.config import AuthConfig, Grant
 from braid.model.errors import InvalidConfig, InvalidName, PermissionDenied, Unauthenticated
-from braid.model.names import check_name
+from braid.model.names import TopicName, check_name
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
+PEER_TOKEN: Final = "braid-peer "  # noqa: S105 (what precedes the secret)
+"""What a broker's token begins with; the cluster's secret follows."""
 MIN_SECRET_BYTES: Final = 32
 """The size of HS256's hash: a shorter secret is weaker than the signature (RFC 7518, 3.2)."""
 MIN_RSA_BITS: Final = 2048
@@ -66,6 +72,8 @@ class Principal(msgspec.Struct, frozen=True):
     roles: tuple[str, ...]
     expires_at: float | None
     """Unix seconds."""
+    peer: bool = False
+    """Another broker of the cluster."""
 
     def expired(self, now: float) -> bool:
         """For connections that outlive their token. `now` in Unix seconds."""
@@ -74,6 +82,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 ANONYMOUS: Final = Principal("anonymous", (), None)
 """Everybody, on a broker without authentication."""
+PEER: Final = Principal("broker", (), None, peer=True)
 
 Grants = Mapping[str, Sequence[tuple[tuple[str, ...], frozenset[Action]]]]
 """By role: the levels of a place, and what is allowed there and below."""
@@ -119,6 +128,8 @@ class Access:
 
     def __init__(self, config: AuthConfig | None) -> None:
         self.enabled: Final = config is not None
+        self.peer_secret = ""
+        """By which the brokers of the cluster know each other; empty: none is known yet."""
         self._superusers: frozenset[str] = frozenset()
         self._grants: Grants = {}
         if config is not None:
@@ -128,24 +139,44 @@ class Access:
 
     def authenticate(self, token: str) -> Principal:
         """Raises Unauthenticated."""
+        if token.startswith(PEER_TOKEN):
+            return self._peer(token.removeprefix(PEER_TOKEN))
         if not self.enabled:
             return ANONYMOUS
         if not token:
             raise Unauthenticated("this broker requires a token and none was given: pass one (--token, BRAID_TOKEN)")
         return self._verifier.read(token)
 
+    def _peer(self, secret: str) -> Principal:
+        if not self.peer_secret or not hmac.compare_digest(secret.encode(), self.peer_secret.encode()):
+            raise Unauthenticated(
+                "this is not the secret of the broker's cluster: do both use the same metadata store?"
+            )
+        return PEER
+
     def check(
         self, principal: Principal, action: Action, tenant: str, namespace: str | None = None, topic: str | None = None
     ) -> None:
         """Raises PermissionDenied. `tenant` may be `*`: the whole cluster."""
+        self._check(principal, (action,), [level for level in (tenant, namespace, topic) if level is not None])
+
+    def check_topic(self, principal: Principal, topic: TopicName, *actions: Action) -> None:
+        """One of these actions is enough. Raises PermissionDenied."""
+        self._check(principal, actions, [topic.tenant, topic.namespace, topic.name])
+
+    def check_may_know(self, principal: Principal, topic: TopicName) -> None:
+        """Who may do anything with a topic may know of it, and where it is. Raises PermissionDenied."""
+        self.check_topic(principal, topic, *Action)
+
+    def _check(self, principal: Principal, actions: Sequence[Action], place: Sequence[str]) -> None:
         if not self.enabled or not self._superusers.isdisjoint(principal.roles):
             return
-        place = [level for level in (tenant, namespace, topic) if level is not None]
-        if not allowed(self._grants, principal.roles, action, place):
+        if not any(allowed(self._grants, principal.roles, action, place) for action in actions):
+            asked = " or ".join(action.value for action in actions)
             where = "the whole cluster ('*')" if place == [ALL] else repr("/".join(place))
             roles = ", ".join(repr(role) for role in principal.roles) or "none"
             raise PermissionDenied(
-                f"{principal.name!r} may not {action.value} on {where}: none of its roles ({roles}) has a grant for it"
+                f"{principal.name!r} may not {asked} on {where}: none of its roles ({roles}) has a grant for it"
             )
 
 

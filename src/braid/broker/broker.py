@@ -1,11 +1,12 @@
 """The broker: everything that it owns, opened in order and closed in the opposite one.
 
-Opening: data folder (locked) → metadata store → registration under a lease → storage shared by all segments → topics,
-consumers' sessions, segments (recovered) → the listening port. It is ready when clients can connect.
+Opening: data folder (locked) → metadata store → storage shared by all segments → the listening port → registration
+under a lease → the view of the cluster → candidate for its leadership → its segments (recovered). It is ready when
+clients can connect.
 
-Closing in order: accept nothing new → confirm what was taken → close the connections → store the cursors → close the
-logs → give up the lease → unlock the folder. A crash anywhere loses nothing that was confirmed; closing in order also
-loses no ack and no time.
+Closing in order: not to be given segments any more → where others can go on, hand over what it has → accept nothing
+new → confirm what was taken → close the connections → store the cursors → close the logs → give up the lease → unlock
+the folder. A crash anywhere loses nothing that was confirmed; closing in order also loses no ack and no time.
 
 When the lease is lost (the machine slept, the store was away too long) the broker may not act for its segments any more
 (I3): it abandons them, asks for a new lease, and opens them again in a new epoch.
@@ -25,21 +26,37 @@ import braid
 from braid.broker.auth import Access
 from braid.broker.calls import Calls
 from braid.broker.config import BrokerConfig
+from braid.broker.controllers import NO_LEASE, Controllers
+from braid.broker.copies import Copies
 from braid.broker.data_folder import DataFolder, open_data_folder
+from braid.broker.deletion import Deletion
 from braid.broker.delivery import ReadAhead
 from braid.broker.groups import Groups
+from braid.broker.handover import HandOver
+from braid.broker.history_copy import IncomingHistory, OutgoingHistory
+from braid.broker.load import reading
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.peer_calls import PeerCalls
+from braid.broker.peers import Peers, cluster_secret
+from braid.broker.reports import Reports
+from braid.broker.segment_access import SegmentAccesses, answer_for
 from braid.broker.segments import Segments
 from braid.broker.server import Server
 from braid.broker.shelf import opened_shelf
 from braid.broker.subscriptions import Subscriptions
-from braid.broker.tls import server_tls
+from braid.broker.tls import peer_tls, server_tls
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
+from braid.cluster.leader import Leader, LeaderConfig
+from braid.cluster.load_reports import LoadReports
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.sqlite import SqliteStore
 from braid.metadata.store import Compare, Put, Store
+from braid.metadata.view import View
+from braid.model.cluster import BrokerState
 from braid.model.errors import (
     BraidError,
     InvalidConfig,
@@ -47,17 +64,21 @@ from braid.model.errors import (
     NotServing,
 )
 from braid.model.ids import Revision
-from braid.model.names import TopicName
 from braid.model.registration import Registration
 from braid.ports.clock import Clock, SystemClock
 from braid.ports.disk import Disk
 from braid.ports.network import Address, Network, SocketNetwork
 from braid.ports.os_disk import OsDisk
+from braid.ports.processor import NoProcessor, Processor, SystemProcessor
 from braid.storage.housekeeper import Housekeeper
+from braid.storage.objects import Objects
+from braid.storage.segment import Shelf, StorageMode
 from braid.wire.operations import HERE
 
 REGISTER_RETRY_S: Final = 0.05
 COME_BACK_S: Final = 1.0
+HAND_OVER_TIMEOUT_S: Final = 20.0
+"""What a broker that stops does not get rid of in this time waits for its return."""
 ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 (compared, not bound to)
 
 _log: Final = logging.getLogger(__name__)
@@ -66,7 +87,7 @@ _log: Final = logging.getLogger(__name__)
 class Broker:
     """Made by `open`. Implements `session.Services`."""
 
-    def __init__(self, config: BrokerConfig, clock: Clock, random: random_module.Random) -> None:
+    def __init__(self, config: BrokerConfig, clock: Clock, processor: Processor, random: random_module.Random) -> None:
         self.config: Final = config
         self.id = config.id
         self.limits = config.limits
@@ -80,15 +101,30 @@ class Broker:
         self.started_at: Final = clock.now_us()
         self.address: Address
         self.store: Store
+        self.view: View
         self.topics: Topics
         self.segments: Segments
         self.subscriptions: Subscriptions
+        self.controllers: Controllers
         self.groups: Groups
         self.calls: Calls
         self.topology: TopologyView
         self.server: Server
+        self.owners: Owners
+        self.members: Members
+        self.leader: Leader
+        self.loads: LoadReports
+        self.peers: Peers
+        self.peer_calls: PeerCalls
+        self.reports: Reports
+        self.incoming: IncomingHistory
+        self.copies: Copies
+        self.housekeeper: Final = Housekeeper()
+        self.deletion: Deletion
+        self.shelf: Shelf
         self.folder: DataFolder
         self._clock = clock
+        self._processor = processor
         self._random = random
         self._stack = contextlib.AsyncExitStack()
         self._keeper: LeaseKeeper | None = None
@@ -104,20 +140,36 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         random: random_module.Random | None = None,
+        objects: Objects | None = None,
     ) -> Broker:
         """Ready when it returns. Ports that are not given are the real ones."""
-        broker = cls(config, clock or SystemClock(), random or random_module.Random(os.urandom(16)))
+        processor = SystemProcessor() if clock is None else NoProcessor()
+        broker = cls(config, clock or SystemClock(), processor, random or random_module.Random(os.urandom(16)))
         try:
-            await broker._open(network, store, disk)
+            await broker._open(network, store, disk, objects)
         except BaseException:
             await broker._stack.aclose()
             raise
         return broker
 
-    async def _open(self, network: Network | None, store: Store | None, disk: Disk | None) -> None:
+    async def _open(
+        self, network: Network | None, store: Store | None, disk: Disk | None, objects: Objects | None
+    ) -> None:
+        network = await self._open_ports(network, store, disk, objects)
+        self._put_together(network)
+        await self._start()
+
+    async def _open_ports(
+        self, network: Network | None, store: Store | None, disk: Disk | None, objects: Objects | None
+    ) -> Network:
+        """What the broker stands on."""
         config, stack = self.config, self._stack
         if network is None:
-            network = SocketNetwork(server_tls=server_tls(config.tls) if config.tls is not None else None)
+            tls = config.tls
+            network = SocketNetwork(
+                client_tls=peer_tls(tls) if tls is not None else None,
+                server_tls=server_tls(tls) if tls is not None else None,
+            )
         if disk is None:
             disk = OsDisk()
             stack.push_async_callback(disk.close)
@@ -127,26 +179,92 @@ class Broker:
             store = await _open_store(config.metadata or f"sqlite:{self.folder.metadata_file}", self._clock)
             stack.push_async_callback(store.close)
         self.store = store
-        shelf = await stack.enter_async_context(
-            opened_shelf(config, self.folder, store, disk, self._clock, self._random)
+        self.shelf = await stack.enter_async_context(
+            opened_shelf(config, self.folder, store, disk, self._clock, self._random, objects)
         )
-        housekeeper = Housekeeper()
-        self.topics = Topics(store, self._clock, self._random)
-        self.topics.on_failure = self._fail
+        return network
+
+    def _put_together(self, network: Network) -> None:
+        """The parts, each with those that it knows. Nothing happens yet."""
+        config, shelf, store = self.config, self.shelf, self.store
+        self.view = View(store)
+        self.view.on_failure = self._fail
+        self.topics = Topics(self.view, self._clock, self._random)
+        self.owners = Owners(self.view)
+        self.members = Members(self.view)
+        self.leader = Leader(
+            self.view,
+            self.topics,
+            self.owners,
+            self.members,
+            self._clock,
+            self.id,
+            LeaderConfig(balance=config.balance, copies_history=shelf.mode is StorageMode.LOCAL),
+        )
+        self.leader.on_failure = self._fail
+        self.loads = LoadReports(
+            store,
+            self._clock,
+            self._processor,
+            self.id,
+            lambda: reading(self.segments, self.metrics, self.server.adopted_generation()),
+        )
+        self.peers = Peers(self.id, self.members, network)
+        self.copies = Copies(shelf, self.owners)
+        self.incoming = IncomingHistory(shelf, self.topics, self.copies)
         self.segments = Segments(
             shelf,
             config,
             self.metrics,
             may_act=self._may_act,
-            find_topic=self.topics.find,
-            housekeeper=housekeeper,
+            topics=self.topics,
+            owners=self.owners,
+            members=self.members,
+            housekeeper=self.housekeeper,
+            hand_over=HandOver(
+                shelf, self.owners, self.members, OutgoingHistory(shelf, self.peers), self.copies, self._clock
+            ),
         )
-        self.groups = Groups(store, self.topics, self._clock, config.groups)
-        self.subscriptions = Subscriptions(store, self.topics, self.segments, self._clock)
-        self.topology = TopologyView(store, self.topics, self.segments)
+        self.deletion = Deletion(
+            shelf,
+            self.topics,
+            self.owners,
+            self.members,
+            self.segments,
+            may_act=self._may_act,
+            leads=lambda: self.leader.leading,
+        )
+        self.leader.on_deleting.append(self.deletion.finish_later)
+        self.controllers = Controllers(self.view, self.members, self.id, self._lease_id)
+        self.groups = Groups(self.topics, self.controllers, self._clock, config.groups)
+        self.peer_calls = PeerCalls()
+        self.peer_calls.register("list_history", self.incoming.list_history)
+        self.peer_calls.register_with_payload("put_history", self.incoming.put_history)
+        answer_for(self.segments, self.peer_calls)
+        self.reports = Reports(
+            self.id,
+            self.topics,
+            self.segments,
+            self.owners,
+            self.members,
+            self.metrics,
+            self.groups,
+            self.controllers,
+            self.peers.call,
+        )
+        self.reports.answer_for(self.peer_calls)
+        accesses = SegmentAccesses(self.id, self.segments, self.owners, self.members, self.peers.call)
+        self.subscriptions = Subscriptions(store, self.topics, self.segments, accesses, self._clock)
+        self.topology = TopologyView(self.id, self.topics, self.owners, self.members, self.controllers.address)
+        self.controllers.table.on_change.append(self.topology.changed)
         self.calls = Calls(self)
         self.server = Server(self, network, self._clock)
 
+    async def _start(self) -> None:
+        """In this order, and backwards when it closes."""
+        config, stack = self.config, self._stack
+        stack.push_async_callback(self.peers.close)
+        stack.push_async_callback(self.incoming.close)
         # Until the port is open nobody knows its number, and until then it accepts nobody: registering comes behind.
         self.address = await self.server.listen(_address(config.listen))
         stack.push_async_callback(self.server.close)
@@ -156,28 +274,37 @@ class Broker:
         else:  # It has as many addresses as the machine; a client that is here has found one that works.
             self.topology.own_address = f"{socket.gethostname()}:{self.address.port}"
             self.topology.told_address = HERE
+        self.peers.secret = self.access.peer_secret = await cluster_secret(self.store)
         await self._register()
         stack.push_async_callback(self._unregister)
-        await self.topics.load()
-        stack.push_async_callback(self.topics.stop)
-        await self.groups.load()
+        await self.view.load()
+        stack.push_async_callback(self.view.stop)
+        self.groups.start()
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.segments.close)
+        stack.push_async_callback(self.deletion.stop)
         stack.push_async_callback(self.calls.close)
-        await self._open_segments()
-        await self.calls.finish_deletes()
-        self.topics.on_change.append(self.server.announce)
-        self.segments.on_open.append(self.server.announce)
-        housekeeper.start()
-        stack.push_async_callback(housekeeper.stop)
+        stack.push_async_callback(self.peer_calls.close)
+        stack.push_async_callback(self.leader.stop)
+        stack.push_async_callback(self.loads.stop)
+        self._lead()
+        self.segments.on_open.append(self.subscriptions.sweep_later)
+        stack.push_async_callback(self.subscriptions.stop)
+        await self.segments.start()
+        self.deletion.start()
+        await self.copies.start()
+        stack.push_async_callback(self.copies.stop)
+        self.housekeeper.start()
+        stack.push_async_callback(self.housekeeper.stop)
         self._lease_watch = asyncio.get_running_loop().create_task(self._watch_lease(), name="watch lease")
         self._lease_watch.add_done_callback(self._on_lease_watch_end)
         self.ready = True
         _log.info("broker %s serves %s", self.id, self.topology.own_address)
 
-    async def _open_segments(self) -> None:
-        # By way of the calls, which let a topic be opened or deleted, but not both at once.
-        await asyncio.gather(*(self.calls.open_topic(TopicName.parse(path)) for path in self.topics.all()))
+    def _lead(self) -> None:
+        assert self._keeper is not None
+        self.leader.start(self._keeper.lease)
+        self.loads.start(self._keeper.lease)
 
     async def close(self) -> None:
         """Stop in order. What fails is said; the rest is closed all the same."""
@@ -188,11 +315,25 @@ class Broker:
         if self._lease_watch is not None:
             self._lease_watch.cancel()
             await asyncio.wait([self._lease_watch])
+        await self.groups.close()
+        await self._leave()
         await self.server.stop_listening()
         await self.segments.flush()
         await self.server.close()
         await self._stack.aclose()
         _log.info("broker %s has stopped", self.id)
+
+    async def _leave(self) -> None:
+        """Where storage is shared, others go on with what this broker serves, at once and without a loss."""
+        if self.shelf.mode is StorageMode.LOCAL or not self._may_act():
+            return
+        others = [each for each in self.members.brokers.all() if each != self.id and self.members.is_active(each)]
+        if not others:
+            return
+        with contextlib.suppress(MetadataError):
+            await self._write_registration(BrokerState.STOPPING)
+        handed_over = await self.segments.hand_over_all(HAND_OVER_TIMEOUT_S)
+        _log.info("broker %s has handed over %d segments", self.id, handed_over)
 
     def _fail(self, error: BaseException) -> None:
         _log.critical("broker %s has broken and must be started again: %r", self.id, error, exc_info=error)
@@ -205,16 +346,15 @@ class Broker:
     def _may_act(self) -> bool:
         return self._keeper is not None and self._keeper.may_act()
 
+    def _lease_id(self) -> int:
+        """Of the lease that this broker may act under."""
+        return self._keeper.lease.id if self._keeper is not None and self._keeper.may_act() else NO_LEASE
+
     async def _register(self) -> None:
         """Register under a fresh lease. A broker of the same id that was killed is waited for as long as its lease."""
         key = paths.broker(self.id)
         lease = await self.store.grant_lease(self.config.lease_ttl_s)
-        record = Registration(
-            address=self.topology.own_address,
-            admin=self.config.admin,
-            version=braid.__version__,
-            started_at=self.started_at,
-        )
+        record = self._registration()
         give_up_at = self._clock.monotonic() + self.config.lease_ttl_s
         while True:
             result = await self.store.txn([Compare(key, Revision(0))], [Put(key, record.to_json(), lease.id)])
@@ -227,6 +367,22 @@ class Broker:
             await lease.renew()
         self._keeper = LeaseKeeper(lease, self._clock)
         self._keeper.start()
+
+    def _registration(self, state: BrokerState = BrokerState.ACTIVE) -> Registration:
+        return Registration(
+            address=self.topology.own_address,
+            admin=self.config.admin,
+            state=state.value,
+            version=braid.__version__,
+            started_at=self.started_at,
+            labels=self.config.labels,
+        )
+
+    async def _write_registration(self, state: BrokerState) -> None:
+        assert self._keeper is not None
+        put = Put(paths.broker(self.id), self._registration(state).to_json(), self._keeper.lease.id)
+        result = await self.store.txn([], [put])
+        await self.view.caught_up(result.revision)
 
     async def _unregister(self) -> None:
         if self._keeper is not None:
@@ -241,7 +397,11 @@ class Broker:
             _log.error("%s", loss)
             self.ready = False
             await self._keeper.stop()
-            await self.segments.abandon_all(NotServing(f"broker {self.id} has lost its lease and is coming back"))
+            await self.loads.stop()
+            await self.leader.stop()
+            lost = NotServing(f"broker {self.id} has lost its lease and is coming back")
+            self.groups.lose_all(lost)
+            await self.segments.abandon_all(lost)
             await self._come_back()
             self.ready = True
             _log.info("broker %s has a lease again", self.id)
@@ -254,7 +414,8 @@ class Broker:
         while True:
             try:
                 await self._register()
-                return await self._open_segments()
+                self._lead()
+                return await self.segments.start()
             except (MetadataError, InvalidConfig) as error:
                 _log.warning("no new lease yet: %s", error)
             await asyncio.sleep(COME_BACK_S)

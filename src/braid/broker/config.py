@@ -56,6 +56,13 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """If given, clients must show a certificate that this authority signed."""
 
 
+class BrokerTlsConfig(TlsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of the port to which clients and other brokers connect."""
+
+    peer_ca: str = ""
+    """The authority that signed the other brokers' certificates; empty: one that the system trusts."""
+
+
 class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: str
     on: str
@@ -89,6 +96,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`sqlite:PATH` or `etcd://HOST:PORT,…`; empty: a file in the data folder."""
     storage: str = "local"
     """`local`, `file:///PATH` (shared by all brokers) or `s3://BUCKET/PREFIX`."""
+    labels: dict[str, str] = {}
+    """What operators want to know a broker by, such as its rack; shown with it."""
+    balance: bool = False
+    """Whether segments move by themselves to even the brokers' load; asked of the broker that leads the cluster."""
     lease_ttl_s: float = 10.0
     """A broker that is silent for this long has lost its segments."""
     cache_bytes: int = 16 << 20
@@ -100,7 +111,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limits: Limits = Limits()
     cursors: CursorConfig = CursorConfig()
     groups: GroupConfig = GroupConfig()
-    tls: TlsConfig | None = None
+    tls: BrokerTlsConfig | None = None
     admin_tls: TlsConfig | None = None
     auth: AuthConfig | None = None
 

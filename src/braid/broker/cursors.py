@@ -8,10 +8,17 @@ their offsets. A position that is ahead of the synced end stays dirty until the 
 A seek and a new subscription (`place`) are stored before they count. Memory changes when the store has answered and the
 caller goes on without the loop in between, so that whoever closes channels right after a seek lets no old ack slip in.
 
+A consumer that was away goes on behind what it took last, not at the cursor, which is a little behind. It may do so
+only while the cursor has moved by acks alone. So each cursor has a **placement**, a number that changes with each seek,
+and when the log may have lost what consumers have seen: their positions then mean other records, or none. A consumer
+that meets another placement than the one it knew begins at the cursor. Placements are taken from above the store's
+revision and each costs a write, so none ever comes back, not even for a subscription that was deleted and made again.
+
 Every write is one transaction under two kinds of conditions: that this owner still owns the segment (I3), and that each
 cursor is as this owner last saw it. The second makes a write harmless whose answer was lost and that arrives late. When
 a transaction fails or its outcome is unknown, everything is read back, and what is still missing is written again. All
-writes take turns.
+writes take turns. Owner and epoch fence, not the revision of the ownership record, which also rises when the same
+owner's state changes. Whoever made this object is told when it is fenced: the segment must not be served any more.
 """
 
 from __future__ import annotations
@@ -24,23 +31,31 @@ from typing import Final, NamedTuple
 
 from braid.broker.config import CursorConfig
 from braid.metadata import paths
-from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete, Put, Store
+from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete, Entry, Put, Store
 from braid.model.errors import Fenced, InvalidArgument, MetadataError, MetadataUncertain, SubscriptionNotFound
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
+from braid.model.ownership import Ownership
 from braid.model.subscription import Cursor, decode, encode
+from braid.ports.tasks import end
 
 log = logging.getLogger(__name__)
 
 MAX_CURSORS_PER_TXN: Final = MAX_TXN_OPERATIONS - 1
-"""Each costs an operation and a condition, and the ownership is one condition more."""
+"""Each costs an operation and a condition, and the ownership is one condition more; the key of a subscription, which is
+another one, goes with a single cursor."""
 MAX_TRIES: Final = 5
 RETRY_S: Final = 1.0
 """How long the background flush waits after the store did not answer."""
 
 
-class _Stored(NamedTuple):
+class _Place(NamedTuple):
     offset: Offset
+    placement: int
+
+
+class _Stored(NamedTuple):
+    place: _Place
     revision: Revision
 
 
@@ -55,16 +70,24 @@ class Cursors:
         config: CursorConfig,
         *,
         end: Callable[[], Offset] | None = None,
+        on_fenced: Callable[[Fenced], None] | None = None,
     ) -> None:
-        """`durable_end` is what the log has synced, `end` what consumers may see; without it both are the same."""
+        """`durable_end` is what the log has synced, `end` what consumers may see; without it both are the same.
+        `on_fenced` is called once, when it is found that the segment has another owner, or none."""
         self.name = name
         self._store = store
         self._epoch = epoch
         self._ownership = ownership
         self._durable_end = durable_end
         self._end = end or durable_end
+        self._on_fenced = on_fenced
         self._config = config
+        self._owner = ""
+        """As the ownership record names it: known when it was read, for an epoch has one owner."""
         self._offsets: dict[str, Offset] = {}
+        self._placements: dict[str, int] = {}
+        self._last_placement = 0
+        """The highest that any cursor of the segment has had."""
         self._stored: dict[str, _Stored] = {}
         self._dirty: dict[str, None] = {}
         """Subscriptions whose position in memory is not the one in the store."""
@@ -78,31 +101,42 @@ class Cursors:
         self._fenced: Fenced | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def load(self) -> None:
+    async def load(self, *, lossy: bool = False) -> None:
         """Read all cursors. One that lies beyond the end of the log is set to the end: what it says was consumed is
-        not there, so it must not hide what comes."""
-        await self._read_back()
-        end = self._durable_end()
-        for subscription, stored in self._stored.items():
-            self._offsets[subscription] = stored.offset
-            if stored.offset > end:
-                log.warning(
-                    "the cursor of subscription %s stands at offset %d of %s, which ends at %d: records that were "
-                    "consumed are lost; it is set to the end",
-                    subscription, stored.offset, self.name, end,
-                )  # fmt: skip
-                self._offsets[subscription] = end
-                self._note_dirty(subscription)
+        not there, so it must not hide what comes. `lossy` says that the log may have lost records that consumers have
+        seen: all are placed anew where they stand. That is stored before anything can take the lost offsets."""
+        async with self._turn:
+            await self._read_back()
+            end = self._durable_end()
+            placed: dict[str, _Place] = {}
+            for subscription, (place, _) in self._stored.items():
+                if place.offset > end:
+                    log.warning(
+                        "the cursor of subscription %s stands at offset %d of %s, which ends at %d: records that were "
+                        "consumed are lost; it is set to the end",
+                        subscription, place.offset, self.name, end,
+                    )  # fmt: skip
+                if lossy or place.offset > end:
+                    placed[subscription] = _Place(min(place.offset, end), self._last_placement + 1)
+            if placed:
+                await self._write(placed)
+                self._last_placement += 1
+            self._offsets = {name: stored.place.offset for name, stored in self._stored.items()}
+            self._placements = {name: stored.place.placement for name, stored in self._stored.items()}
 
     def offset(self, subscription: str) -> Offset | None:
         return self._offsets.get(subscription)
+
+    def placement(self, subscription: str) -> int:
+        """Which number its cursor has since it was last set to a place; 0 if it has none."""
+        return self._placements.get(subscription, 0)
 
     def all(self) -> dict[str, Offset]:
         return dict(self._offsets)
 
     def lowest(self) -> Offset | None:
         """The first offset that a subscription may need again, also after a crash: the lowest that is stored."""
-        return min((stored.offset for stored in self._stored.values()), default=None)
+        return min((stored.place.offset for stored in self._stored.values()), default=None)
 
     def advance(self, subscription: str, offset: Offset) -> bool:
         """An ack: everything below `offset` is consumed. False if it was before."""
@@ -120,22 +154,52 @@ class Cursors:
             self._much_work.set()
         return True
 
-    async def place(self, subscription: str, offset: Offset) -> None:
-        """Seek or creation: stored when it returns, as far as the log is synced."""
+    async def place(self, subscription: str, offset: Offset, *, only_if_absent: bool = False) -> Offset:
+        """Seek, or what is missing of a new subscription: stored when it returns, as far as the log is synced. Returns
+        where the cursor stands."""
         self._check_place(subscription, offset)
         async with self._turn:
-            await self._write({subscription: min(offset, self._durable_end())})
-            self._offsets[subscription] = offset
-            self._settle([subscription])
+            known = self._offsets.get(subscription)
+            if only_if_absent and known is not None:
+                return known
+            await self._place(subscription, offset)
+            return offset
 
-    async def remove(self, subscription: str) -> None:
-        """Removing one that is not there is fine."""
+    async def begin(self, subscription: str, offset: Offset) -> Offset | None:
+        """A place for a subscription that is being created: stored only while its key does not exist, None if it does.
+        A cursor that is there already belongs to another creation, or was left behind by one. It is kept, or goes
+        down: whichever creation succeeds, nothing is skipped (I5)."""
+        self._check_place(subscription, offset)
         async with self._turn:
-            if subscription in self._stored:
-                await self._write({subscription: None})
+            known = self._offsets.get(subscription)
+            if known is not None and known <= offset:
+                return known
+            return offset if await self._place(subscription, offset, unless=self._subscription(subscription)) else None
+
+    async def _place(self, subscription: str, offset: Offset, *, unless: str | None = None) -> bool:
+        placement = self._last_placement + 1
+        place = _Place(min(offset, self._durable_end()), placement)
+        if not await self._write({subscription: place}, unless=unless):
+            return False
+        self._last_placement = placement
+        self._offsets[subscription] = offset
+        self._placements[subscription] = placement
+        self._settle([subscription])
+        return True
+
+    async def remove(self, subscription: str) -> bool:
+        """Of a subscription that was deleted, or never came to be; removing one that is not there is fine. False while
+        the subscription exists: it keeps its cursor."""
+        async with self._turn:
+            if subscription in self._stored and not await self._write(
+                {subscription: None}, unless=self._subscription(subscription)
+            ):
+                return False
             self._offsets.pop(subscription, None)
+            self._placements.pop(subscription, None)
             self._dirty.pop(subscription, None)
             self._settle([])
+            return True
 
     async def flush(self, subscription: str | None = None) -> None:
         """Returns when all cursors, or the one that is named, are stored as they were when it was called, as far as
@@ -147,10 +211,9 @@ class Cursors:
                 self._acks = 0
                 self._much_work.clear()
             durable_end = self._durable_end()
-            places: dict[str, Offset | None] = {name: min(self._offsets[name], durable_end) for name in names}
+            places = {name: _Place(min(self._offsets[name], durable_end), self._placements[name]) for name in names}
             # A cursor that waits for the log to be synced is where it was.
-            places = {name: place for name, place in places.items() if self._stored_offset(name) != place}
-            await self._write(places)
+            await self._write({name: place for name, place in places.items() if self._stored_place(name) != place})
             self._settle(names)
 
     def start(self) -> None:
@@ -161,11 +224,7 @@ class Cursors:
     async def stop(self) -> None:
         """Ends the background flush and stores what is left. What another owner took over is not ours to store."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.result()
+        await end(task)
         if self._fenced is None:
             await self.flush()
 
@@ -176,14 +235,14 @@ class Cursors:
             try:
                 await self.flush()
             except Fenced:
-                return  # Whoever acks next is told.
+                return
             except MetadataError as error:
                 log.warning("cursors of %s cannot be stored, trying again: %s", self.name, error)
                 await asyncio.sleep(RETRY_S)
 
-    def _stored_offset(self, subscription: str) -> Offset | None:
+    def _stored_place(self, subscription: str) -> _Place | None:
         stored = self._stored.get(subscription)
-        return stored.offset if stored is not None else None
+        return stored.place if stored is not None else None
 
     def _note_dirty(self, subscription: str) -> None:
         self._dirty[subscription] = None
@@ -192,7 +251,7 @@ class Cursors:
     def _settle(self, subscriptions: list[str]) -> None:
         """These were written: they stay dirty only if they have moved on since, or the log was behind."""
         for subscription in subscriptions:
-            if self._stored_offset(subscription) == self._offsets.get(subscription):
+            if self._stored_place(subscription) == (self._offsets[subscription], self._placements[subscription]):
                 self._dirty.pop(subscription, None)
             else:
                 self._dirty[subscription] = None
@@ -220,57 +279,83 @@ class Cursors:
     def _key(self, subscription: str) -> str:
         return paths.cursor(self.name.topic.path, self.name.descriptor, subscription)
 
-    async def _write(self, places: Mapping[str, Offset | None]) -> None:
-        """Store these cursors, None for no cursor. Only with the turn."""
+    def _subscription(self, subscription: str) -> str:
+        return paths.subscription(self.name.topic.path, subscription)
+
+    async def _write(self, places: Mapping[str, _Place | None], *, unless: str | None = None) -> bool:
+        """Store these cursors, None for no cursor. Only with the turn. Nothing is stored, and the answer is False, if
+        there is a key `unless`."""
         left = iter(places.items())
         while some := dict(islice(left, MAX_CURSORS_PER_TXN)):
-            await self._write_some(some)
+            if not await self._write_some(some, unless):
+                return False
+        return True
 
-    async def _write_some(self, places: Mapping[str, Offset | None]) -> None:
+    async def _write_some(self, places: Mapping[str, _Place | None], unless: str | None) -> bool:
         for _ in range(MAX_TRIES):
             self._check_owner()
             conditions = [self._ownership]
+            if unless is not None:
+                conditions.append(Compare(unless, Revision(0)))
             operations: list[Put | Delete] = []
-            for subscription, offset in places.items():
+            for subscription, place in places.items():
                 key = self._key(subscription)
                 stored = self._stored.get(subscription)
                 conditions.append(Compare(key, stored.revision if stored is not None else Revision(0)))
-                value = None if offset is None else encode(Cursor(offset=offset, epoch=self._epoch))
-                operations.append(Delete(key) if value is None else Put(key, value))
+                operations.append(Delete(key) if place is None else Put(key, self._encoded(place)))
             try:
                 result = await self._store.txn(conditions, operations)
             except MetadataUncertain:
                 result = None
             if result is not None and result.succeeded:
-                for subscription, offset in places.items():
-                    self._note_stored(subscription, offset, result.revision)
-                return
+                for subscription, place in places.items():
+                    self._note_stored(subscription, place, result.revision)
+                return True
             await self._read_back()
-            if all(self._stored_offset(subscription) == offset for subscription, offset in places.items()):
-                return
+            if all(self._stored_place(subscription) == place for subscription, place in places.items()):
+                return True
+            if unless is not None and await self._store.get(unless) is not None:
+                return False
         raise MetadataUncertain(f"cursors of {self.name} could not be written and read back; try again")
 
-    def _note_stored(self, subscription: str, offset: Offset | None, revision: Revision) -> None:
-        if offset is None:
+    def _encoded(self, place: _Place) -> bytes:
+        return encode(Cursor(offset=place.offset, epoch=self._epoch, placement=place.placement))
+
+    def _note_stored(self, subscription: str, place: _Place | None, revision: Revision) -> None:
+        if place is None:
             self._stored.pop(subscription, None)
         else:
-            self._stored[subscription] = _Stored(offset, revision)
+            self._stored[subscription] = _Stored(place, revision)
 
     async def _read_back(self) -> None:
         """Learn what is stored. `Fenced`, for good, if the segment has another owner."""
         prefix = paths.cursors_prefix(self.name.topic.path, self.name.descriptor)
         listing = await self._store.list(prefix)
-        owner = await self._store.get(self._ownership.key)
-        if owner is None or owner.revision != self._ownership.revision:
-            self._fenced = Fenced(
-                f"cursors of {self.name} cannot be written in epoch {self._epoch}: the segment has another owner now"
-            )
-            raise self._fenced.again()
+        self._check_ownership(await self._store.get(self._ownership.key))
         self._stored = {}
         for entry in listing.entries:
             subscription = paths.subscription_of_cursor(entry.key)
             if subscription is not None:
-                self._stored[subscription] = _Stored(decode(Cursor, entry.value).offset, entry.revision)
+                cursor = decode(Cursor, entry.value)
+                self._stored[subscription] = _Stored(_Place(cursor.offset, cursor.placement), entry.revision)
+                self._last_placement = max(self._last_placement, cursor.placement)
+        self._last_placement = max(self._last_placement, listing.revision)
+
+    def _check_ownership(self, entry: Entry | None) -> None:
+        """What is compared from now on, if the record still names this owner in this epoch."""
+        record = Ownership.from_json(entry.value) if entry is not None else None
+        if entry is not None and record is not None and record.epoch == self._epoch:
+            self._owner = self._owner or record.owner
+            if record.owner == self._owner:
+                self._ownership = Compare(entry.key, entry.revision)
+                return
+        now = (
+            f"another owner now, {record.owner} in epoch {record.epoch}" if record is not None else "no owner any more"
+        )
+        self._fenced = Fenced(f"cursors of {self.name} cannot be written in epoch {self._epoch}: the segment has {now}")
+        if self._on_fenced is not None:
+            self._on_fenced(self._fenced)
+        raise self._fenced.again()
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from braid.broker.metrics import TopicMetrics
-from braid.broker.refusal import told_to_clients
-from braid.model.errors import BraidError, BrokenInvariant
+from braid.broker.refusal import told_to_clients, told_to_readers
+from braid.model.errors import BraidError, BrokenInvariant, DiskError
 from braid.model.ids import Offset
 from braid.storage.reader import Batch, LogReader
 from braid.storage.segment import SegmentStorage
@@ -56,7 +56,6 @@ class Channel:
         credit: int,
         *,
         subscription: str | None,
-        session: int,
         read_bytes: int,
         read_ahead: ReadAhead,
         metrics: TopicMetrics,
@@ -65,10 +64,12 @@ class Channel:
         self.number: Final = number
         self.subscription: Final = subscription
         """None for a consumer that keeps its positions itself."""
-        self.session: Final = session
         self.offset = offset
         """The next offset to send."""
+        self.delivered_bytes = 0
         self.ended = False
+        self.finished = False
+        """All of a sealed segment is sent. A subscription's channel stays for its acks, until somebody ends it."""
         self._connection = connection
         self._storage = storage
         self._credit = credit
@@ -86,16 +87,24 @@ class Channel:
         self._credit = min(self._credit + credit, MAX_CREDIT)
         self.pump()
 
+    def deliver(self) -> None:
+        """The watermark has risen: send what can be sent, in this turn and not at its end."""
+        self._connection.cork()
+        try:
+            self.pump()
+        finally:
+            self._connection.flush()
+
     def pump(self) -> None:
         """Send what can be sent now. Called whenever one of the reasons to wait may have gone."""
-        if self._reading is not None:
+        if self._reading is not None or self.finished:
             return
         log = self._storage.log
         while not self.ended and self._may_send():
             end = log.confirmed.value
             if self.offset >= end:
                 if log.sealed and self.offset >= log.end:
-                    self.close(END_OF_SEGMENT, f"the segment ends at offset {self.offset}", retriable=False)
+                    self._finish()
                 elif (error := log.ended) is not None:
                     self.fail(error)
                 return
@@ -106,6 +115,14 @@ class Channel:
                 self._reading = asyncio.get_running_loop().create_task(self._read_behind())
                 return
             self._send([Batch(header, data) for header, data in cached])
+
+    def _finish(self) -> None:
+        message = f"the segment ends at offset {self.offset}"
+        if self.subscription is None:
+            self.close(END_OF_SEGMENT, message, retriable=False)
+        else:
+            self.finished = True
+            self._connection.send(Kind.CLOSED, encode(Closed(self.number, END_OF_SEGMENT, message, retriable=False)))
 
     def close(self, code: str, message: str, *, retriable: bool) -> None:
         """End the channel and tell the consumer why."""
@@ -156,6 +173,7 @@ class Channel:
         self._metrics.delivered_batches += count
         self._metrics.delivered_records += records
         self._metrics.delivered_bytes += size
+        self.delivered_bytes += size
 
     async def _read_behind(self) -> None:
         """Read and send until this channel has caught up with the cache, or has to wait. While one piece is sent, the
@@ -184,7 +202,9 @@ class Channel:
                 if self._connection.congested:
                     await self._connection.drained()
         except BraidError as error:
-            self.fail(error)
+            if isinstance(error, DiskError):
+                _log.error("offset %d of %s could not be read: %s", self.offset, storage.log.folder, error)
+            self.fail(told_to_readers(error))
         except Exception as error:
             _log.exception("a channel broke")
             self.fail(BrokenInvariant(f"reading at offset {self.offset} broke: {error!r}"))

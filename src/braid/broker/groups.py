@@ -1,175 +1,157 @@
 """The consumers of ordered subscriptions, and which of them has which segment.
 
+The groups of a topic live on one broker, its controller (broker/controllers.py). The first consumer that joins makes it
+the controller; a consumer that asks another broker is sent there. When a broker is the controller no more, it forgets
+the groups, and tells their consumers to join again, wherever that is.
+
 A consumer's session is kept in the metadata store from its joining to its leaving. Whether it is connected is known
 here, in memory, only: one that loses its connection keeps its segments for a while (its *grace*) and takes up again
-where it was if it comes back. After a restart every stored session gets a new grace. So neither the restart of a
+where it was if it comes back. A new controller gives every stored session a new grace. So neither the restart of a
 consumer nor that of a broker makes segments wander.
 
-Who should have what is `assign`, a pure function. Who has what is `holders`, and the way from one to the other keeps
-I4, never two holders of one segment at once:
+Who should have what is `assign`, a pure function. Who has what is `holders`, and the way from one to the other lets
+consumers finish their work:
 
-    held by A, should be B's    → A is pushed an assignment without it and has release_timeout_s to give it back;
-                                  then its channel is closed for it
+    held by A, should be B's    → A is pushed an assignment without it and has release_timeout_s to give it back
     given back, or A is gone    → B is pushed an assignment with it
 
 A segment that was asked back goes to nobody before it is given back, not even to A itself: A's answer may be under way.
+That A does not read on, whatever it does and hears, is not seen to here: each time that a segment is given to somebody
+it gets a higher *grant*, and the segment's owner closes A's channel when B shows its own (broker/seats.py). Who
+connects anew gets new grants, too: a process of the same name that lives on elsewhere is out of date then.
 
 One object owns all this state, and changes it without waiting in between. Whatever happens only notes what is so and
 asks for one pass over the group, in the loop's next turn, which gives out segments and pushes assignments: so a caller
 of `join` knows its session's number before the first assignment is pushed, and a member that calls back changes nothing
-under anybody's feet. Store writes of one consumer take turns; a session that has ended, but whose key the store did not
-let go, is removed in the background.
+under anybody's feet. What is stored of them is written by broker/stored_sessions.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from itertools import count
-from typing import Final, Protocol
-
-import msgspec
+from typing import Final
 
 from braid.broker.config import GroupConfig
+from braid.broker.controllers import Controllers
+from braid.broker.group import Assigned, Consumer, Control, Group, Member, Session
+from braid.broker.stored_sessions import StoredSessions
 from braid.broker.topics import Topics
 from braid.broker.turns import Turns
 from braid.metadata import paths
-from braid.metadata.store import Compare, Delete, Put, Store
+from braid.metadata.store import Compare, Entry, Store
+from braid.metadata.view import Table
 from braid.model.errors import (
     BraidError,
     ConsumerReplaced,
     MetadataError,
-    MetadataUncertain,
+    NotServing,
     ShuttingDown,
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.ids import Revision, SegmentId
+from braid.model.ids import SegmentId
 from braid.model.names import TopicName, check_name
-from braid.model.subscription import ConsumerSession, encode
+from braid.model.subscription import Subscription, decode
 from braid.ports.clock import Clock
 from braid.scaling.assignment import assign
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
-MAX_TRIES: Final = 5
-RETRY_S: Final = 1.0
-"""How long the removal of a session waits after the store did not answer."""
-
-
-class Member(Protocol):
-    """A consumer's connection, as far as its group knows it. None of these may wait."""
-
-    def assign(self, number: int, segments: tuple[int, ...]) -> None:
-        """Push the whole assignment."""
-
-    def revoke(self, segment: int) -> None:
-        """Close its channel on this segment now, if it has one."""
-
-    def expelled(self, error: BraidError) -> None:
-        """It is no consumer any more, for the reason given: another of the same name took its place, or there is
-        nothing to consume. Close its channels now."""
-
-
-class Consumer(msgspec.Struct, frozen=True):
-    """For statistics."""
-
-    segments: tuple[int, ...]
-    connected: bool
-
-
-class _Session(msgspec.Struct, eq=False):
-    group: _Group
-    consumer: str
-    number: int
-    """Another one after each connecting."""
-    member: Member | None = None
-    """None while it is disconnected."""
-    grace: asyncio.TimerHandle | None = None
-    pushed: tuple[int, ...] | None = None
-    pushes: int = 0
-
-    def stop_grace(self) -> None:
-        if self.grace is not None:
-            self.grace.cancel()
-            self.grace = None
-
-
-class _Group(msgspec.Struct, eq=False):
-    """The consumers of one subscription."""
-
-    topic: TopicName
-    topic_id: int
-    subscription: str
-    sessions: dict[str, _Session] = {}
-    """By the consumer's name."""
-    holders: dict[SegmentId, _Session] = {}
-    asked_back: dict[SegmentId, asyncio.TimerHandle] = {}
-    """Segments that their holder is to give back, and when it is no longer waited for."""
-    pass_is_due: bool = False
-
-    def held_by(self, session: _Session) -> tuple[SegmentId, ...]:
-        """What it has and may keep."""
-        return tuple(
-            segment
-            for segment, holder in sorted(self.holders.items())
-            if holder is session and segment not in self.asked_back
-        )
-
-    def free(self, segment: SegmentId) -> None:
-        self.holders.pop(segment, None)
-        timer = self.asked_back.pop(segment, None)
-        if timer is not None:
-            timer.cancel()
+_Key = tuple[str, str]
+"""A topic's path and a subscription's name."""
 
 
 class Groups:
-    def __init__(self, store: Store, topics: Topics, clock: Clock, config: GroupConfig) -> None:
-        self._store = store
+    def __init__(self, topics: Topics, controllers: Controllers, clock: Clock, config: GroupConfig) -> None:
+        self._store: Store = topics.view.store
         self._topics = topics
+        self._controllers = controllers
+        self._subscriptions: Table[_Key, Subscription] = topics.view.add(
+            Table(
+                paths.TOPICS_PREFIX,
+                _subscription_of,
+                lambda data: decode(Subscription, data),
+                lambda key: paths.subscription(*key),
+            )
+        )
         self._clock = clock
         self._config = config
-        self._groups: dict[tuple[str, str], _Group] = {}
-        self._sessions: dict[int, _Session] = {}
+        self._controls: dict[str, Control] = {}
+        """By topic, those whose groups are here."""
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._sessions: dict[int, Session] = {}
         """Those that are connected, by number."""
-        self._numbers = count(1)
-        self._to_remove: dict[tuple[TopicName, str, str], None] = {}
-        """Sessions whose keys are to go: topic, subscription, consumer."""
-        self._removing: asyncio.Task[None] | None = None
-        self._turns = Turns()
-        """By the session's key: whoever writes it."""
+        self._numbers = count(clock.now_us())
+        """Of sessions. None that was given out before a restart is given out again: a client that has not heard of the
+        restart yet may use it, over the connection of another consumer."""
+        self._stored = StoredSessions(topics.view, clock, self._fence, self._is_member)
+        self._claims = Turns()
+        """By topic: whoever becomes its controller."""
         self._endings = 0
         """Counts deleted topics and subscriptions: who waited for the store meanwhile looks again."""
         self._closed = False
 
-    async def load(self) -> None:
-        """Take over the stored sessions: each gets its grace. The topics are loaded before."""
-        listing = await self._store.list(paths.TOPICS_PREFIX)
-        for entry in listing.entries:
-            found, path = paths.consumer_of(entry.key), paths.topic_of(entry.key)
-            if found is not None and path is not None and self._topics.find(path) is not None:
-                subscription, consumer = found
-                group = self._group(TopicName(*paths.topic_parts(path)), subscription)
-                session = group.sessions[consumer] = _Session(group, consumer, 0)
+    def start(self) -> None:
+        """From now on what happens in the metadata counts here."""
+        self._topics.on_change.append(self._on_topic_change)
+        self._controllers.table.on_change.append(self._on_controller_change)
+        self._controllers.start()
+        self._subscriptions.on_change.append(self._on_subscription_change)
+
+    async def control(self, topic: TopicName) -> None:
+        """Return when this broker is the topic's controller and has its groups. `Moved` if another one is."""
+        path = topic.path
+        async with self._claims.of(path):
+            self._check_open()
+            if path in self._controls:
+                return
+            await self._controllers.claim(path, self._topics.unchanged(path))
+            fence = self._controllers.fence(path)
+            listing = await self._store.list(paths.subscriptions_prefix(path))
+            self._check_open()
+            if self._controllers.fence(path) != fence:
+                raise NotServing(f"who runs the subscriptions of topic {path} is changing; try again in a moment")
+            self._controls[path] = Control(fence.revision, fence, count(1))
+            self._take_over(topic, listing.entries)
+
+    def _take_over(self, topic: TopicName, entries: tuple[Entry, ...]) -> None:
+        """The stored sessions: each gets its grace."""
+        subscriptions = {paths.subscription_of(entry.key) for entry in entries}
+        for subscription, consumer in filter(None, (paths.consumer_of(entry.key) for entry in entries)):
+            if subscription in subscriptions:
+                group = self._group(topic, subscription)
+                session = group.sessions[consumer] = Session(group, consumer, 0)
                 self._begin_grace(session)
                 self._ask_for_pass(group)
-        self._topics.on_change.append(self._on_topic_change)
+            else:
+                self._stored.remove_later(topic, subscription, consumer)
 
     async def join(self, topic: TopicName, subscription: str, consumer: str, member: Member) -> int:
-        """The number of the session. Its first assignment is pushed in the loop's next turn.
+        """The number of the session. Its first assignment is pushed in the loop's next turn. `Moved` if another broker
+        is the topic's controller.
 
         A consumer of the same name that is connected is replaced; one that is not is continued."""
         check_name("consumer", consumer)
-        async with self._turns.of(paths.consumer(topic.path, subscription, consumer)):
+        await self.control(topic)
+        async with self._stored.turn(topic, subscription, consumer):
             while True:
-                self._check_open()
-                self._topics.get(topic.path)
+                control = self._control_of(topic)
                 endings = self._endings
-                if consumer not in self.consumers(topic.path, subscription):
-                    await self._store_session(topic, subscription, consumer)
-                self._check_open()
-                if endings == self._endings:
+                if not self._is_member(topic, subscription, consumer):
+                    await self._stored.put(topic, subscription, consumer, control.fence)
+                if endings == self._endings and self._control_of(topic) is control:
                     return self._enter(self._group(topic, subscription), consumer, member)
+
+    def _control_of(self, topic: TopicName) -> Control:
+        self._check_open()
+        self._topics.get(topic.path)
+        control = self._controls.get(topic.path)
+        if control is None:
+            raise NotServing(f"this broker does not run the subscriptions of topic {topic} any more; join again")
+        return control
 
     def released(self, session: int, segment: int) -> None:
         """The session gave a segment back; its channel is closed. One that was not asked for, or that came too late,
@@ -185,23 +167,20 @@ class Groups:
         found = self._sessions.pop(session, None)
         if found is None:
             return
-        group, member = found.group, found.member
+        group = found.group
         self._forget(found)
-        if member is not None:
-            for segment in [segment for segment, holder in group.holders.items() if holder is found]:
-                member.revoke(segment)
         self._free_all(found)
         try:
-            await self._delete_session(group.topic, group.subscription, found.consumer)
+            await self._stored.remove(group.topic, group.subscription, found.consumer)
         except MetadataError:
             # It has left, whatever the store says.
-            self._remove_later(group.topic, group.subscription, found.consumer)
+            self._stored.remove_later(group.topic, group.subscription, found.consumer)
         except asyncio.CancelledError:
-            self._remove_later(group.topic, group.subscription, found.consumer)
+            self._stored.remove_later(group.topic, group.subscription, found.consumer)
             raise
 
     def disconnected(self, session: int) -> None:
-        """Its connection is gone, and its channels with it. It keeps its segments until its grace has passed."""
+        """Its connection is gone. It keeps its segments, and may read on, until its grace has passed."""
         found = self._sessions.pop(session, None)
         if found is None:
             return
@@ -211,15 +190,6 @@ class Groups:
         if not self._closed:
             self._begin_grace(found)
             self._ask_for_pass(found.group)
-
-    def holds(self, session: int, segment: int) -> bool:
-        """Whether this session may open a channel on this segment now."""
-        found = self._sessions.get(session)
-        return (
-            found is not None
-            and found.group.holders.get(SegmentId(segment)) is found
-            and segment not in found.group.asked_back
-        )
 
     def members(self, path: str, subscription: str) -> dict[str, tuple[int, ...]]:
         """By the consumer's name, the segments that it has."""
@@ -237,13 +207,11 @@ class Groups:
             for name, session in sorted(group.sessions.items())
         }
 
-    def connected(self, path: str, subscription: str | None = None) -> list[str]:
-        """The names of the connected consumers, of one subscription or of all."""
-        return sorted(
-            session.consumer
-            for session in self._sessions.values()
-            if session.group.topic.path == path and subscription in (None, session.group.subscription)
-        )
+    def of_topic(self, path: str) -> dict[str, dict[str, Consumer]]:
+        """By subscription and name; none if another broker is the topic's controller."""
+        return {
+            subscription: self.consumers(path, subscription) for topic, subscription in self._groups if topic == path
+        }
 
     def forget(self, topic: TopicName, subscription: str) -> None:
         """The subscription was deleted, and its sessions with it, connected or not."""
@@ -251,48 +219,60 @@ class Groups:
         group = self._groups.get((topic.path, subscription))
         if group is not None:
             for consumer in group.sessions:
-                self._remove_later(topic, subscription, consumer)
+                self._stored.remove_later(topic, subscription, consumer)
             self._end(group, SubscriptionNotFound(f"subscription {subscription} of {topic} was deleted"))
 
+    def lose_all(self, reason: BraidError) -> None:
+        """The broker has lost its lease: it is no controller any more, though the view does not show it yet."""
+        for path in [*self._controls]:
+            self._lose(path, reason)
+
     async def close(self) -> None:
-        """Sessions stay stored: who comes back after a restart continues."""
+        """Others may be the controllers from now on. Sessions stay stored: who joins again continues."""
         self._closed = True
-        for group in self._groups.values():
-            for timer in group.asked_back.values():
-                timer.cancel()
-            for session in group.sessions.values():
-                session.stop_grace()
-        if self._on_topic_change in self._topics.on_change:
+        self.lose_all(ShuttingDown("this broker is stopping; join again"))
+        with contextlib.suppress(ValueError):  # It is closed for the second time, or was never started.
             self._topics.on_change.remove(self._on_topic_change)
-        task, self._removing = self._removing, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            self._controllers.table.on_change.remove(self._on_controller_change)
+            self._subscriptions.on_change.remove(self._on_subscription_change)
+        await self._controllers.stop()
+        await self._stored.close()
 
     # Sessions.
 
-    def _group(self, topic: TopicName, subscription: str) -> _Group:
+    def _fence(self, topic: TopicName) -> Compare | None:
+        control = self._controls.get(topic.path)
+        return control.fence if control is not None else None
+
+    def _is_member(self, topic: TopicName, subscription: str, consumer: str) -> bool:
+        group = self._groups.get((topic.path, subscription))
+        return group is not None and consumer in group.sessions
+
+    def _group(self, topic: TopicName, subscription: str) -> Group:
         key = (topic.path, subscription)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(topic, self._topics.get(topic.path).id, subscription)
+            control = self._controls[topic.path]
+            group = self._groups[key] = Group(topic, self._topics.get(topic.path).id, subscription, control)
         return group
 
-    def _enter(self, group: _Group, consumer: str, member: Member) -> int:
+    def _enter(self, group: Group, consumer: str, member: Member) -> int:
         session = group.sessions.get(consumer)
         if session is None:
-            session = group.sessions[consumer] = _Session(group, consumer, 0)
+            session = group.sessions[consumer] = Session(group, consumer, 0)
         elif session.member is not None:
             self._replace(session, session.member)
         session.stop_grace()
         session.number, session.member = next(self._numbers), member
         session.pushed, session.pushes = None, 0
+        for segment in [segment for segment, holder in group.holders.items() if holder is session]:
+            group.give(segment, session)
         self._sessions[session.number] = session
         self._ask_for_pass(group)
         return session.number
 
-    def _replace(self, session: _Session, old: Member) -> None:
-        """The old connection loses its channels now; the session keeps its segments for the new one."""
+    def _replace(self, session: Session, old: Member) -> None:
+        """The session keeps its segments, for the new connection."""
         group = session.group
         del self._sessions[session.number]
         old.expelled(
@@ -303,17 +283,17 @@ class Groups:
         )
         self._free_asked_back(session)
 
-    def _begin_grace(self, session: _Session) -> None:
+    def _begin_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         session.grace = loop.call_later(self._config.session_grace_s, self._on_grace_over, session)
 
-    def _on_grace_over(self, session: _Session) -> None:
+    def _on_grace_over(self, session: Session) -> None:
         session.grace = None
         self._forget(session)
         self._free_all(session)
-        self._remove_later(session.group.topic, session.group.subscription, session.consumer)
+        self._stored.remove_later(session.group.topic, session.group.subscription, session.consumer)
 
-    def _forget(self, session: _Session) -> None:
+    def _forget(self, session: Session) -> None:
         group = session.group
         session.stop_grace()
         session.member = None
@@ -321,19 +301,19 @@ class Groups:
         if not group.sessions:
             del self._groups[group.topic.path, group.subscription]
 
-    def _free_all(self, session: _Session) -> None:
+    def _free_all(self, session: Session) -> None:
         group = session.group
         for segment in [segment for segment, holder in group.holders.items() if holder is session]:
             group.free(segment)
         self._ask_for_pass(group)
 
-    def _free_asked_back(self, session: _Session) -> None:
-        """Its channels are closed: what it was to give back need not be waited for."""
+    def _free_asked_back(self, session: Session) -> None:
+        """Nobody is there who would give back what it was to give back."""
         group = session.group
         for segment in [segment for segment in group.asked_back if group.holders.get(segment) is session]:
             group.free(segment)
 
-    def _end(self, group: _Group, reason: BraidError) -> None:
+    def _end(self, group: Group, reason: BraidError) -> None:
         """No consumer of this group has anything any more."""
         for segment in [*group.holders]:
             group.free(segment)
@@ -359,14 +339,33 @@ class Groups:
             else:
                 self._end(group, TopicNotFound(f"topic {group.topic} was deleted"))
 
+    def _on_subscription_change(self, key: _Key) -> None:
+        """One that is deleted has no consumers, wherever it was deleted."""
+        path, subscription = key
+        if key not in self._subscriptions and path in self._controls:
+            self.forget(TopicName(*paths.topic_parts(path)), subscription)
+
+    def _on_controller_change(self, path: str) -> None:
+        control = self._controls.get(path)
+        if control is not None and not (
+            self._controllers.is_here(path) and self._controllers.fence(path) == control.fence
+        ):
+            self._lose(path, NotServing(f"another broker runs the subscriptions of topic {path} now; join again"))
+
+    def _lose(self, path: str, reason: BraidError) -> None:
+        """This broker is not the controller any more: the next one goes on from what is stored."""
+        del self._controls[path]
+        for group in [group for group in self._groups.values() if group.topic.path == path]:
+            self._end(group, reason)
+
     # Giving out segments.
 
-    def _ask_for_pass(self, group: _Group) -> None:
+    def _ask_for_pass(self, group: Group) -> None:
         if not group.pass_is_due:
             group.pass_is_due = True
             asyncio.get_running_loop().call_soon(self._pass, group)
 
-    def _pass(self, group: _Group) -> None:
+    def _pass(self, group: Group) -> None:
         """One step from who has what to who should have what."""
         group.pass_is_due = False
         topic = self._topics.find(group.topic.path)
@@ -379,98 +378,37 @@ class Groups:
             for segment in segments:
                 holder = group.holders.get(segment)
                 if holder is None or (holder is not session and holder.member is None):
-                    group.holders[segment] = session  # One that is not connected has no channel to close.
+                    group.give(segment, session)  # One that is not connected would not hear that it is asked for it.
                 elif holder is not session and segment not in group.asked_back:
                     self._ask_back(group, segment)
         for session in [*group.sessions.values()]:
             self._push(session)
 
-    def _ask_back(self, group: _Group, segment: SegmentId) -> None:
+    def _ask_back(self, group: Group, segment: SegmentId) -> None:
         loop = asyncio.get_running_loop()
         timeout_s = self._config.release_timeout_s
         group.asked_back[segment] = loop.call_later(timeout_s, self._on_release_overdue, group, segment)
 
-    def _on_release_overdue(self, group: _Group, segment: SegmentId) -> None:
+    def _on_release_overdue(self, group: Group, segment: SegmentId) -> None:
         holder = group.holders[segment]
         assert holder.member is not None, "what a disconnected consumer was to give back is free at once"
         log.warning(
-            "consumer %s of subscription %s of %s did not give back segment %d within %g s: its channel is closed",
+            "consumer %s of subscription %s of %s did not give back segment %d within %g s: it goes to another one",
             holder.consumer, group.subscription, group.topic, segment, self._config.release_timeout_s,
         )  # fmt: skip
-        holder.member.revoke(segment)
         group.free(segment)
         self._ask_for_pass(group)
 
-    def _push(self, session: _Session) -> None:
-        segments = session.group.held_by(session)
-        if session.member is not None and segments != session.pushed:
-            session.pushed = segments
+    def _push(self, session: Session) -> None:
+        group = session.group
+        segments = group.held_by(session)
+        grants = tuple(group.grants[segment] for segment in segments)
+        if session.member is not None and (segments, grants) != session.pushed:
+            session.pushed = segments, grants
             session.pushes += 1
-            session.member.assign(session.pushes, segments)
+            session.member.assign(Assigned(session.pushes, segments, group.control.term, grants))
 
-    # The store.
 
-    async def _store_session(self, topic: TopicName, subscription: str, consumer: str) -> None:
-        """Only with the session's turn. After any failure nothing of it stays, now or a little later."""
-        value = encode(ConsumerSession(joined_at=self._clock.now_us()))
-        subscription_key = paths.subscription(topic.path, subscription)
-        key = paths.consumer(topic.path, subscription, consumer)
-        try:
-            for _ in range(MAX_TRIES):
-                joined = await self._store.get(subscription_key)
-                if joined is None:
-                    raise SubscriptionNotFound(f"there is no subscription {subscription} of {topic} to join")
-                # A key that is there is the leftover of a session that is gone, or this write, whose answer was lost.
-                entry = await self._store.get(key)
-                if entry is not None and entry.value == value:
-                    return
-                before = Compare(key, entry.revision if entry is not None else Revision(0))
-                try:
-                    result = await self._store.txn(
-                        [Compare(subscription_key, joined.revision), before], [Put(key, value)]
-                    )
-                except MetadataUncertain:
-                    continue
-                if result.succeeded:
-                    return
-            raise MetadataUncertain(
-                f"it is not known whether consumer {consumer} joined subscription {subscription} of {topic}; join again"
-            )
-        except (BraidError, asyncio.CancelledError):
-            self._remove_later(topic, subscription, consumer)
-            raise
-
-    async def _delete_session(self, topic: TopicName, subscription: str, consumer: str) -> None:
-        """Does nothing if a consumer of this name has joined again."""
-        key = paths.consumer(topic.path, subscription, consumer)
-        async with self._turns.of(key):
-            for _ in range(MAX_TRIES):
-                if consumer in self.consumers(topic.path, subscription):
-                    return
-                entry = await self._store.get(key)
-                if entry is None:
-                    return
-                try:
-                    result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
-                except MetadataUncertain:
-                    continue
-                if result.succeeded:
-                    return
-        raise MetadataUncertain(f"it is not known whether the session of consumer {consumer} was removed; try again")
-
-    def _remove_later(self, topic: TopicName, subscription: str, consumer: str) -> None:
-        self._to_remove[topic, subscription, consumer] = None
-        if self._removing is None and not self._closed:
-            self._removing = asyncio.create_task(self._remove_all(), name="remove consumer sessions")
-
-    async def _remove_all(self) -> None:
-        while self._to_remove:
-            topic, subscription, consumer = ended = next(iter(self._to_remove))
-            try:
-                await self._delete_session(topic, subscription, consumer)
-            except MetadataError as error:
-                log.warning("the session of consumer %s cannot be removed, trying again: %s", consumer, error)
-                await asyncio.sleep(RETRY_S)
-            else:
-                del self._to_remove[ended]
-        self._removing = None
+def _subscription_of(key: str) -> _Key | None:
+    path, subscription = paths.topic_of(key), paths.subscription_of(key)
+    return (path, subscription) if path is not None and subscription is not None else None

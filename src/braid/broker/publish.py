@@ -17,16 +17,19 @@ from braid.model.batch import MAX_BATCH_BYTES, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
 from braid.storage.log import Log
-from braid.wire.operations import Published, encode
+from braid.wire.frame import REPLY, encode_frame
+from braid.wire.operations import Kind, Published, encode
 
 FORGOTTEN: Final = -1
 """The base offset of a retried batch whose place is no longer remembered."""
+_PUBLISH: Final = int(Kind.PUBLISH)
 
 
 class Publisher(Protocol):
     """A connection that publishes. `size` is what the batch counts against its limit of bytes in flight."""
 
-    def confirm(self, request: int, size: int, published: bytes) -> None: ...
+    def confirm(self, frame: bytes, size: int) -> None:
+        """`frame` is the whole confirm."""
 
     def refuse(self, request: int, size: int, error: BraidError) -> None: ...
 
@@ -35,7 +38,7 @@ class Publisher(Protocol):
 
 
 _Waiting = tuple[int, Publisher, int, int, bytes, float]
-"""Next offset, publisher, request, size, the confirm, and when it came. A plain tuple: one is made for each batch."""
+"""Next offset, publisher, request, size, the confirm as a frame, when it came. A plain tuple: one for each batch."""
 
 
 class PublishQueue:
@@ -52,6 +55,8 @@ class PublishQueue:
         self._broker_metrics = broker_metrics
         self._topic_metrics = topic_metrics
         self._time = time
+        self.taken_bytes = 0
+        """Of all batches that got a place here."""
         self._waiting: deque[_Waiting] = deque()
         log.confirmed.follow(self._on_confirmed)
 
@@ -59,7 +64,10 @@ class PublishQueue:
         return len(self._waiting)
 
     def take(self, batch: memoryview, publisher: Publisher, request: int) -> None:
-        """Give a batch its place. Raises when it has none; otherwise `publisher` hears of it later, exactly once."""
+        """Give a batch its place. Raises when it has none; otherwise `publisher` hears of it later, exactly once.
+
+        Whoever calls this calls `commit` before the turn of the loop ends, when there is no more to take.
+        """
         size = len(batch)
         if size > MAX_BATCH_BYTES:
             raise BatchTooLarge(f"a batch of {size} bytes is above the limit of {MAX_BATCH_BYTES}")
@@ -73,22 +81,27 @@ class PublishQueue:
                 f"this segment takes {hashes}: route it by the topic's present layout"
             )
         try:
-            appended = self._log.append(batch, header)
+            base, next_offset, duplicate = self._log.append(batch, header, commit=False)
         except (Fenced, LogClosed) as error:
             raise told_to_clients(error) from error
-        base = FORGOTTEN if appended.base_offset is None else appended.base_offset
-        published = encode(Published(base, appended.duplicate))
+        published = encode(Published(FORGOTTEN if base is None else base, duplicate))
+        confirm = encode_frame(_PUBLISH, published, request=request, flags=REPLY)
         metrics = self._topic_metrics
-        if appended.duplicate:
+        if duplicate:
             metrics.duplicate_batches += 1
         else:
             metrics.published_batches += 1
             metrics.published_records += header.count
             metrics.published_bytes += size
+            self.taken_bytes += size
         self._broker_metrics.batch_bytes.observe(size)
-        self._waiting.append((appended.next_offset, publisher, request, size, published, self._time()))
-        if appended.duplicate:
+        self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
+        if duplicate:
             self._on_confirmed()  # It may be confirmed already, and nothing may follow it.
+
+    def commit(self) -> None:
+        """Everything that came together is taken: the disk may have it."""
+        self._log.commit()
 
     def _on_confirmed(self) -> None:
         waiting = self._waiting
@@ -100,8 +113,8 @@ class PublishQueue:
         observe = self._broker_metrics.publish_latency_s.observe
         publishers: dict[Publisher, None] = {}
         while waiting and waiting[0][0] <= value:
-            _, publisher, request, size, published, received_at = waiting.popleft()
-            publisher.confirm(request, size, published)
+            _, publisher, _, size, confirm, received_at = waiting.popleft()
+            publisher.confirm(confirm, size)
             publishers[publisher] = None
             observe(now - received_at)
         if confirmed.error is not None:

@@ -8,12 +8,19 @@ and a client that took it for refused might send it under another number, and ha
 
 from __future__ import annotations
 
-from braid.model.errors import BraidError, Fenced, LogClosed, LogFailed, NotServing
+from braid.model.errors import BraidError, DiskError, Fenced, LogClosed, LogFailed, NotServing
 
 
 def told_to_clients(error: BraidError) -> BraidError:
     if isinstance(error, Fenced | LogClosed):
         return NotServing(f"the segment is not served here any more: {error}")
+    return error
+
+
+def told_to_readers(error: BraidError) -> BraidError:
+    """A read that failed may work the next time, or elsewhere. Bytes that were read and are wrong stay wrong."""
+    if isinstance(error, DiskError):
+        return NotServing(f"the broker could not read its disk: {error}")
     return error
 
 

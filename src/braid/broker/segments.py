@@ -1,12 +1,20 @@
-"""The segments that this broker serves: opened, opened again after a failure, closed, deleted.
+"""The segments that this broker serves: opened, opened again after a failure, handed over, closed.
 
-A segment is served under an ownership epoch that this broker took by compare-and-swap, one above the last. Its log asks
-before each confirm whether the broker's lease still holds (I3); cursors are written only while the ownership record is
-the one that was taken here. When a log fails, because a write or a sync did, the segment is abandoned and opened again
-in the next epoch: recovery finds out what the disk really holds. Until then requests are answered with *not serving*,
-which clients retry.
+What it should serve is written in the ownership records (model/ownership.py); what it does serve is here, and each
+change of a record, each failure and each end of a task leads to one look at the segment (`_look`), which starts what is
+missing. So nothing depends on an event that must not be missed:
 
-One object owns each map here; everything runs on the broker's loop.
+    record says                              served here   not served here
+    this owner, this epoch, no move          —             open it (take it again first, unless it was just assigned)
+    this owner, this epoch, a move           hand it over  open it; the move goes on when it is served
+    another owner or epoch, or none          let it go     —
+
+A segment is served under the epoch of its record. Its log asks before each confirm whether the broker's lease still
+holds (I3); cursors and chunks are written only while the record names this owner and epoch. When a log fails, because a
+write or a sync did, the segment is abandoned and opened again in the next epoch: recovery finds out what the disk
+really holds. Until then requests are answered with *not serving*, which clients retry.
+
+One task at a time works on a segment (`_work`); everything runs on the broker's loop.
 """
 
 from __future__ import annotations
@@ -14,41 +22,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
 from braid.broker.cursors import Cursors
-from braid.broker.delivery import Channel
+from braid.broker.folders import remove_tree
+from braid.broker.handover import HandOver, MoveGivenUp
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.publish import PublishQueue
-from braid.metadata import paths
-from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete, Put, Store
+from braid.broker.opening import Opening
+from braid.broker.served import ServedSegment
+from braid.broker.topics import Topics
+from braid.broker.turns import Turns
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
 from braid.model.errors import (
     BraidError,
     DiskError,
     DiskFull,
     Fenced,
+    Moved,
     NotServing,
     SegmentNotFound,
     ShuttingDown,
     TopicNotFound,
 )
-from braid.model.ids import Epoch, Offset, Revision
+from braid.model.ids import Epoch, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
-from braid.ports.disk import Disk
 from braid.storage.housekeeper import Housekeeper
-from braid.storage.log import LogConfig
-from braid.storage.manifest import write_topic_manifest
-from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf
-from braid.storage.writer import FileConfig
+from braid.storage.segment import Shelf, StorageMode
+
+__all__ = ["Segments", "ServedSegment"]
 
 OPENED_AT_ONCE: Final = 16
-KEEP_LOCAL_BYTES: Final = 256 << 20
-"""Of each segment whose history is in shared storage: readers a little behind the tail stay on the local disk."""
+HANDED_OVER_AT_ONCE: Final = 8
 REOPEN_FIRST_S: Final = 0.1
 REOPEN_MAX_S: Final = 10.0
 ROOM_BYTES: Final = 16 << 20
@@ -60,87 +69,6 @@ Key = tuple[str, int]
 """A topic's path and a segment's id."""
 
 
-class ServedSegment:
-    def __init__(
-        self,
-        name: SegmentName,
-        topic: Topic,
-        epoch: Epoch,
-        storage: SegmentStorage,
-        cursors: Cursors,
-        publishes: PublishQueue,
-        on_failure: Callable[[ServedSegment, BraidError], None],
-    ) -> None:
-        self.name: Final = name
-        self.topic_id: Final = topic.id
-        self.epoch: Final = epoch
-        self.storage: Final = storage
-        self.cursors: Final = cursors
-        self.publishes: Final = publishes
-        self.serving = True
-        self._channels: dict[Channel, None] = {}
-        self._on_failure = on_failure
-        storage.log.confirmed.follow(self._on_confirmed)
-
-    @property
-    def earliest(self) -> Offset:
-        return self.storage.earliest
-
-    @property
-    def end(self) -> Offset:
-        """The first offset that consumers may not see yet."""
-        return Offset(self.storage.log.confirmed.value)
-
-    @property
-    def sealed(self) -> bool:
-        return self.storage.log.sealed
-
-    async def sync_to(self, offset: Offset) -> None:
-        """Return when everything below `offset` is synced: no cursor is stored beyond that. A topic that syncs only
-        now and then does it for this."""
-        if offset > self.storage.log.synced.value:
-            await self.storage.log.flush()
-
-    async def offset_at_time(self, timestamp_us: int) -> Offset:
-        """The first offset of the first batch with a record at or after this time; else the end."""
-        offset = await self.storage.sources.offset_at_time(timestamp_us)
-        reader = self.storage.reader(max(offset, self.earliest))
-        while batches := await reader.read_available():
-            for header, _ in batches:
-                if header.max_timestamp >= timestamp_us:
-                    return header.base_offset
-        return self.end
-
-    def add_channel(self, channel: Channel) -> None:
-        self._channels[channel] = None
-        channel.pump()
-
-    def forget_channel(self, channel: Channel) -> None:
-        self._channels.pop(channel, None)
-
-    def close_channels(self, subscription: str, closed_code: str, message: str) -> None:
-        """End the channels of a subscription. Unless the code is that of a final error, they may be opened again."""
-        error = BraidError.by_code.get(closed_code)
-        for channel in [each for each in self._channels if each.subscription == subscription]:
-            channel.close(closed_code, message, retriable=error is None or error.retriable)
-
-    def fail_channels(self, error: BraidError) -> None:
-        for channel in list(self._channels):
-            channel.fail(error)
-
-    def _on_confirmed(self) -> None:
-        """The watermark rose or failed. Called by the log's commit, which must not suffer from what happens here."""
-        for channel in list(self._channels):
-            try:
-                channel.pump()
-            except Exception:
-                _log.exception("a channel of %s broke", self.name)
-                channel.drop()
-        error = self.storage.log.confirmed.error
-        if error is not None and self.serving and not self.sealed:
-            self._on_failure(self, error)
-
-
 class Segments:
     def __init__(
         self,
@@ -149,43 +77,74 @@ class Segments:
         metrics: BrokerMetrics,
         *,
         may_act: Callable[[], bool],
-        find_topic: Callable[[str], Topic | None],
+        topics: Topics,
+        owners: Owners,
+        members: Members,
         housekeeper: Housekeeper,
+        hand_over: HandOver,
     ) -> None:
         self._shelf = shelf
-        self._store: Store = shelf.store
-        self._config = config
         self._metrics = metrics
-        self._may_act = may_act
-        self._find_topic = find_topic
+        self._topics = topics
+        self._owners = owners
+        self._members = members
         self._housekeeper = housekeeper
+        self._hand_over = hand_over
+        self._opening = Opening(shelf, config, metrics, topics, owners, housekeeper, may_act)
         self._served: dict[Key, ServedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
-        self._opening: dict[Key, asyncio.Task[None]] = {}
+        self._work: dict[Key, asyncio.Task[None]] = {}
+        """What is being done about a segment."""
+        self._leaving: set[Key] = set()
+        """Segments that are drained, and not sealed yet."""
+        self._endings: dict[ServedSegment, asyncio.Task[None]] = {}
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when a segment that is being opened has been tried for the first time."""
-        self.generation = Revision(0)
-        """The metadata revision at which this broker last took a segment."""
-        self.on_open: list[Callable[[str], None]] = []
-        """Called with a topic's path when one of its segments is served from now on."""
+        self._drops = Turns()
+        """By a topic's path: whoever removes its files. No segment of a new topic of that name is opened meanwhile."""
         self._slots = asyncio.Semaphore(OPENED_AT_ONCE)
+        self._moves = asyncio.Semaphore(HANDED_OVER_AT_ONCE)
         self._closing = False
+        self._stopped = True
+        """No segment is opened: the broker has not started yet, or has lost its lease."""
+        self.on_open: list[Callable[[str], None]] = []
+        """Called with a topic's path when one of its segments is served."""
+        owners.table.on_change.append(lambda key: self._look(*key))
+        topics.on_change.append(self._look_at_topic)
+
+    # Looking up.
 
     def get(self, path: str, segment_id: int) -> ServedSegment:
-        found = self._served.get((path, segment_id))
-        if found is not None:
-            return found
-        topic = self._find_topic(path)
-        if topic is None:
-            raise TopicNotFound(f"topic {path} does not exist")
-        if segment_id not in topic.layout.segments:
-            raise SegmentNotFound(f"topic {path} has no segment {segment_id}")
-        reason = self._absent.get((path, segment_id))
-        detail = f": {reason}" if reason is not None else ""
-        raise NotServing(f"segment {segment_id} of topic {path} is not served by {self._shelf.broker_id}{detail}")
+        segment = self._served.get((path, segment_id))
+        if segment is None:
+            raise self.not_here(path, segment_id)
+        return segment
+
+    def not_here(self, path: str, segment_id: int) -> BraidError:
+        """Why a segment is not served here, as whoever asked for it is told."""
+        info = self._topics.get(path).layout.segments.get(segment_id)  # type: ignore[call-overload]
+        if info is None:
+            return SegmentNotFound(f"topic {path} has no segment {segment_id}")
+        name = SegmentName.of(TopicName.parse(path), info)
+        record = self._owners.find(name)
+        if record is None:
+            return NotServing(f"segment {segment_id} of topic {path} has no owner yet; try again in a moment")
+        owner = record.owner
+        if owner == self._shelf.broker_id and record.state in (OwnershipState.ASSIGNED, OwnershipState.SERVING):
+            reason = self._absent.get((path, segment_id))
+            return NotServing(
+                f"segment {segment_id} of topic {path} is not open yet" + (f": {reason}" if reason is not None else "")
+            )
+        if record.state is not OwnershipState.SEALED and not self._members.is_live(owner):
+            return NotServing(f"segment {segment_id} of topic {path} waits for its owner {owner}, which is down")
+        if record.state is OwnershipState.SERVING:
+            address = self._members.address(owner)
+            return Moved(f"broker {owner} serves segment {segment_id} of topic {path}", address, record.epoch)
+        return Moved(f"segment {segment_id} of topic {path} is moving; try again in a moment", "", record.epoch)
 
     def of_topic(self, path: str) -> list[ServedSegment]:
+        """Those served here, by segment id."""
         return [segment for (topic, _), segment in sorted(self._served.items()) if topic == path]
 
     def all(self) -> list[ServedSegment]:
@@ -194,165 +153,169 @@ class Segments:
     def absent(self) -> dict[Key, BraidError]:
         return dict(self._absent)
 
+    # From records to deeds.
+
+    async def start(self) -> None:
+        """Begin to serve what is this broker's; returns when each segment was tried once."""
+        self._stopped = False
+        for key in self._owners.table.all():
+            self._look(*key)
+        await asyncio.gather(*(tried.wait() for tried in self._tried.values()))
+
+    async def opened(self, path: str) -> None:
+        """Return when what this broker is to serve of a topic was tried once."""
+        await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
+
+    def _look_at_topic(self, path: str) -> None:
+        for descriptor in self._owners.of_topic(path):
+            self._look(path, descriptor)
+
+    def _look(self, path: str, descriptor: str) -> None:
+        name = SegmentName.at(path, descriptor)
+        key = (path, name.id)
+        if self._stopped or self._closing or key in self._work:
+            return
+        record = self._owners.find(name)
+        segment = self._served.get(key)
+        topic = self._topics.find(path)
+        if segment is not None:
+            if record is None or not record.is_held_by(self._shelf.broker_id, segment.epoch):
+                self._let_go(key, segment, Fenced(f"{name} has another owner now: {_described(record)}"))
+            elif (failure := segment.storage.log.failure) is not None:  # While something else was done about it.
+                self._on_failure(segment, failure)
+            elif record.move is not None and topic is not None:
+                self._begin(key, self._move(key, segment), f"hand over {name}")
+        elif record is not None and self._is_ours(record):
+            if topic is not None and topic.layout.segments.get(name.id) is not None:
+                self._tried[key] = asyncio.Event()
+                self._begin(key, self._keep_opening(key, name), f"open {name}")
+        else:
+            self._absent.pop(key, None)
+
+    def _is_ours(self, record: Ownership) -> bool:
+        return record.owner == self._shelf.broker_id and record.state is not OwnershipState.SEALED
+
+    def _begin(self, key: Key, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = self._work[key] = asyncio.get_running_loop().create_task(work, name=what)
+        task.add_done_callback(lambda done: self._done(key, done))
+
+    def _done(self, key: Key, task: asyncio.Task[None]) -> None:
+        del self._work[key]
+        if (tried := self._tried.pop(key, None)) is not None:
+            tried.set()
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            _log.error("work on segment %d of topic %s broke", key[1], key[0], exc_info=error)
+        path, segment_id = key
+        topic = self._topics.find(path)
+        info = topic.layout.segments.get(segment_id) if topic is not None else None  # type: ignore[call-overload]
+        if info is not None:  # What has come meanwhile is done now.
+            self._look(path, SegmentName.of(TopicName.parse(path), info).descriptor)
+
     # Opening.
 
-    async def open_topic(self, name: TopicName, topic: Topic) -> None:
-        """Open all segments of a topic that are this broker's, or nobody's yet. What cannot be opened now is tried
-        again in the background, and says why meanwhile."""
-        await self._write_manifest(name, topic)
-        names = [SegmentName.of(name, info) for info in topic.layout.segments.values()]
-        await asyncio.gather(*(self._open_or_retry(segment, topic) for segment in names))
-
-    async def _open_or_retry(self, name: SegmentName, topic: Topic) -> None:
-        """Returns after the first attempt; further ones happen in the background."""
-        key = (name.topic.path, name.id)
-        if key in self._served or self._closing:
-            return
-        if key not in self._opening:
-            self._tried[key] = asyncio.Event()
-            task = asyncio.get_running_loop().create_task(self._keep_opening(key, name, topic), name=f"open {name}")
-            self._opening[key] = task
-        if (tried := self._tried.get(key)) is not None:
-            await tried.wait()
-
-    async def _keep_opening(self, key: Key, name: SegmentName, topic: Topic) -> None:
+    async def _keep_opening(self, key: Key, name: SegmentName) -> None:
+        """Until it is served, or is not ours any more."""
         pause_s = REOPEN_FIRST_S
-        tried = self._tried[key]
-        try:
-            while True:
-                try:
-                    async with self._slots:
-                        return await self._open(name, topic)
-                except BraidError as error:
-                    self._note_absent(key, name, error)
-                tried.set()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, REOPEN_MAX_S)
-        finally:
-            tried.set()
-            del self._tried[key], self._opening[key]
+        tried_epoch = Epoch(0)
+        while True:
+            async with self._drops.of(name.topic.path):  # Before it takes a slot, which the others may need to end.
+                pass
+            known, topic = self._owners.known(name), self._topics.find(name.topic.path)
+            if known is None or topic is None or not self._is_ours(known.value):
+                self._absent.pop(key, None)
+                return None
+            try:
+                async with self._slots:
+                    record, revision = known.value, known.revision
+                    if record.state is not OwnershipState.ASSIGNED or record.epoch == tried_epoch:
+                        record = record.taken_again()
+                        taken = await self._owners.swap(name, revision, record)
+                        if taken is None:
+                            raise Fenced(f"{name} was given to somebody else")
+                        revision = taken
+                    tried_epoch = record.epoch
+                    return await self._open(key, name, topic, record, revision)
+            except BraidError as error:
+                self._note_absent(key, name, error)
+            self._tried[key].set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REOPEN_MAX_S)
 
     def _note_absent(self, key: Key, name: SegmentName, error: BraidError) -> None:
         if str(self._absent.get(key)) != str(error):
             _log.warning("%s cannot be opened: %s", name, error)
         self._absent[key] = error
 
-    async def _open(self, name: SegmentName, topic: Topic) -> None:
-        key = (name.topic.path, name.id)
-        taken = await self._take(name)
-        if taken is None:
-            self._absent.pop(key, None)
-            return
-        epoch, ownership = taken
-        files = FileConfig(file_bytes=self._config.file_bytes)
-        config = LogConfig(
-            durability=topic.policies.durability, files=files, on_sync=self._metrics.sync_latency_s.observe
+    async def _open(self, key: Key, name: SegmentName, topic: Topic, record: Ownership, revision: Revision) -> None:
+        segment = await self._opening.open(
+            name,
+            topic,
+            record,
+            revision,
+            on_failure=self._on_failure,
+            on_fenced=lambda cursors, error: self._on_fenced(key, cursors, error),
         )
-        storage = await SegmentStorage.open(
-            self._shelf, name.topic.path, name.descriptor, epoch, config, may_confirm=self._may_act
-        )
-        try:
-            cursors = Cursors(
-                self._store,
-                name,
-                epoch,
-                ownership,
-                lambda: Offset(storage.log.synced.value),
-                self._config.cursors,
-                end=lambda: Offset(storage.log.confirmed.value),
-            )
-            await cursors.load()
-        except BaseException:
-            await storage.abandon()
-            raise
-        cursors.start()
-        publishes = PublishQueue(
-            storage.log,
-            name.range,
-            self._metrics,
-            self._metrics.topic(name.topic.path),
-            asyncio.get_running_loop().time,
-        )
-        segment = ServedSegment(name, topic, epoch, storage, cursors, publishes, self._on_failure)
         self._absent.pop(key, None)
         self._served[key] = segment
-        self._housekeeper.add(
-            storage, lambda: self._retention(name.topic.path), cursors.lowest, keep_local_bytes=KEEP_LOCAL_BYTES
-        )
-        cut, damage = storage.recovered.torn_bytes, len(storage.recovered.damage)
-        if cut or damage:
-            _log.warning("%s: recovery cut %d torn bytes and found %d damaged places", name, cut, damage)
         for callback in self.on_open:
             callback(name.topic.path)
 
-    async def _take(self, name: SegmentName) -> tuple[Epoch, Compare] | None:
-        """The next ownership epoch, and what its holder compares; None when the segment belongs to another broker."""
-        key = paths.ownership(name.topic.path, name.descriptor)
-        entry = await self._store.get(key)
-        epoch = Epoch(1)
-        if entry is not None:
-            record = Ownership.from_json(entry.value)
-            if record.owner != self._shelf.broker_id:
-                return None
-            epoch = Epoch(record.epoch + 1)
-        taken = Ownership(state=OwnershipState.SERVING, owner=self._shelf.broker_id, epoch=epoch)
-        before = Compare(key, entry.revision if entry is not None else Revision(0))
-        result = await self._store.txn([before], [Put(key, taken.to_json())])
-        if not result.succeeded:
-            raise Fenced(f"{name} was taken by somebody else while this broker wanted epoch {epoch}")
-        self.generation = max(self.generation, result.revision)
-        return epoch, Compare(key, result.revision)
+    # Handing over.
 
-    async def _write_manifest(self, name: TopicName, topic: Topic) -> None:
+    async def _move(self, key: Key, segment: ServedSegment) -> None:
+        async with self._moves:
+            try:
+                await self._hand_over.prepare(segment)
+                await self._finish(key, segment)
+            except MoveGivenUp as error:
+                _log.warning("%s is not handed over: %s", segment.name, error)
+                await self._hand_over.give_up(segment, str(error))
+            except Fenced as error:
+                _log.warning("%s is not handed over: %s", segment.name, error)
+
+    async def _finish(self, key: Key, segment: ServedSegment) -> None:
+        """Whatever happens, the segment is not served here behind this."""
+        self._withdraw(key, segment)
+        self._housekeeper.remove(segment.storage)
+        self._leaving.add(key)
         try:
-            entry = await self._store.get(paths.layout(name.path))
-            if entry is not None:
-                await write_topic_manifest(self._shelf.objects, name.path, entry.revision, topic.layout)
-        except BraidError as error:
-            _log.warning("the manifest of %s was not written: %s", name, error)
+            await self._hand_over.finish(segment)
+        except BaseException as error:
+            reason = error if isinstance(error, BraidError) else NotServing(f"{segment.name} is being opened again")
+            await self._end(segment, reason, orderly=False)
+            raise
+        finally:
+            self._leaving.discard(key)
 
-    def _retention(self, path: str) -> RetentionPolicy:
-        topic = self._find_topic(path)
-        if topic is None:
-            return RetentionPolicy()
-        policies = topic.policies
-        return RetentionPolicy(
-            max_age_s=policies.retention_ms / 1000 if policies.retention_ms is not None else None,
-            max_bytes=policies.retention_bytes,
-            delete_unconsumed=policies.retention_ignores_subscriptions,
-        )
+    def _withdraw(self, key: Key, segment: ServedSegment) -> None:
+        segment.serving = False
+        self._served.pop(key, None)
 
-    # Failing and closing.
+    # Failing.
 
     def _on_failure(self, segment: ServedSegment, error: BraidError) -> None:
         """Called by the log while it fails: only notes it; the rest happens in a task."""
         key = (segment.name.topic.path, segment.name.id)
-        if self._closing or self._served.get(key) is not segment or key in self._opening:
+        if self._closing or self._served.get(key) is not segment or key in self._work:
             return
         _log.error("%s has failed and will be opened again: %s", segment.name, error)
         full = isinstance(error, DiskFull)
         if not full:
-            self._withdraw(key, segment, error)
-        self._opening[key] = asyncio.get_running_loop().create_task(
-            self._reopen(key, segment, error, when_there_is_room=full), name=f"reopen {segment.name}"
-        )
+            self._withdraw(key, segment)
+            self._absent[key] = error
+            reason = NotServing(f"{segment.name} is being opened again")
+            self._begin(key, _wait_for(self._ending(segment, reason, orderly=False)), f"abandon {segment.name}")
+        else:
+            self._begin(key, self._abandon(key, segment, error), f"abandon {segment.name}")
 
-    def _withdraw(self, key: Key, segment: ServedSegment, error: BraidError) -> None:
-        segment.serving = False
-        self._served.pop(key, None)
+    async def _abandon(self, key: Key, segment: ServedSegment, error: BraidError) -> None:
+        """A full disk stops only writers: readers go on until there is room. It is opened again when this is done."""
+        await self._room(segment.name)
+        self._withdraw(key, segment)
         self._absent[key] = error
-
-    async def _reopen(self, key: Key, segment: ServedSegment, error: BraidError, *, when_there_is_room: bool) -> None:
-        try:
-            if when_there_is_room:  # A full disk stops only writers: readers go on until it can be opened again.
-                await self._room(segment.name)
-                self._withdraw(key, segment, error)
-            await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
-        finally:
-            self._opening.pop(key, None)
-        topic = self._find_topic(segment.name.topic.path)
-        if topic is not None and topic.id == segment.topic_id and not self._closing:
-            await self._open_or_retry(segment.name, topic)
+        await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
 
     async def _room(self, name: SegmentName) -> None:
         """Return when the disk takes a file again that is as large as a group of batches."""
@@ -366,7 +329,36 @@ class Segments:
                 await disk.prepare(probe, ROOM_BYTES)
                 return await disk.remove(probe)
 
+    def _on_fenced(self, key: Key, cursors: Cursors, error: Fenced) -> None:
+        """Another owner has the segment: what is acked here would be lost, so nothing more is delivered here."""
+        segment = self._served.get(key)
+        if segment is not None and segment.cursors is cursors and not self._closing:
+            self._let_go(key, segment, error)
+
+    def _let_go(self, key: Key, segment: ServedSegment, error: Fenced) -> None:
+        """Another owner has it: nothing is confirmed or delivered here from this moment on."""
+        _log.error("%s is not served here any more: %s", segment.name, error)
+        self._withdraw(key, segment)
+        segment.fail_channels(error)
+        if key not in self._work:  # Otherwise it waits for room on the disk, and is ended after that.
+            self._begin(key, _wait_for(self._ending(segment, error, orderly=False)), f"let go {segment.name}")
+
+    # Ending.
+
     async def _end(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> None:
+        await _wait_for(self._ending(segment, reason, orderly=orderly))
+
+    def _ending(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> asyncio.Task[None]:
+        """Ends a segment that is not served here any more. A task of its own, begun at once: nobody else knows the
+        segment, so it runs to its end whoever is cancelled meanwhile, or its folder would stay locked for ever."""
+        task = self._endings.get(segment)
+        if task is None:
+            work = self._bring_to_end(segment, reason, orderly=orderly)
+            task = self._endings[segment] = asyncio.get_running_loop().create_task(work, name=f"end {segment.name}")
+            task.add_done_callback(lambda _: self._endings.pop(segment, None))
+        return task
+
+    async def _bring_to_end(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> None:
         segment.serving = False
         self._housekeeper.remove(segment.storage)
         segment.fail_channels(reason)
@@ -374,65 +366,106 @@ class Segments:
             await segment.cursors.stop()
         except BraidError as error:
             _log.warning("cursors of %s are not stored: their consumers go back a little: %s", segment.name, error)
-        finally:  # Also when whoever wanted this was cancelled: nobody else knows the segment any more.
+        finally:
             await (segment.storage.close() if orderly else segment.storage.abandon())
 
     async def abandon_all(self, reason: BraidError) -> None:
-        """The broker has lost its lease: it serves nothing any more. `open_topic` begins anew."""
-        segments = list(self._served.values())
-        self._served.clear()
+        """The broker has lost its lease: it serves nothing any more. `start` begins anew."""
+        self._stopped = True
+        segments, self._served = list(self._served.values()), {}
+        await self._cancel_work()
         await asyncio.gather(*(self._end(segment, reason, orderly=False) for segment in segments))
+
+    async def _cancel_work(self, *, but: Collection[Key] = ()) -> None:
+        tasks = [task for key, task in self._work.items() if key not in but]
+        for task in tasks:
+            task.cancel()
+        if ending := [*tasks, *self._endings.values()]:
+            await asyncio.wait(ending)
 
     async def flush(self) -> None:
         """Return when every publish that was taken is confirmed or refused."""
         await asyncio.gather(*(segment.storage.log.flush() for segment in self.all()), return_exceptions=True)
 
+    async def hand_over_all(self, timeout_s: float) -> int:
+        """Give everything away, as far as that can be done in this time; returns how many segments went. Before
+        `close`, where others can go on with what this broker leaves."""
+
+        async def one(key: Key, segment: ServedSegment) -> bool:
+            async with self._moves:
+                try:
+                    await self._hand_over.ask(segment)
+                    await self._finish(key, segment)
+                except (MoveGivenUp, BraidError) as error:
+                    _log.warning("%s stays with this broker while it is away: %s", segment.name, error)
+                    return False
+                return True
+
+        async def other(task: asyncio.Task[None]) -> bool:
+            """A move that is as good as done, and would leave a segment that waits for this broker's return."""
+            await asyncio.wait([task])
+            return not task.cancelled()
+
+        self._stopped = True
+        leaving = {key: self._work[key] for key in self._leaving if key in self._work}
+        await self._cancel_work(but=leaving)
+        tasks = [asyncio.create_task(one(key, segment)) for key, segment in list(self._served.items())]
+        tasks += [asyncio.create_task(other(task)) for task in leaving.values()]
+        if not tasks:
+            return 0
+        done, late = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        return sum(task.result() for task in done if not task.cancelled() and task.exception() is None)
+
     async def close(self) -> None:
         """Orderly: cursors stored, logs closed. Whatever fails is said, and the others are closed all the same."""
         self._closing = True
-        for task in list(self._opening.values()):
-            task.cancel()
-        if self._opening:
-            await asyncio.wait(list(self._opening.values()))
+        await self._cancel_work()
         segments, self._served = list(self._served.values()), {}
         ending = (self._end(segment, ShuttingDown("the broker is stopping"), orderly=True) for segment in segments)
         for outcome in await asyncio.gather(*ending, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 _log.error("a segment did not close in order: %s", outcome)
 
-    # Deleting.
+    async def drop_topic(self, name: TopicName) -> None:
+        """The topic is being deleted: end its segments here and remove what this broker's own disk holds of it. Can be
+        repeated after a crash anywhere."""
+        async with self._drops.of(name.path):
+            await self._drop_topic(name)
 
-    async def delete_topic(self, name: TopicName, topic: Topic) -> None:
-        """Remove everything that belongs to the topic, except its record. Can be repeated after a crash anywhere."""
+    async def _drop_topic(self, name: TopicName) -> None:
         gone = TopicNotFound(f"topic {name.path} was deleted")
-        for info in topic.layout.segments.values():
-            key = (name.path, info.segment_id)
-            if (task := self._opening.get(key)) is not None:
+
+        async def end(key: Key) -> None:
+            async with self._slots:
+                self._absent.pop(key, None)
+                if (segment := self._served.pop(key, None)) is not None:
+                    await self._end(segment, gone, orderly=False)
+
+        keys = [key for key in {**self._work, **self._served} if key[0] == name.path]
+        if working := [task for key in keys if (task := self._work.get(key)) is not None]:
+            for task in working:
                 task.cancel()
-                await asyncio.wait([task])
-            self._absent.pop(key, None)
-            segment = self._served.pop(key, None)
-            if segment is not None:
-                await self._end(segment, gone, orderly=False)
-        for stat in await self._shelf.objects.list(name.path):
-            await self._shelf.objects.delete(stat.name)
+            await asyncio.wait(working)
+        await asyncio.gather(*(end(key) for key in keys))
+        if ending := [task for segment, task in self._endings.items() if segment.name.topic == name]:
+            await asyncio.wait(ending)
         await remove_tree(self._shelf.disk, f"{self._shelf.folder}/{name.path}")
-        for prefix in (
-            paths.topic_segments_prefix(name.path),
-            paths.topic_storage_prefix(name.path),
-            paths.topic_prefix(name.path),
-        ):
-            keys = [entry.key for entry in (await self._store.list(prefix)).entries]
-            for start in range(0, len(keys), MAX_TXN_OPERATIONS):
-                await self._store.txn([], [Delete(key) for key in keys[start : start + MAX_TXN_OPERATIONS]])
+        # An earlier try may have removed it and failed to sync that: nothing may come back when the record is gone.
+        await self._shelf.disk.sync_folder(f"{self._shelf.folder}/{name.tenant}/{name.namespace}")
+        if self._shelf.mode is StorageMode.LOCAL:
+            await self._shelf.objects.delete_below(name.path)
         self._metrics.topics.pop(name.path, None)
+        self._opening.forget(name.path)
 
 
-async def remove_tree(disk: Disk, folder: str) -> None:
-    """Remove a folder with all that is in it."""
-    for name in await disk.list_folders(folder):
-        await remove_tree(disk, f"{folder}/{name}")
-    for stat in await disk.list(folder):
-        with contextlib.suppress(DiskError):
-            await disk.remove(f"{folder}/{stat.name}")
-    await disk.remove_folder(folder)
+async def _wait_for(task: asyncio.Task[None]) -> None:
+    """Not with it: it goes on if the waiting is cancelled."""
+    await asyncio.shield(task)
+
+
+def _described(record: Ownership | None) -> str:
+    return "none" if record is None else f"{record.owner} in epoch {record.epoch}, {record.state.value}"

@@ -12,11 +12,12 @@ import os
 from typing import Final
 
 from braid.broker.session import Services, Session
+from braid.broker.topology import encoded_topology
 from braid.model.errors import BraidError, ConnectionLost, InvalidConfig, Overloaded, ShuttingDown, Unauthenticated
 from braid.ports.clock import Clock
 from braid.ports.network import Address, Listener, Network
 from braid.wire.connection import Connection
-from braid.wire.operations import Kind, Topology, encode
+from braid.wire.operations import Kind
 
 SWEEP_S: Final = 1.0
 SILENT_PERIODS: Final = 3
@@ -42,7 +43,7 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self._changed: dict[str, None] = {}
         """Topics whose new routing is pushed at the end of this turn."""
-        self._pushes: set[asyncio.Task[None]] = set()
+        services.topology.on_change.append(self.announce)
 
     async def listen(self, address: Address) -> Address:
         try:
@@ -92,31 +93,29 @@ class Server:
         return received, sent
 
     def announce(self, path: str) -> None:
-        """A topic's routing has changed: tell those who asked for it. Changes of one turn are told together."""
+        """A topic's routing may have changed: tell those who asked for it, if it has. Changes of one turn are told
+        together."""
         if not self._changed:
             asyncio.get_running_loop().call_soon(self._push_changes)
         self._changed[path] = None
 
     def _push_changes(self) -> None:
+        """What causes a push is content: who was told the same before is told nothing."""
         changed, self._changed = self._changed, {}
-        for path in changed:
-            watching = [session for session in self._sessions if path in session.watched]
-            if watching:
-                task = asyncio.get_running_loop().create_task(self._push(path, watching))
-                self._pushes.add(task)
-                task.add_done_callback(self._pushed)
-
-    async def _push(self, path: str, watching: list[Session]) -> None:
         topology = self._services.topology
-        generation = topology.generation
-        body = encode(Topology(generation, (await topology.route_for_clients(path),)))
-        for session in watching:
-            session.connection.send(Kind.TOPOLOGY, body)
+        bodies: dict[str, bytes] = {}
+        for session in self._sessions:
+            for path in sorted(changed.keys() & session.watched.keys()):
+                route = topology.encoded(path)
+                if session.watched[path] != route:
+                    session.watched[path] = route
+                    if path not in bodies:
+                        bodies[path] = encoded_topology(topology.generation, [route])
+                    session.connection.send(Kind.TOPOLOGY, bodies[path])
 
-    def _pushed(self, task: asyncio.Task[None]) -> None:
-        self._pushes.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("a change of routing was not pushed: %s", error)
+    def adopted_generation(self) -> int | None:
+        """The lowest generation that the routing of a client reflects, of those that tell; None if none does."""
+        return min((acked for each in self._sessions if (acked := each.acked_generation) is not None), default=None)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -154,8 +153,6 @@ class Server:
         await self.stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for task in list(self._pushes):
-            task.cancel()
         for session in list(self._sessions):
             session.connection.refuse(ShuttingDown(f"broker {self._services.id} is stopping"))
         with contextlib.suppress(TimeoutError):

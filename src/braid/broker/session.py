@@ -12,7 +12,6 @@ the only way in which a client is slowed down; nothing that it sent is dropped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -22,12 +21,16 @@ from braid.broker.calls import Calls
 from braid.broker.config import Limits
 from braid.broker.delivery import MAX_CREDIT, Channel, ReadAhead
 from braid.broker.groups import Groups
+from braid.broker.membership import Memberships
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.peer_calls import PeerCalls
+from braid.broker.publish import PublishQueue
 from braid.broker.refusal import told_to_clients
+from braid.broker.seats import Seat
 from braid.broker.segments import Segments, ServedSegment
 from braid.broker.subscriptions import Subscriptions
 from braid.broker.topics import Topics
-from braid.broker.topology import TopologyView
+from braid.broker.topology import TopologyView, encoded_topology
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -45,8 +48,7 @@ from braid.model.errors import (
     UnsupportedVersion,
 )
 from braid.model.ids import Offset
-from braid.model.names import TopicName, check_name
-from braid.model.subscription import SubscriptionKind
+from braid.model.names import TopicName
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
 from braid.wire.operations import (
@@ -56,24 +58,22 @@ from braid.wire.operations import (
     Ack,
     AdminReply,
     AdminRequest,
-    Assignment,
     Close,
     Credit,
-    Expelled,
     Hello,
     HelloReply,
     Join,
-    Joined,
     Kind,
     Leave,
     Open,
     Opened,
+    PeerReply,
+    PeerRequest,
     Positions,
     PositionsRequest,
     Release,
     Route,
-    SegmentPositions,
-    Topology,
+    TopologyAck,
     TopologyRequest,
     decode,
     encode,
@@ -86,6 +86,8 @@ MAX_ROUTE_BYTES: Final = 1_024
 MAX_WATCHED_TOPICS: Final = 4_096
 """Topics whose changes one connection is told of: the last ones that it asked for."""
 EARLIEST: Final = -1
+_PUBLISH: Final = int(Kind.PUBLISH)
+"""A plain number, for the one operation that comes by the thousand: a member of an enum takes longer to compare."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -101,34 +103,12 @@ class Services(Protocol):
     subscriptions: Subscriptions
     groups: Groups
     calls: Calls
+    peer_calls: PeerCalls
     access: Access
     topology: TopologyView
     read_ahead: ReadAhead
     ready: bool
     closing: bool
-
-
-class Membership:
-    """One consumer's place in a subscription, held over one connection."""
-
-    def __init__(self, session: Session, path: str, subscription: str) -> None:
-        self.number = 0
-        self.path: Final = path
-        self.subscription: Final = subscription
-        self._session = session
-
-    def joined(self, number: int) -> None:
-        self.number = number
-
-    def assign(self, number: int, segments: tuple[int, ...]) -> None:
-        """Pushed after the reply to JOIN, also when it is known before."""
-        self._session.push_soon(lambda: Assignment(self.number, number, segments))
-
-    def revoke(self, segment: int) -> None:
-        self._session.close_member_channels(self, segment, RESET, "the segment went to another consumer")
-
-    def expelled(self, error: BraidError) -> None:
-        self._session.expel(self, error)
 
 
 class Session:
@@ -143,10 +123,15 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self.framed_at = self._loop.time()
         """When the peer last completed a frame; until then, when it came."""
-        self.watched: dict[str, None] = {}
+        self.watched: dict[str, bytes] = {}
+        """Topics whose changes the peer is told of: the routing that it was told last, encoded."""
+        self.acked_generation: int | None = None
+        """Up to which the peer's routing reflects what it was told here; None until it has said so."""
         self._routes: dict[bytes, ServedSegment] = {}
         self._channels: dict[int, tuple[Channel, ServedSegment]] = {}
-        self._members: dict[int, Membership] = {}
+        self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
+        self._taking: PublishQueue | None = None
+        """Where the publishes go that are being handled."""
         self._requests = 0
         self._bytes = 0
         self._congested = False
@@ -162,29 +147,33 @@ class Session:
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
         self.framed_at = self._loop.time()
-        for frame in frames:
-            if frame.flags:
-                raise ProtocolError("a client sent a reply; brokers ask clients nothing")
-            try:
-                self._on_frame(frame)
-            except ProtocolError as error:
-                if isinstance(error, UnknownOperation) and self.principal is not None:
+        self.connection.cork()
+        try:
+            for frame in frames:
+                if frame.flags:
+                    raise ProtocolError("a client sent a reply; brokers ask clients nothing")
+                try:
+                    self._on_frame(frame)
+                except ProtocolError as error:
+                    if isinstance(error, UnknownOperation) and self.principal is not None:
+                        self._refuse(frame, error)
+                        continue
+                    self._count_error(frame.kind, error)
+                    peer = self.connection.peer
+                    _log.info("%s broke the protocol: %s", peer, error, extra={"peer": peer})
+                    raise
+                except BraidError as error:
                     self._refuse(frame, error)
-                    continue
-                self._count_error(frame.kind, error)
-                _log.info(
-                    "%s broke the protocol: %s", self.connection.peer, error, extra={"peer": self.connection.peer}
-                )
-                raise
-            except BraidError as error:
-                self._refuse(frame, error)
+        finally:
+            self._commit_publishes(None)
+            self.connection.flush()
 
     def _on_frame(self, frame: Frame) -> None:
         if self.principal is None:
             if frame.kind != Kind.HELLO:
                 raise ProtocolError("the first frame of a connection is HELLO")
             return self._on_hello(frame)
-        if frame.kind == Kind.PUBLISH:
+        if frame.kind == _PUBLISH:
             return self._on_publish(frame)
         handler = _AT_ONCE.get(frame.kind)
         if handler is not None:
@@ -243,9 +232,7 @@ class Session:
             task.cancel()
         for channel, _ in list(self._channels.values()):
             channel.drop()
-        for member in self._members.values():
-            self._services.groups.disconnected(member.number)
-        self._members.clear()
+        self._memberships.lost()
         self._on_end(self)
 
     # Limits.
@@ -334,13 +321,22 @@ class Session:
             segment = self._route(frame.body)
         if self._services.closing:
             raise ShuttingDown(f"broker {self._services.id} is stopping")
+        publishes = segment.publishes
+        if publishes is not self._taking:
+            self._commit_publishes(publishes)
         size = len(frame.payload)
         self._count_in(size)
         try:
-            segment.publishes.take(frame.payload, self, frame.request)
+            publishes.take(frame.payload, self, frame.request)
         except BaseException:
             self._count_out(size)
             raise
+
+    def _commit_publishes(self, following: PublishQueue | None) -> None:
+        """All batches that came for one segment in a row go to the disk together, in the turn in which they came."""
+        taking, self._taking = self._taking, following
+        if taking is not None:
+            taking.commit()
 
     def _route(self, body: bytes) -> ServedSegment:
         route = decode(Route, body)
@@ -362,9 +358,10 @@ class Session:
             self._routes[body] = segment
         return segment
 
-    def confirm(self, request: int, size: int, published: bytes) -> None:
-        self._count_out(size)
-        self.connection.send(Kind.PUBLISH, published, request=request, flags=REPLY)
+    def confirm(self, frame: bytes, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+        self.connection.queue(frame)
 
     def refuse(self, request: int, size: int, error: BraidError) -> None:
         self._count_out(size)
@@ -372,6 +369,8 @@ class Session:
         self.connection.reply_error(Kind.PUBLISH, request, error)
 
     def flush(self) -> None:
+        if self._paused:
+            self._pause_or_resume()
         self.connection.flush()
 
     # Consuming.
@@ -384,41 +383,41 @@ class Session:
             raise InvalidArgument(f"a credit of {request.credit} bytes cannot be: give 0 to {MAX_CREDIT}")
         if len(self._channels) >= self._limits.max_channels:
             raise Overloaded(f"this connection has {len(self._channels)} channels, as many as it may have")
+        if request.session:
+            raise InvalidArgument(
+                "a session opens no channel: name the subscription, with the term and grant of ASSIGN"
+            )
         topic = TopicName.parse(request.topic)
         self.may(Action.CONSUME, topic)
         segment = self._services.segments.get(topic.path, request.segment)
         if segment.topic_id != request.topic_id:
             raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
-        member = self._member(request.session) if request.session else None
-        offset = self._first_offset(segment, request, member)
+        offset = self._first_offset(segment, request)
         channel = Channel(
             request.channel,
             self.connection,
             segment.storage,
             offset,
             request.credit,
-            subscription=member.subscription if member is not None else None,
-            session=request.session,
+            subscription=request.subscription or None,
             read_bytes=self._limits.read_bytes,
             read_ahead=self._services.read_ahead,
             metrics=self._metrics.topic(topic.path),
             on_end=self._forget_channel,
         )
         self._channels[request.channel] = (channel, segment)
-        self.connection.reply(frame, encode(Opened(offset, segment.end)))
+        placement = segment.cursors.placement(request.subscription) if request.subscription else 0
+        self.connection.reply(frame, encode(Opened(offset, segment.end, placement)))
         segment.add_channel(channel)
 
-    def _first_offset(self, segment: ServedSegment, request: Open, member: Membership | None) -> Offset:
-        if member is not None:
-            if member.path != segment.name.topic.path or not self._services.groups.holds(
-                member.number, request.segment
-            ):
-                raise NotServing(
-                    f"segment {request.segment} is not assigned to this consumer of subscription {member.subscription}"
-                )
-            offset = segment.cursors.offset(member.subscription)
+    def _first_offset(self, segment: ServedSegment, request: Open) -> Offset:
+        subscription = request.subscription
+        if subscription:
+            offset = segment.cursors.offset(subscription)
             if offset is None:
-                raise NotServing(f"subscription {member.subscription} has no cursor on segment {request.segment} yet")
+                raise NotServing(f"subscription {subscription} has no cursor on segment {request.segment} yet")
+            segment.seats.take(subscription, Seat(request.term, request.grant))
+            segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
             # Retention may have deleted what an idle subscription had not consumed, if the topic's policy says so.
             return max(offset, segment.earliest)
         if request.offset == EARLIEST:
@@ -477,70 +476,16 @@ class Session:
     async def _on_join(self, frame: Frame) -> bytes:
         join = decode(Join, frame.body)
         topic = TopicName.parse(join.topic)
-        check_name("subscription", join.subscription)
-        check_name("consumer", join.consumer)
         self.may(Action.CONSUME, topic)
-        kind = _subscription_kind(join.kind)
-        _, created = await self._services.subscriptions.ensure(
-            topic, join.subscription, kind=kind, start=join.start, create=join.create
-        )
-        found = self._services.topics.get(topic.path)
-        member = Membership(self, topic.path, join.subscription)
-        number = await self._services.groups.join(topic, join.subscription, join.consumer, member)
-        if self.connection.closing:
-            self._services.groups.disconnected(number)
-        else:
-            member.joined(number)
-            self._members[number] = member
-        return encode(Joined(number, found.id, created))
+        return encode(await self._memberships.join(topic, join))
 
     def _on_release(self, frame: Frame) -> None:
-        release = decode(Release, frame.body)
-        member = self._member(release.session)
-        self.drop_member_channels(member, release.segment)
-        self._services.groups.released(member.number, release.segment)
+        self._memberships.release(decode(Release, frame.body))
         self.connection.reply(frame)
 
     async def _on_leave(self, frame: Frame) -> bytes:
-        leave = decode(Leave, frame.body)
-        member = self._members.pop(leave.session, None)
-        if member is not None:
-            self.drop_member_channels(member, None)
-            await self._services.groups.leave(member.number)
+        await self._memberships.leave(decode(Leave, frame.body))
         return b""
-
-    def _member(self, session: int) -> Membership:
-        member = self._members.get(session)
-        if member is None:
-            raise NotServing(f"session {session} is not one of this connection: join again")
-        return member
-
-    def push_soon(self, assignment: Callable[[], Assignment]) -> None:
-        """Push at the end of this turn, so that it follows the reply to the JOIN that caused it."""
-        self._loop.call_soon(lambda: self.connection.send(Kind.ASSIGN, encode(assignment())))
-
-    def close_member_channels(self, member: Membership, segment: int, code: str, message: str) -> None:
-        for channel in self._member_channels(member, segment):
-            channel.close(code, message, retriable=True)
-
-    def drop_member_channels(self, member: Membership, segment: int | None) -> None:
-        for channel in self._member_channels(member, segment):
-            channel.drop()
-
-    def _member_channels(self, member: Membership, segment: int | None) -> list[Channel]:
-        return [
-            channel
-            for channel, served in self._channels.values()
-            if channel.session == member.number and segment in (None, served.name.id)
-        ]
-
-    def expel(self, member: Membership, error: BraidError) -> None:
-        """It is no consumer of its subscription any more: its channels end with this error, for good."""
-        self._members.pop(member.number, None)
-        for channel in self._member_channels(member, None):
-            channel.fail(error)
-        expelled = Expelled(member.number, error.code, str(error), error.retriable)
-        self.connection.send(Kind.EXPEL, encode(expelled))
 
     # Questions.
 
@@ -549,39 +494,28 @@ class Session:
         if len(request.topics) > MAX_WATCHED_TOPICS:  # Before a million names are looked at.
             raise Overloaded(f"{len(request.topics)} topics at once; ask for {MAX_WATCHED_TOPICS} at most")
         names = [TopicName.parse(path) for path in request.topics]
+        assert self.principal is not None
         for name in names:
-            self._may_know(name)
-        generation = self._services.topology.generation
-        # From here on changes are pushed; the answer shows the routing at this generation or a later one.
-        for name in names:
+            self._services.access.check_may_know(self.principal, name)
+        topology = self._services.topology
+        for name in names:  # From here on changes are pushed to it.
             self.watched.pop(name.path, None)
-            self.watched[name.path] = None
+            self.watched[name.path] = topology.encoded(name.path)
+        answer = encoded_topology(topology.generation, [self.watched[name.path] for name in names])
         while len(self.watched) > MAX_WATCHED_TOPICS:  # Who asked longest ago finds out by a refusal (routing.py).
             del self.watched[next(iter(self.watched))]
-        routes = [await self._services.topology.route_for_clients(name.path) for name in names]
-        return encode(Topology(generation, tuple(routes)))
+        return answer
 
-    def _may_know(self, topic: TopicName) -> None:
-        """Who may do anything with a topic may know where it is."""
-        for action in (Action.CONSUME, Action.ADMIN):
-            with contextlib.suppress(PermissionDenied):
-                self.may(action, topic)
-                return
-        self.may(Action.PRODUCE, topic)
+    def _on_topology_ack(self, frame: Frame) -> None:
+        self.acked_generation = max(self.acked_generation or 0, decode(TopologyAck, frame.body).generation)
 
     async def _on_positions(self, frame: Frame) -> bytes:
         request = decode(PositionsRequest, frame.body)
         topic = TopicName.parse(request.topic)
         self.may(Action.CONSUME, topic)
         found = self._services.topics.get(topic.path)
-        positions = []
-        for segment_id in sorted(found.layout.segments):
-            segment = self._services.segments.get(topic.path, segment_id)
-            at_time = -1
-            if request.timestamp is not None:
-                at_time = await segment.offset_at_time(request.timestamp)
-            positions.append(SegmentPositions(segment_id, segment.earliest, segment.end, segment.sealed, at_time))
-        return encode(Positions(found.id, tuple(positions)))
+        positions = await self._services.subscriptions.positions(topic, request.timestamp)
+        return encode(Positions(found.id, positions))
 
     async def _on_admin(self, frame: Frame) -> bytes:
         request = decode(AdminRequest, frame.body)
@@ -589,13 +523,33 @@ class Session:
         result = await self._services.calls.call(request.call, request.arguments, self.principal)
         return encode(AdminReply(result))
 
+    # Between brokers.
 
-def _subscription_kind(kind: str) -> SubscriptionKind:
-    try:
-        return SubscriptionKind(kind)
-    except ValueError:
-        known = ", ".join(each.value for each in SubscriptionKind)
-        raise InvalidArgument(f"{kind!r} is no kind of subscription: choose one of {known}") from None
+    def _on_peer(self, frame: Frame) -> None:
+        assert self.principal is not None
+        if not self.principal.peer:
+            raise PermissionDenied(f"{self.principal.name!r} may not ask this: it is for brokers of the cluster alone")
+        size = len(frame.payload) if frame.payload is not None else 0
+        self._count_in(size)
+        task = self._loop.create_task(self._answer_peer(frame, size), name="peer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_peer(self, frame: Frame, size: int) -> None:
+        """Errors go back as they are: what a fenced log means, the other broker knows as well."""
+        try:
+            request = decode(PeerRequest, frame.body)
+            result = await self._services.peer_calls.answer(request, b"" if frame.payload is None else frame.payload)
+            self.connection.send(Kind.PEER, encode(PeerReply(result)), request=frame.request, flags=REPLY)
+        except BraidError as error:
+            self._count_error(Kind.PEER, error)
+            self.connection.reply_error(Kind.PEER, frame.request, error)
+        except Exception as error:
+            _log.exception("a peer's call broke")
+            broken = BrokenInvariant(f"a call broke in broker {self._services.id}: {error!r}")
+            self.connection.reply_error(Kind.PEER, frame.request, broken)
+        finally:
+            self._count_out(size)
 
 
 def _name_of(kind: int) -> str:
@@ -606,11 +560,13 @@ _NAMES: Final[Mapping[int, str]] = {int(kind): kind.name.lower() for kind in Kin
 
 _AT_ONCE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
     Kind.PING: Session._on_ping,
+    Kind.TOPOLOGY_ACK: Session._on_topology_ack,
     Kind.OPEN: Session._on_open,
     Kind.CREDIT: Session._on_credit,
     Kind.ACK: Session._on_ack,
     Kind.CLOSE: Session._on_close,
     Kind.RELEASE: Session._on_release,
+    Kind.PEER: Session._on_peer,
 }
 _IN_A_TASK: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, bytes]]]] = {
     Kind.TOPOLOGY: Session._on_topology,

@@ -26,9 +26,19 @@ LOCAL = "local"
 
 @asynccontextmanager
 async def opened_shelf(
-    config: BrokerConfig, folder: DataFolder, store: Store, disk: Disk, clock: Clock, random: random.Random
+    config: BrokerConfig,
+    folder: DataFolder,
+    store: Store,
+    disk: Disk,
+    clock: Clock,
+    random: random.Random,
+    objects: Objects | None = None,
 ) -> AsyncIterator[Shelf]:
-    mode, objects = await _open_objects(config.storage, folder, disk, clock)
+    """`objects`, if they are given, are shared by all brokers, whatever the configuration says."""
+    if objects is not None:
+        mode = StorageMode.OBJECT_STORE
+    else:
+        mode, objects = await _open_objects(config.storage, folder, disk, clock)
     spares = SpareFiles(disk, folder.spares, config.file_bytes, config.spare_files)
     await disk.make_folder(folder.logs)
     handles = ReadHandles(disk)

@@ -1,31 +1,41 @@
-"""Subscriptions: made, listed, moved to another place, deleted.
+"""Subscriptions: made, listed, moved to another place, deleted. Any broker does it, wherever the segments are.
 
 A subscription exists when its key exists. Creating one stores its cursor on every segment first and the key last, so
 one that exists never lacks a cursor and skips nothing (I5); deleting one removes the key first. What a crash leaves in
-between are cursors without a subscription: they would hold back retention, and `sweep` removes them at start.
+between are cursors without a subscription: they would hold back retention, and each owner removes those of its own
+segments (`sweep`).
 
-A subscription's changes take turns, so that two consumers that join at the same moment find one subscription. The key
-is written under the condition that the topic is as it was: nothing appears below a topic that is being deleted.
+On one broker a subscription's changes take turns. Between brokers the store decides:
+
+- Of two that create the same one, the first to write the key has created it. The other one's cursors did no harm: while
+  there is no key they are placed only where there is none, or further down, and when there is one, not at all.
+- A cursor is removed only while there is no key. A removal may still have come between a new cursor and its key; so who
+  creates looks again when the key is there, and places what is missing.
+- The key is written under the condition that the topic is as it was: nothing appears below one that is being deleted,
+  and no segment that was added meanwhile is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 import msgspec
 
-from braid.broker.cursors import Cursors
+from braid.broker.segment_access import AWAY, PATIENCE_S, SegmentAccess, SegmentAccesses, ServedSegments
 from braid.broker.topics import Topics
 from braid.broker.turns import Turns
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Entry, Put, Store
 from braid.model.errors import (
+    BraidError,
     InvalidArgument,
     MetadataUncertain,
     NotAvailable,
+    SegmentNotFound,
     SubscriptionExists,
     SubscriptionKindConflict,
     SubscriptionNotFound,
@@ -34,41 +44,19 @@ from braid.model.ids import Offset, Revision, SegmentId
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.subscription import Subscription, SubscriptionKind, decode, encode
 from braid.ports.clock import Clock
-from braid.wire import operations
+from braid.wire.operations import SegmentPositions
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 MAX_TRIES: Final = 5
 RETRY_S: Final = 0.05
 """How long a creation waits for the view of the topic to catch up."""
+REMOVE_PATIENCE_S: Final = 2.0
+"""How long a deletion waits for each segment: what it does not reach, the segment's owner sweeps."""
 
+T = TypeVar("T")
 
-class Segment(Protocol):
-    """What subscriptions need of a served segment."""
-
-    @property
-    def name(self) -> SegmentName: ...
-
-    @property
-    def cursors(self) -> Cursors: ...
-
-    @property
-    def earliest(self) -> Offset: ...
-
-    @property
-    def end(self) -> Offset: ...
-
-    async def sync_to(self, offset: Offset) -> None: ...
-
-    async def offset_at_time(self, timestamp_us: int) -> Offset: ...
-
-    def close_channels(self, subscription: str, closed_code: str, message: str) -> None: ...
-
-
-class ServedSegments(Protocol):
-    def get(self, path: str, segment_id: int) -> Segment: ...
-
-    def of_topic(self, path: str) -> Sequence[Segment]: ...
+_log: Final = logging.getLogger(__name__)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -85,12 +73,18 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Subscriptions:
-    def __init__(self, store: Store, topics: Topics, segments: ServedSegments, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, topics: Topics, segments: ServedSegments, accesses: SegmentAccesses, clock: Clock
+    ) -> None:
+        """`segments` are this broker's own, which it sweeps; `accesses` lead to all."""
         self._store = store
         self._topics = topics
         self._segments = segments
+        self._accesses = accesses
         self._clock = clock
         self._turns = Turns()
+        self._to_sweep: dict[str, None] = {}
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def ensure(
         self, topic: TopicName, name: str, *, kind: SubscriptionKind, start: str, create: bool
@@ -103,21 +97,24 @@ class Subscriptions:
             if entry is None:
                 if not create:
                     raise _not_found(topic, name)
-                return await self._create(topic, name, kind, start), True
-            found = decode(Subscription, entry.value)
+                found, created = await self._create(topic, name, kind, start)
+            else:
+                found, created = decode(Subscription, entry.value), False
             if found.kind is not kind:
                 raise SubscriptionKindConflict(
                     f"subscription {name} of {topic} is a {found.kind.value} subscription, "
                     f"it cannot be used as a {kind.value} one; use another name"
                 )
-            return found, False
+            return found, created
 
     async def create(self, topic: TopicName, name: str, *, kind: SubscriptionKind, start: str) -> Subscription:
         _check_start(check_name("subscription", name), start)
         async with self._turn(topic, name):
-            if await self._read(topic, name) is not None:
-                raise SubscriptionExists(f"subscription {name} of {topic} cannot be created: it exists")
-            return await self._create(topic, name, kind, start)
+            if await self._read(topic, name) is None:
+                subscription, created = await self._create(topic, name, kind, start)
+                if created:
+                    return subscription
+            raise SubscriptionExists(f"subscription {name} of {topic} cannot be created: it exists")
 
     async def get(self, topic: TopicName, name: str) -> Subscription:
         entry = await self._read(topic, name)
@@ -131,46 +128,48 @@ class Subscriptions:
         return await self._list(topic.path)
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        """Its channels are closed. An interrupted deletion is finished by the next one."""
+        """Its channels are closed. An interrupted deletion is finished by the next one, or by the sweep."""
         async with self._turn(topic, name):
             entry = await self._read(topic, name)
-            segments = self._segments.of_topic(topic.path)
-            if entry is None and all(segment.cursors.offset(name) is None for segment in segments):
-                raise _not_found(topic, name)
+            segments = self._of_layout(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
                 await self._remove_key(topic, name)
-            for segment in segments:
-                message = f"subscription {name} of {topic} was deleted"
-                segment.close_channels(name, SubscriptionNotFound.code, message)
-            for segment in segments:
-                await segment.cursors.remove(name)
+            elif not await self._has_cursors(segments.values(), name):
+                raise _not_found(topic, name)
+            removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
+            await _all(removals)
+
+    async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
+        """Where each segment begins and ends, and where the records of a time are."""
+        segments = self._of_layout(topic)
+        return tuple(await _all(access.positions(timestamp_us) for _, access in sorted(segments.items())))
 
     async def seek_to(self, topic: TopicName, name: str, place: str) -> dict[SegmentId, Offset]:
         """Go to `earliest` or `latest` in every segment. All seeks return the new offsets."""
         _check_start(name, place)
-
-        async def find(segment: Segment) -> Offset:
-            return segment.earliest if place == EARLIEST else segment.end
-
-        return await self._seek(topic, name, None, find)
+        return await self._seek(topic, name, None, lambda _, access: _start(access, place))
 
     async def seek_to_time(self, topic: TopicName, name: str, timestamp_us: int) -> dict[SegmentId, Offset]:
         """Go to the first records at or after this time."""
-        return await self._seek(topic, name, None, lambda segment: segment.offset_at_time(timestamp_us))
+
+        async def find(_: SegmentId, access: SegmentAccess) -> Offset:
+            return Offset((await access.positions(timestamp_us)).at_time)
+
+        return await self._seek(topic, name, None, find)
 
     async def seek_to_offsets(
         self, topic: TopicName, name: str, offsets: dict[SegmentId, Offset]
     ) -> dict[SegmentId, Offset]:
         """Go to these offsets; segments that are not named stay where they are."""
 
-        async def find(segment: Segment) -> Offset:
-            offset = offsets[segment.name.id]
-            if not segment.earliest <= offset <= segment.end:
+        async def find(segment: SegmentId, access: SegmentAccess) -> Offset:
+            ends = await access.positions()
+            if not ends.earliest <= offsets[segment] <= ends.end:
                 raise InvalidArgument(
-                    f"subscription {name} cannot go to offset {offset} of {segment.name}: "
-                    f"choose one from {segment.earliest} to {segment.end}"
+                    f"subscription {name} cannot go to offset {offsets[segment]} of segment {segment} of {topic}: "
+                    f"choose one from {ends.earliest} to {ends.end}"
                 )
-            return offset
+            return offsets[segment]
 
         return await self._seek(topic, name, [*offsets], find)
 
@@ -180,55 +179,80 @@ class Subscriptions:
         if count < 1:
             raise InvalidArgument(f"{count} records cannot be skipped; skip 1 or more")
 
-        async def find(segment: Segment) -> Offset:
-            offset = self._offset(topic, name, segment)
-            return Offset(min(max(offset, segment.earliest) + count, segment.end))
+        async def find(_: SegmentId, access: SegmentAccess) -> Offset:
+            offset = (await access.progress()).get(name)
+            if offset is None:
+                raise _not_found(topic, name)
+            ends = await access.positions()
+            return Offset(min(max(offset, ends.earliest) + count, ends.end))
 
         return await self._seek(topic, name, [segment_id], find)
 
-    def progress(self, topic: TopicName, name: str) -> dict[SegmentId, Progress]:
-        """By segment, of those that are served here."""
-        return {
-            segment.name.id: Progress(offset, segment.earliest, segment.end)
-            for segment in self._segments.of_topic(topic.path)
-            if (offset := segment.cursors.offset(name)) is not None
-        }
-
-    async def sweep(self) -> int:
-        """Remove cursors whose subscription does not exist: leftovers of a creation or deletion that a crash ended.
-        Returns how many."""
+    async def sweep(self, path: str | None = None) -> int:
+        """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Leftovers
+        of a creation or deletion that a crash ended, or that did not reach them, are removed; returns how many. A
+        subscription that lacks its cursor, because its creation was ended between a sweep and its last look, gets one
+        at the earliest record: it may see some twice, but skips none (I5)."""
         removed = 0
-        for path in self._topics.all():
-            for segment in self._segments.of_topic(path):
-                for name in segment.cursors.all():
+        for each in self._topics.all() if path is None else [path]:
+            segments = self._segments.of_topic(each)
+            known = await self._list(each) if segments else {}
+            for segment in segments:
+                for name in segment.cursors.all().keys() ^ known.keys():
                     async with self._turn(segment.name.topic, name):
-                        if await self._store.get(paths.subscription(path, name)) is None:
-                            await segment.cursors.remove(name)
-                            removed += 1
+                        if await self._store.get(paths.subscription(each, name)) is None:
+                            removed += await segment.cursors.remove(name)
+                        else:
+                            await segment.cursors.place(name, segment.earliest, only_if_absent=True)
         return removed
 
-    async def _create(self, topic: TopicName, name: str, kind: SubscriptionKind, start: str) -> Subscription:
+    def sweep_later(self, path: str) -> None:
+        """A segment of this topic is served here from now on: its last owner may have missed a deletion."""
+        self._to_sweep[path] = None
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(), name="sweep cursors")
+
+    async def _sweep_all(self) -> None:
+        while self._to_sweep:
+            path, _ = self._to_sweep.popitem()
+            try:
+                await self.sweep(path)
+            except BraidError as error:  # The next one who opens a segment of it tries again.
+                _log.warning("cursors without a subscription may be left in topic %s: %s", path, error)
+        self._sweeping = None
+
+    async def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+
+    async def _create(
+        self, topic: TopicName, name: str, kind: SubscriptionKind, start: str
+    ) -> tuple[Subscription, bool]:
+        """The subscription, and whether it is this one, not another broker's."""
         if kind is SubscriptionKind.QUEUE:
             raise NotAvailable(
                 f"subscription {name} of {topic} cannot be a queue: queue subscriptions come in a later version"
             )
-        subscription = Subscription(kind=kind, created_at=self._clock.now_us())
+        value = encode(Subscription(kind=kind, created_at=self._clock.now_us()))
         key = paths.subscription(topic.path, name)
+        created = uncertain = False
         for _ in range(MAX_TRIES):
             unchanged = self._topics.unchanged(topic.path)
-            for segment in self._all_segments(topic):
-                offset = segment.earliest if start == EARLIEST else segment.end
-                await segment.sync_to(offset)
-                await segment.cursors.place(name, offset)
-            try:
-                result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, encode(subscription))])
-                if result.succeeded:
-                    return subscription
-            except MetadataUncertain:
-                pass
+            segments = self._of_layout(topic).values()
+            begun = await _all(_begin(access, name, start) for access in segments)
+            if None not in begun:
+                try:
+                    result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, value)])
+                    created = result.succeeded
+                except MetadataUncertain:
+                    uncertain = True
             entry = await self._store.get(key)
             if entry is not None:
-                return decode(Subscription, entry.value)  # This write, or that of another broker.
+                created = created or (uncertain and entry.value == value)
+                if created:
+                    await _all(_fill(access, name, start) for access in segments)
+                return decode(Subscription, entry.value), created
             # The topic has changed, or the write is under way: once more with the topic as it is now.
             await asyncio.sleep(RETRY_S)
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was created; try again")
@@ -247,38 +271,46 @@ class Subscriptions:
                 continue
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was deleted; try again")
 
+    async def _has_cursors(self, segments: Iterable[SegmentAccess], name: str) -> bool:
+        found = await asyncio.gather(*(access.progress() for access in segments), return_exceptions=True)
+        return any(name in each for each in found if isinstance(each, dict))
+
+    async def _remove_cursor(self, segment: SegmentId, name: str, access: SegmentAccess) -> None:
+        try:
+            await access.remove_cursor(name)
+        except AWAY as error:
+            _log.warning("the cursor of subscription %s on segment %d is left to its owner: %s", name, segment, error)
+
     async def _seek(
         self,
         topic: TopicName,
         name: str,
-        segment_ids: Sequence[SegmentId] | None,
-        find: Callable[[Segment], Awaitable[Offset]],
+        segment_ids: Iterable[SegmentId] | None,
+        find: Callable[[SegmentId, SegmentAccess], Awaitable[Offset]],
     ) -> dict[SegmentId, Offset]:
         """All places are found before the first cursor moves: a seek that cannot be changes nothing."""
         async with self._turn(topic, name):
             await self.get(topic, name)
-            if segment_ids is None:
-                segments = self._all_segments(topic)
-            else:
-                segments = [self._segments.get(topic.path, segment_id) for segment_id in segment_ids]
-            places = [(segment, min(await find(segment), segment.end)) for segment in segments]
-            for segment, offset in places:
-                await segment.sync_to(offset)
-                await segment.cursors.place(name, offset)
-                # At once, before an ack that is under way on an old channel can move the cursor.
-                segment.close_channels(name, operations.RESET, f"subscription {name} was set to offset {offset}")
-            return {segment.name.id: offset for segment, offset in places}
+            segments = self._of_layout(topic, segment_ids)
+            places = await _all(find(segment, access) for segment, access in segments.items())
+            placing = zip(segments.values(), places, strict=True)
+            stands = await _all(access.place_cursor(name, offset) for access, offset in placing)
+            return dict(zip(segments, stands, strict=True))
 
-    def _all_segments(self, topic: TopicName) -> Sequence[Segment]:
-        """Every segment of the layout; `NotServing` if one is not served here now."""
-        layout = self._topics.get(topic.path).layout
-        return [self._segments.get(topic.path, segment_id) for segment_id in layout.segments]
-
-    def _offset(self, topic: TopicName, name: str, segment: Segment) -> Offset:
-        offset = segment.cursors.offset(name)
-        if offset is None:
-            raise _not_found(topic, name)
-        return offset
+    def _of_layout(
+        self, topic: TopicName, segment_ids: Iterable[SegmentId] | None = None, *, patience_s: float = PATIENCE_S
+    ) -> dict[SegmentId, SegmentAccess]:
+        """These segments, or all of the layout, wherever they are."""
+        found = self._topics.get(topic.path)
+        layout = found.layout.segments
+        wanted = list(layout) if segment_ids is None else list(segment_ids)
+        for segment_id in wanted:
+            if segment_id not in layout:
+                raise SegmentNotFound(f"topic {topic} has no segment {segment_id}")
+        return {
+            segment_id: self._accesses.of(SegmentName.of(topic, layout[segment_id]), found.id, patience_s)
+            for segment_id in wanted
+        }
 
     async def _read(self, topic: TopicName, name: str) -> Entry | None:
         self._topics.get(topic.path)
@@ -304,3 +336,27 @@ def _check_start(name: str, start: str) -> None:
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
     return SubscriptionNotFound(f"there is no subscription {name} of {topic}; create it first")
+
+
+async def _start(access: SegmentAccess, start: str) -> Offset:
+    ends = await access.positions()
+    return Offset(ends.earliest if start == EARLIEST else ends.end)
+
+
+async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
+    return await access.begin_cursor(name, await _start(access, start))
+
+
+async def _fill(access: SegmentAccess, name: str, start: str) -> None:
+    """Place the cursor of a subscription that exists now, should it be missing."""
+    if name not in await access.progress():
+        await access.place_cursor(name, await _start(access, start), only_if_absent=True)
+
+
+async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """At the same time, for segments may be on many brokers. All have ended when the first error is raised."""
+    found = await asyncio.gather(*work, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found  # type: ignore[return-value]  # no exception is among them

@@ -1,10 +1,10 @@
-"""TLS for the ports that a broker listens on."""
+"""TLS for the ports that a broker listens on, and for its connections to other brokers."""
 
 from __future__ import annotations
 
 import ssl
 
-from braid.broker.config import TlsConfig
+from braid.broker.config import BrokerTlsConfig, TlsConfig
 from braid.model.errors import InvalidConfig
 
 
@@ -19,5 +19,20 @@ def server_tls(config: TlsConfig) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise InvalidConfig(
             f"TLS cannot be set up from certificate {config.certificate!r} and key {config.key!r}: {error}"
+        ) from error
+    return context
+
+
+def peer_tls(config: BrokerTlsConfig) -> ssl.SSLContext:
+    """For connections to the other brokers of the cluster, which listen with TLS as this one does. Their certificates
+    must name the addresses that they are registered with; they are shown this broker's own, should they ask for one."""
+    try:
+        context = ssl.create_default_context(cafile=config.peer_ca or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(config.certificate, config.key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidConfig(
+            f"TLS to other brokers cannot be set up from certificate {config.certificate!r} and authority "
+            f"{config.peer_ca or 'of the system'!r}: {error}"
         ) from error
     return context

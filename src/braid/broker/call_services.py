@@ -1,0 +1,36 @@
+"""What the administrative calls need of their broker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from braid.broker.auth import Access
+from braid.broker.deletion import Deletion
+from braid.broker.groups import Groups
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.reports import Reports
+from braid.broker.segments import Segments
+from braid.broker.subscriptions import Subscriptions
+from braid.broker.topics import Topics
+from braid.broker.topology import TopologyView
+from braid.cluster.leader import Leader
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.metadata.store import Store
+
+
+class CallServices(Protocol):
+    id: str
+    store: Store
+    metrics: BrokerMetrics
+    topics: Topics
+    segments: Segments
+    subscriptions: Subscriptions
+    reports: Reports
+    groups: Groups
+    access: Access
+    topology: TopologyView
+    owners: Owners
+    members: Members
+    leader: Leader
+    deletion: Deletion

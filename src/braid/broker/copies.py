@@ -1,0 +1,112 @@
+"""Chunks on this broker's own disk of segments that other brokers serve, and when they may go. Only in mode `local`.
+
+A broker that has handed a segment over keeps its chunks until the new owner serves; one that a segment is about to come
+to has some before it is the owner. Both are removed when the record says that another broker serves the segment and
+nobody wants it here: that owner's disk then holds every chunk that the catalog names, so those, and nothing else, can
+go from here. The record must be a later one than the owner's that counted on what lies here: this broker may be the
+last to hear of a move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from braid.cluster.owners import Owners
+from braid.model.errors import BraidError
+from braid.model.ids import Revision
+from braid.model.names import SegmentName
+from braid.model.ownership import OwnershipState
+from braid.storage.catalog import Catalog
+from braid.storage.manifest import segment_folder
+from braid.storage.segment import Shelf, StorageMode
+
+RETRY_S: Final = 5.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Copies:
+    def __init__(self, shelf: Shelf, owners: Owners) -> None:
+        self._shelf = shelf
+        self._owners = owners
+        self._here: set[SegmentName] = set()
+        """Segments of which this disk may hold chunks that it need not."""
+        self._counted_on: dict[SegmentName, Revision] = {}
+        """The record of the owner that asked last for what lies here."""
+        self._removing: dict[SegmentName, asyncio.Task[None]] = {}
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Find what lies here, and remove what need not, from now on."""
+        if self._shelf.mode is not StorageMode.LOCAL:
+            return
+        for stat in await self._shelf.objects.list(""):
+            match stat.name.split("/"):
+                case [tenant, namespace, topic, descriptor, leaf] if leaf.endswith(".chunk"):
+                    self._here.add(SegmentName.at(f"{tenant}/{namespace}/{topic}", descriptor))
+        self._owners.table.on_change.append(lambda key: self._look(SegmentName.at(*key)))
+        for name in list(self._here):
+            self._look(name)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        tasks = list(self._removing.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def left(self, name: SegmentName) -> None:
+        """This broker has handed the segment over."""
+        if self._shelf.mode is StorageMode.LOCAL:  # Elsewhere the chunks are not a copy: they are the history.
+            self._here.add(name)
+            self._look(name)
+
+    def count_on(self, name: SegmentName, revision: Revision) -> None:
+        """The segment's owner, under the record of this revision, counts on what lies here."""
+        self._here.add(name)
+        self._counted_on[name] = max(revision, self._counted_on.get(name, revision))
+
+    async def settled(self, name: SegmentName) -> None:
+        """Return when nothing is being removed of what somebody counts on: what lies here then stays."""
+        if (task := self._removing.get(name)) is not None:
+            await asyncio.wait([task])
+
+    def _look(self, name: SegmentName) -> None:
+        if name in self._here and self._owners.known(name) is None:  # Deleted, and its files with it.
+            self._here.discard(name)
+            self._counted_on.pop(name, None)
+        if name in self._here and self._may_go(name) and name not in self._removing and not self._stopped:
+            task = self._removing[name] = asyncio.create_task(self._remove(name), name=f"remove copies of {name}")
+            task.add_done_callback(lambda _: self._removing.pop(name, None))
+
+    def _may_go(self, name: SegmentName) -> bool:
+        known = self._owners.known(name)
+        if known is None or known.revision <= self._counted_on.get(name, 0):
+            return False
+        record, here = known.value, self._shelf.broker_id
+        wanted = record.move is not None and record.move.to in (here, "")
+        return record.state is OwnershipState.SERVING and record.owner != here and not wanted
+
+    async def _remove(self, name: SegmentName) -> None:
+        folder = segment_folder(name.topic.path, name.descriptor)
+        while self._may_go(name):
+            try:
+                catalog = Catalog(self._shelf.store, name.topic.path, name.descriptor)
+                await catalog.load()
+                known = {chunk.object for chunk in catalog.chunks}
+                for stat in await self._shelf.objects.list(folder):
+                    if not self._may_go(name):
+                        return
+                    if stat.name.rpartition("/")[2] in known:
+                        await self._shelf.objects.delete(stat.name)
+                if not self._may_go(name):
+                    return
+                self._here.discard(name)
+                self._counted_on.pop(name, None)
+                return
+            except BraidError as error:
+                _log.warning("copies of %s could not be removed yet: %s", name, error)
+            await asyncio.sleep(RETRY_S)

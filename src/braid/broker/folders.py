@@ -1,0 +1,53 @@
+"""The folders of segments on a broker's own disk, and whose they are.
+
+A topic may be deleted, and made again under the same name, while a broker is away that had a part of it. What that
+broker finds on its disk then belongs to a topic that is gone. So every folder has an empty file, `topic-{id}`, that
+tells which topic's segment it holds; whoever begins to use a folder looks at it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from braid.model.errors import DiskError
+from braid.model.names import SegmentName
+from braid.ports.disk import Disk
+from braid.storage.manifest import segment_folder
+from braid.storage.segment import Shelf, StorageMode
+
+MARK: Final = "topic-"
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def own_folder(shelf: Shelf, name: SegmentName, topic_id: int) -> None:
+    """See to it that the folder, and in mode `local` the chunks, hold nothing of an earlier topic of this name."""
+    disk = shelf.disk
+    folder = f"{shelf.folder}/{name.topic.path}/{name.descriptor}"
+    await disk.make_folder(folder)
+    found = [stat.name for stat in await disk.list(folder)]
+    marks = [name for name in found if name.startswith(MARK)]
+    if marks == [f"{MARK}{topic_id}"]:
+        return
+    if not found and shelf.mode is StorageMode.LOCAL:
+        # Chunks that came when the folder had gone already: of a copy that the deletion of its topic overtook.
+        await shelf.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
+    if marks:
+        _log.warning("%s: what a deleted topic of the same name has left here is removed", name)
+        if shelf.mode is StorageMode.LOCAL:
+            await shelf.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
+        await remove_tree(disk, folder)  # The mark goes with it, so last.
+        await disk.make_folder(folder)
+    await (await disk.open(f"{folder}/{MARK}{topic_id}", create=True)).close()
+
+
+async def remove_tree(disk: Disk, folder: str) -> None:
+    """Remove a folder with all that is in it."""
+    await asyncio.gather(*(remove_tree(disk, f"{folder}/{name}") for name in await disk.list_folders(folder)))
+    for stat in await disk.list(folder):
+        with contextlib.suppress(DiskError):
+            await disk.remove(f"{folder}/{stat.name}")
+    await disk.remove_folder(folder)

@@ -1,0 +1,139 @@
+"""The keys of consumers' sessions, written by the topic's controller.
+
+Every write carries the controller's fence among its conditions: one that is the controller no more changes nothing.
+Writes of one session take turns. A session that has ended, but whose key the store did not let go, is removed in the
+background; what this broker may not remove any more, the next controller does when the session's grace has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from braid.broker.turns import Turns
+from braid.metadata import paths
+from braid.metadata.store import Compare, Delete, Put
+from braid.metadata.view import View
+from braid.model.errors import BraidError, MetadataError, MetadataUncertain, NotServing, SubscriptionNotFound
+from braid.model.ids import Revision
+from braid.model.names import TopicName
+from braid.model.subscription import ConsumerSession, encode
+from braid.ports.clock import Clock
+
+MAX_TRIES: Final = 5
+RETRY_S: Final = 1.0
+"""How long the removal of a session waits after the store did not answer."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class StoredSessions:
+    def __init__(
+        self,
+        view: View,
+        clock: Clock,
+        fence: Callable[[TopicName], Compare | None],
+        is_member: Callable[[TopicName, str, str], bool],
+    ) -> None:
+        """`fence` tells what to compare, None if this broker is not the topic's controller; `is_member` whether a
+        consumer has joined, so that its session must not be removed."""
+        self._view = view
+        self._store = view.store
+        self._clock = clock
+        self._fence = fence
+        self._is_member = is_member
+        self._turns = Turns()
+        self._to_remove: dict[tuple[TopicName, str, str], None] = {}
+        """Topic, subscription, consumer."""
+        self._removing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def turn(self, topic: TopicName, subscription: str, consumer: str) -> AbstractAsyncContextManager[None]:
+        """One change of a session at a time."""
+        return self._turns.of(paths.consumer(topic.path, subscription, consumer))
+
+    async def put(self, topic: TopicName, subscription: str, consumer: str, fence: Compare) -> None:
+        """Only with the session's turn. Returns when this broker's view shows the subscription that it is stored below,
+        and that others before it are gone. After any failure nothing of it stays, now or a little later."""
+        value = encode(ConsumerSession(joined_at=self._clock.now_us()))
+        subscription_key = paths.subscription(topic.path, subscription)
+        key = paths.consumer(topic.path, subscription, consumer)
+        try:
+            for _ in range(MAX_TRIES):
+                joined = await self._store.get(subscription_key)
+                if joined is None:
+                    raise SubscriptionNotFound(f"there is no subscription {subscription} of {topic} to join")
+                # A key that is there is the leftover of a session that is gone, or this write, whose answer was lost.
+                entry = await self._store.get(key)
+                if entry is not None and entry.value == value:
+                    return await self._view.caught_up(entry.revision)
+                before = Compare(key, entry.revision if entry is not None else Revision(0))
+                try:
+                    result = await self._store.txn(
+                        [Compare(subscription_key, joined.revision), before, fence], [Put(key, value)]
+                    )
+                except MetadataUncertain:
+                    continue
+                if result.succeeded:
+                    return await self._view.caught_up(result.revision)
+                if await self._is_fenced(fence):
+                    raise NotServing(
+                        f"this broker does not run the subscriptions of topic {topic} any more; join again"
+                    )
+            raise MetadataUncertain(
+                f"it is not known whether consumer {consumer} joined subscription {subscription} of {topic}; join again"
+            )
+        except (BraidError, asyncio.CancelledError):
+            self.remove_later(topic, subscription, consumer)
+            raise
+
+    async def remove(self, topic: TopicName, subscription: str, consumer: str) -> None:
+        """Does nothing if a consumer of this name has joined again, or another broker is the controller."""
+        key = paths.consumer(topic.path, subscription, consumer)
+        async with self.turn(topic, subscription, consumer):
+            for _ in range(MAX_TRIES):
+                fence = self._fence(topic)
+                if fence is None or self._is_member(topic, subscription, consumer):
+                    return
+                entry = await self._store.get(key)
+                if entry is None:
+                    return
+                try:
+                    result = await self._store.txn([Compare(key, entry.revision), fence], [Delete(key)])
+                except MetadataUncertain:
+                    continue
+                if result.succeeded or await self._is_fenced(fence):
+                    return
+        raise MetadataUncertain(f"it is not known whether the session of consumer {consumer} was removed; try again")
+
+    def remove_later(self, topic: TopicName, subscription: str, consumer: str) -> None:
+        self._to_remove[topic, subscription, consumer] = None
+        if self._removing is None and not self._closed:
+            self._removing = asyncio.create_task(self._remove_all(), name="remove consumer sessions")
+
+    async def close(self) -> None:
+        self._closed = True
+        task, self._removing = self._removing, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _remove_all(self) -> None:
+        while self._to_remove:
+            ended = next(iter(self._to_remove))
+            try:
+                await self.remove(*ended)
+            except MetadataError as error:
+                _log.warning("the session of consumer %s cannot be removed, trying again: %s", ended[2], error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                del self._to_remove[ended]
+        self._removing = None
+
+    async def _is_fenced(self, fence: Compare) -> bool:
+        """A write failed: was it because another broker is the controller?"""
+        entry = await self._store.get(fence.key)
+        return entry is None or entry.revision != fence.revision

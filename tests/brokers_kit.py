@@ -1,0 +1,143 @@
+"""Several whole brokers of one cluster in virtual time: one store, one network, a disk for each, and one object store
+if they share their history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from braid.broker.auth import ANONYMOUS
+from braid.broker.broker import Broker
+from braid.broker.config import BrokerConfig
+from braid.client.client import Client, connect
+from braid.metadata.memory import MemoryStore
+from braid.model.message import Message
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Move, OwnershipState
+from braid.testing.disk import SimulatedDisk
+from braid.testing.loop import Process, Simulation, run_simulation
+from braid.testing.network import SimulatedNetwork
+from braid.testing.objects import MemoryObjects
+
+PORT = 6660
+PATH = "public/default/orders"
+
+
+class Brokers:
+    def __init__(self, simulation: Simulation, *, shared: bool) -> None:
+        self.simulation = simulation
+        self.store = MemoryStore(simulation.clock)
+        self.objects = MemoryObjects(simulation.clock) if shared else None
+        self.disks: dict[str, SimulatedDisk] = {}
+        """By broker."""
+        self.network = SimulatedNetwork(simulation.random, latency_s=(1e-4, 1e-3))
+        self.running: dict[str, Broker] = {}
+        self._processes: dict[str, Process] = {}
+        self._stores: dict[str, MemoryStore] = {}
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            disk = self.disks.setdefault(name, SimulatedDisk(self.simulation.random))
+            config = BrokerConfig(id=name, data=f"/{name}", listen=f"{name}:{PORT}", file_bytes=1 << 20)
+            process = self._processes[name] = self.simulation.process(name)
+            store = self._stores[name] = self.store.client(name)
+            opening = Broker.open(
+                config,
+                network=self.network.host(name),
+                store=store,
+                disk=disk.mount(),
+                clock=self.simulation.clock,
+                random=self.simulation.random,
+                objects=self.objects,
+            )
+            self.running[name] = await process.start(opening)
+
+    async def stop(self, name: str) -> None:
+        """In order."""
+        await self._processes[name].start(self.running[name].close())
+        del self.running[name], self._processes[name]
+
+    def kill(self, name: str) -> None:
+        """The process is gone, and its connections break. Its lease ends when its time is over."""
+        for peer in ("client", *self.running):
+            if peer != name:
+                self.network.reset(name, peer)
+        self.network.crash(name)
+        self._stores.pop(name).disconnect()
+        self._processes.pop(name).kill()
+        del self.running[name]
+        self.disks[name].kill()
+
+    @contextlib.asynccontextmanager
+    async def client(self, *names: str, timeout: float = 30.0) -> AsyncIterator[Client]:
+        """That knows these brokers at first; by default all that run."""
+        url = "braid://" + ",".join(f"{name}:{PORT}" for name in names or self.running)
+        client = connect(
+            url,
+            network=self.network.host("client"),
+            clock=self.simulation.clock,
+            random=self.simulation.random,
+            timeout=timeout,
+        )
+        async with client:
+            yield client
+
+    async def call(self, name: str, call: str, **arguments: Any) -> Any:
+        return await self.running[name].calls.call(call, arguments, ANONYMOUS)
+
+    def store_of(self, name: str) -> MemoryStore:
+        """What a broker reaches the store by: it can be cut off, or made to fail."""
+        return self._stores[name]
+
+    def any(self) -> Broker:
+        return next(iter(self.running.values()))
+
+    def owner(self, segment: int, path: str = PATH) -> str:
+        """Who serves it; empty if nobody does."""
+        broker = self.any()
+        for descriptor, record in broker.owners.of_topic(path).items():
+            if descriptor.endswith(f"-{segment}") and record.state is OwnershipState.SERVING:
+                return record.owner if record.owner in self.running else ""
+        return ""
+
+    def controller(self, path: str = PATH) -> str:
+        known = self.any().controllers.table.get(path)
+        return known.broker if known is not None else ""
+
+    async def move(self, segment: int, to: str) -> None:
+        """Wish it in the segment's record, as whoever wants a move does, and wait for it."""
+        broker = self.any()
+        name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(segment))
+        known = broker.owners.known(name)
+        assert known is not None
+        assert await broker.owners.swap(name, known.revision, known.value.moving(Move(to=to))) is not None
+        await until(lambda: self.owner(segment) == to)
+
+
+def with_brokers(
+    test: Callable[[Brokers], Awaitable[None]],
+    names: tuple[str, ...] = ("a", "b", "c"),
+    *,
+    seed: int = 1,
+    shared: bool = True,
+) -> None:
+    async def main(simulation: Simulation) -> None:
+        brokers = Brokers(simulation, shared=shared)
+        await brokers.start(*names)
+        await test(brokers)
+        for name in [*brokers.running]:
+            await brokers.stop(name)
+
+    run_simulation(seed, main)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(300):
+        while not condition():  # noqa: ASYNC110 — virtual time
+            await asyncio.sleep(0.005)
+
+
+def values(messages: list[Message]) -> list[bytes]:
+    return [message.value for message in messages]

@@ -1,0 +1,89 @@
+"""Several `braid serve` processes of one cluster, with leases as short as they can be."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from braid.client.client import Client
+from tests.broker_process import WAIT_S, BrokerProcess
+from tests.live_load import TOPIC
+
+LEASE_TTL_S = 2
+
+
+class ClusterProcess:
+    def __init__(
+        self, folder: Path, *, shared: bool, metadata: str = "", brokers: int = 3, lease_ttl_s: float = LEASE_TTL_S
+    ) -> None:
+        config = folder / "broker.toml"
+        config.write_text(f"lease_ttl_s = {lease_ttl_s}\nfile_bytes = {1 << 20}\nspare_files = 0\n")
+        storage = f"file://{folder}/history" if shared else "local"
+        options = ["--config", str(config), "--metadata", metadata or f"sqlite:{folder}/metadata.db"]
+        self.brokers = {
+            name: BrokerProcess(folder / name, "--id", name, "--storage", storage, *options)
+            for name in (f"broker-{number}" for number in range(brokers))
+        }
+
+    @property
+    def url(self) -> str:
+        return "braid://" + ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers.values())
+
+    def __getitem__(self, name: str) -> BrokerProcess:
+        return self.brokers[name]
+
+    def others(self, *names: str) -> list[str]:
+        return [name for name in self.brokers if name not in names]
+
+    def run(self, *arguments: str) -> str:
+        """A `braid` command, asked of any broker; what it prints."""
+        command = [sys.executable, "-m", "braid.cli.main", *arguments, "--url", self.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
+        return done.stdout
+
+    def logs(self) -> str:
+        return "\n".join(broker.log_path.read_text() for broker in self.brokers.values())
+
+    def __enter__(self) -> Self:
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(BrokerProcess.start, self.brokers.values()))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for broker in self.brokers.values():
+            broker.__exit__(*error)
+
+
+async def owners(client: Client, topic: str = TOPIC) -> dict[int, str]:
+    """Of each segment, who serves it; empty if nobody does."""
+    stats = await client.admin.topic_stats(topic)
+    return {
+        int(number): segment["owner"] if segment["unavailable"] is None else ""
+        for number, segment in stats["segments"].items()
+    }
+
+
+async def owned_by(client: Client, broker: str, topic: str = TOPIC) -> set[int]:
+    return {segment for segment, owner in (await owners(client, topic)).items() if owner == broker}
+
+
+async def served_by(client: Client, wanted: dict[int, str], topic: str = TOPIC) -> None:
+    """Return when these brokers serve these segments; a moment after a record says so, its broker does."""
+    async with asyncio.timeout(WAIT_S):
+        while not wanted.items() <= (await owners(client, topic)).items():  # noqa: ASYNC110 (other processes act)
+            await asyncio.sleep(0.01)
+
+
+async def states(client: Client) -> dict[str, str]:
+    return {each["id"]: each["state"] for each in await client.admin.brokers()}
+
+
+async def leader(client: Client) -> str:
+    (found,) = [each["id"] for each in await client.admin.brokers() if each["leader"]]
+    name: str = found
+    return name

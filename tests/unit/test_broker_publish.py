@@ -1,0 +1,148 @@
+"""Publishing to one segment: what goes to the disk together, and what each connection is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.publish import PublishQueue
+from braid.model.batch import assemble
+from braid.model.errors import BraidError, OutOfSequence, StaleRoute
+from braid.model.layout import HashRange
+from braid.storage.log import Log, LogConfig
+from braid.testing.batches import opaque_batch, opaque_header
+from braid.testing.disk import DiskFaults, SimulatedDisk
+from braid.testing.loop import Simulation, run_simulation
+from braid.wire.frame import FrameReader
+from braid.wire.operations import Kind, Published, decode
+from tests.storage_kit import NotingDisk, open_log, until
+
+BODY = b"x" * 100
+
+
+class Connection:
+    """Writes down what it is told; what it was told before a flush has left."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Published]] = []
+        self.left: list[list[tuple[int, Published]]] = []
+        self.bytes = 0
+        self.refused: list[tuple[int, BraidError]] = []
+
+    def confirm(self, frame: bytes, size: int) -> None:
+        reader = FrameReader()
+        reader.buffer()[: len(frame)] = frame
+        (found,) = reader.received(len(frame))
+        assert (found.kind, found.flags, found.payload) == (Kind.PUBLISH, 1, None)
+        self._waiting.append((found.request, decode(Published, found.body)))
+        self.bytes += size
+
+    def refuse(self, request: int, size: int, error: BraidError) -> None:
+        self.refused.append((request, error))
+        self.bytes += size
+
+    def flush(self) -> None:
+        self.left.append(self._waiting)
+        self._waiting = []
+
+
+class Bench:
+    def __init__(self, disk: SimulatedDisk, noting: NotingDisk, log: Log) -> None:
+        self.disk = disk
+        self.noting = noting
+        self.log = log
+        self.metrics = BrokerMetrics()
+        loop = asyncio.get_running_loop()
+        self.queue = PublishQueue(log, HashRange(0, 0x7FFF), self.metrics, self.metrics.topic("orders"), loop.time)
+
+    def take(self, connection: Connection, request: int, *, producer: int = 0, sequence: int = 0) -> int:
+        batch = opaque_batch(BODY, producer=producer, sequence=sequence)
+        self.queue.take(memoryview(batch), connection, request)
+        return len(batch)
+
+    async def answered(self) -> None:
+        await until(lambda: not len(self.queue))
+
+
+def publish_test(test: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random)
+        noting = NotingDisk(disk)
+        log = await open_log(noting, simulation, config=LogConfig())
+        noting.writes.clear()
+        await test(Bench(disk, noting, log))
+        await log.abandon()
+
+    run_simulation(1, main)
+
+
+def test_batches_that_came_together_are_written_at_once_and_confirmed_in_one_write_for_each_connection() -> None:
+    async def test(bench: Bench) -> None:
+        one, two = Connection(), Connection()
+        size = bench.take(one, 11)
+        bench.take(two, 21)
+        bench.take(one, 12)
+        assert bench.noting.writes == []
+        bench.queue.commit()
+        assert [write.buffers for write in bench.noting.writes] == [3], "in the turn in which they came"
+        await bench.answered()
+        assert one.left == [[(11, Published(0, False)), (12, Published(2, False))]]
+        assert two.left == [[(21, Published(1, False))]]
+        assert one.bytes == 2 * size
+        assert bench.metrics.publish_latency_s.count == bench.metrics.batch_bytes.count == 3
+
+    publish_test(test)
+
+
+def test_a_retry_is_told_the_offset_of_the_first_try_also_when_nothing_is_written() -> None:
+    async def test(bench: Bench) -> None:
+        connection = Connection()
+        bench.take(connection, 1, producer=7)
+        bench.take(connection, 2, producer=7)
+        bench.queue.commit()
+        await bench.answered()
+        writes = len(bench.noting.writes)
+        bench.take(connection, 3, producer=7)
+        bench.queue.commit()
+        assert connection.left == [
+            [(1, Published(0, False)), (2, Published(0, True))],
+            [(3, Published(0, True))],
+        ]
+        await asyncio.sleep(1)
+        assert len(bench.noting.writes) == writes
+
+    publish_test(test)
+
+
+def test_a_batch_that_has_no_place_is_refused_at_once_and_the_others_are_not_held_up() -> None:
+    async def test(bench: Bench) -> None:
+        connection = Connection()
+        bench.take(connection, 1)
+        with pytest.raises(OutOfSequence):
+            bench.take(connection, 2, producer=7, sequence=5)
+        elsewhere = opaque_header(BODY, key_hashes=(0x8000, 0x9000))
+        with pytest.raises(StaleRoute):
+            bench.queue.take(memoryview(assemble(elsewhere, BODY)), connection, 3)
+        bench.queue.commit()
+        await bench.answered()
+        assert connection.left == [[(1, Published(0, False))]]
+
+    publish_test(test)
+
+
+def test_when_the_log_fails_everything_that_waits_is_refused_and_nothing_is_confirmed() -> None:
+    async def test(bench: Bench) -> None:
+        connection = Connection()
+        bench.disk.faults = DiskFaults(sync_failure=1.0)
+        bench.take(connection, 1)
+        bench.queue.commit()
+        bench.take(connection, 2)
+        bench.queue.commit()
+        await bench.answered()
+        assert [request for request, _ in connection.refused] == [1, 2]
+        assert connection.left == [[]]
+
+    publish_test(test)
