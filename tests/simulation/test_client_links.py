@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from braid.client.link import EARLY_SESSIONS, SILENT_PERIODS, Link, connect_link
 from braid.client.pool import Pool
 from braid.client.routing import Routing
 from braid.model.errors import (
@@ -33,6 +32,7 @@ from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.wire.connection import CLOSE_TIMEOUT_S, Connection
 from braid.wire.frame import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_REQUEST_ID, Flags, Frame
+from braid.wire.link import EARLY_SESSIONS, SILENT_PERIODS, Link, connect_link
 from braid.wire.operations import (
     MAGIC,
     VERSION,
@@ -86,6 +86,8 @@ class Receiver:
 
     def __init__(self) -> None:
         self.seen: list[object] = []
+        self.on_last: Callable[[], None] = lambda: None
+        """Called when the broker closes the channel: whether anything may follow, its receiver knows."""
 
     def on_delivery(self, delivery: Delivery, payload: memoryview) -> None:
         self.seen.append((delivery, bytes(payload)))
@@ -95,6 +97,7 @@ class Receiver:
 
     def on_closed(self, error: Closed | BraidError) -> None:
         self.seen.append(error)
+        self.on_last()
 
     def on_assignment(self, assignment: Assignment) -> None:
         self.seen.append(assignment)
@@ -421,6 +424,7 @@ def test_pushes_go_to_the_receiver_that_they_name_and_others_are_ignored() -> No
         broker, link = await broker_and_link(network)
         first, second, session = Receiver(), Receiver(), Receiver()
         assert [link.open_channel(first), link.open_channel(second)] == [1, 2]
+        second.on_last = lambda: link.forget_channel(2)
         link.open_session(5, session)
         send = broker.peers[0].connection.send
         send(Kind.DELIVER, encode(Delivery(2, 40)), [b"batches"])

@@ -80,14 +80,19 @@ def store_retries_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_syncs(patch: pytest.MonkeyPatch) -> None:
-    write = WalWriter.write
+    write = WalWriter.start_write
 
-    async def write_only(
-        self: WalWriter, batches: Sequence[Buffer], headers: Sequence[BatchHeader], size: int, *, sync: bool
+    def write_only(
+        self: WalWriter,
+        batches: Sequence[Buffer],
+        headers: Sequence[BatchHeader],
+        *,
+        sync: bool,
+        on_end: Callable[[BaseException | None], None],
     ) -> None:
-        await write(self, batches, headers, size, sync=False)
+        write(self, batches, headers, sync=False, on_end=on_end)
 
-    patch.setattr(WalWriter, "write", write_only)
+    patch.setattr(WalWriter, "start_write", write_only)
 
 
 def count_the_page_cache_as_durable(patch: pytest.MonkeyPatch) -> None:

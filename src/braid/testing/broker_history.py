@@ -46,13 +46,18 @@ class Seek(msgspec.Struct, frozen=True):
     at: float
 
 
+class Handed(msgspec.Struct, frozen=True):
+    value: bytes
+    at: float
+
+
 class SubscriptionHistory:
     def __init__(self, name: str) -> None:
         self.name = name
         self.brief = False
         """It comes and goes: what its consumers get is compared with the log, no more."""
-        self.handed: dict[int, dict[int, float]] = defaultdict(dict)
-        """By segment and offset, when it was last handed out."""
+        self.handed: dict[int, dict[int, Handed]] = defaultdict(dict)
+        """By segment and offset, what was last handed out, and when."""
         self.seeks: dict[int, Seek] = {}
         """By segment, where it was set last. Until then it begins at its start."""
         self.unknown: dict[int, None] = {}
@@ -63,8 +68,13 @@ class SubscriptionHistory:
         """By segment, up to where acks were stored, and since when that is known."""
         self.ever = 0
         """How many consumers it has had."""
-        self.forgiven: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """Ranges that were lost with a machine's power and may have been skipped since."""
+
+    def due(self, segment: int, offset: int) -> bool:
+        """Whether the record there is still to be handed out: nobody had it since the subscription was set there."""
+        seek, handed = self.seeks.get(segment), self.handed[segment].get(offset)
+        if seek is None:
+            return handed is None
+        return offset >= seek.offset and (handed is None or handed.at < seek.at)
 
 
 class ConsumerHistory:
@@ -90,12 +100,10 @@ class ConsumerHistory:
         expected = self.next.get(segment)
         if offset != expected:
             topic.note(f"{self.name} goes to offset {offset} of segment {segment}, {expected} was due")
-        if offset != expected and not topic.lost_tails:
-            if subscription is None:
-                if expected is not None:
-                    raise PromiseBroken("I1", f"{self.name} was due offset {expected} of segment {segment}: {offset}")
-            else:
+            if subscription is not None:
                 self._check_jump(subscription, segment, expected, offset)
+            elif expected is not None and not topic.lost_tails:
+                raise PromiseBroken("I1", f"{self.name} was due offset {expected} of segment {segment}: {offset}")
         if subscription is not None:
             stored = subscription.stored.get(segment)
             if (
@@ -104,13 +112,12 @@ class ConsumerHistory:
                 and offset < stored.offset
                 and subscription.sought_at < stored.at
                 and segment not in subscription.unknown
-                and not topic.lost_tails
             ):
                 raise PromiseBroken(
                     "acks",
                     f"{self.name} got offset {offset} of segment {segment}, stored as acked below {stored.offset}",
                 )
-            subscription.handed[segment][offset] = now
+            subscription.handed[segment][offset] = Handed(value, now)
         self.next[segment] = offset + 1
         self.last_at[segment] = now
 
@@ -123,13 +130,14 @@ class ConsumerHistory:
         if follows and seek is not None:
             self.followed[segment] = seek
             return
-        if expected is not None and offset < expected and subscription.ever == 1:
+        # Consumers of a topic that may lose records go back whenever that may have happened.
+        again = expected is not None and offset < expected and subscription.ever == 1
+        if again and self._topic.survives_power_loss and not self._topic.lost_tails:
             raise PromiseBroken(
                 "consumers", f"{self.name}, always alone, got offset {offset} of segment {segment} again ({expected})"
             )
-        start = seek.offset if seek is not None else 0
-        for skipped in range(max(expected or 0, start), offset):
-            if skipped not in subscription.handed[segment]:
+        for skipped in range(expected or 0, offset):
+            if subscription.due(segment, skipped):
                 raise PromiseBroken(
                     "I5", f"{self.name} was given offset {offset} of segment {segment}; nobody has had {skipped} yet"
                 )
@@ -214,19 +222,26 @@ class TopicHistory:
 
     def lost_power(self, ends: Mapping[int, int]) -> None:
         """`ends`: of each segment that was open, where it ended for consumers."""
-        if self.survives_power_loss:
-            return
+        if not self.survives_power_loss:
+            self.lost(ends)
+
+    def lost(self, ends: Mapping[int, int]) -> None:
+        """Tails of these segments may be lost, of what was confirmed up to now."""
         self.lost_tails = True
         self.lost_at_boot = self.boot + 1
         for segment, end in ends.items():
             self.ends_at_loss[segment] = max(end, self.ends_at_loss.get(segment, 0))
 
     def recovered(self, segment: int, end: int) -> None:
-        """After a loss of power, a segment is open again and ends here: the rest of it is given up."""
+        """A segment is open again and ends here: after a loss of power, the rest of it is given up."""
         before = self.ends_at_loss.pop(segment, None)
         self.note(f"segment {segment} is open and ends at {end}, before it was lost at {before}")
         if before is None or before <= end:
             return
+        for subscription in self.subscriptions.values():
+            stored = subscription.stored.get(segment)
+            if stored is not None and stored.offset > end:
+                del subscription.stored[segment]
         for sightings in (self.confirmed, self.seen):
             lost = [
                 place
@@ -235,8 +250,6 @@ class TopicHistory:
             ]
             for place in lost:
                 del sightings[place]
-        for subscription in self.subscriptions.values():
-            subscription.forgiven[segment].append((end, before))
 
     # The end.
 
@@ -254,6 +267,23 @@ class TopicHistory:
                         f"the log holds {stored[:20] if stored is not None else None!r}",
                     )
         self._check_order(log)
+        for subscription in self.subscriptions.values():
+            if not subscription.brief:
+                self._check_handed(subscription, log)
+
+    def _check_handed(
+        self, subscription: SubscriptionHistory, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]
+    ) -> None:
+        """I5: what stands in the log is what the subscription had there, not something that was lost from there."""
+        for segment, records in log.items():
+            seek, handed = subscription.seeks.get(segment), subscription.handed[segment]
+            for offset in range(seek.offset if seek is not None else 0, len(records)):
+                if subscription.due(segment, offset) or handed[offset].value != records[offset][0]:
+                    raise PromiseBroken(
+                        "I5",
+                        f"subscription {subscription.name} was never given {records[offset][0][:20]!r} at offset "
+                        f"{offset} of segment {segment}, but {handed.get(offset)}",
+                    )
 
     def _check_once(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
         places: dict[bytes, Place] = {}
@@ -283,18 +313,8 @@ class TopicHistory:
                 last[given.producer] = given.number
 
     def missing(self, subscription: str, ends: Mapping[int, int]) -> list[Place]:
-        """What the subscription's consumers have not got yet, of what lies behind its start or its last place.
-
-        It counts also when they got it before that seek: a consumer that is not connected at that time may go on where
-        it was, if the new place could as well come from its acks."""
+        """What the subscription's consumers have not got yet, of what lies behind its start or its last place."""
         history = self.subscription(subscription)
-        places = []
-        for segment, end in ends.items():
-            start = history.seeks[segment].offset if segment in history.seeks else 0
-            handed, forgiven = history.handed[segment], history.forgiven[segment]
-            places += [
-                (segment, offset)
-                for offset in range(start, end)
-                if offset not in handed and not any(low <= offset < high for low, high in forgiven)
-            ]
-        return places
+        return [
+            (segment, offset) for segment, end in ends.items() for offset in range(end) if history.due(segment, offset)
+        ]

@@ -8,9 +8,11 @@ from random import Random
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.metadata.memory import Fault, MemoryStore
+from braid.testing.clock import SimulatedClock
 from braid.testing.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.loop import Process, Simulation
 from braid.testing.network import SimulatedNetwork
+from braid.testing.objects import FaultyObjects
 
 HOST = "broker"
 PORT = 6_660
@@ -19,8 +21,15 @@ URL = f"braid://{HOST}:{PORT}"
 
 class BrokerMachine:
     def __init__(
-        self, simulation: Simulation, network: SimulatedNetwork, store: MemoryStore, config: BrokerConfig
+        self,
+        simulation: Simulation,
+        network: SimulatedNetwork,
+        store: MemoryStore,
+        config: BrokerConfig,
+        *,
+        host: str = HOST,
     ) -> None:
+        self.host = host
         self.disk = SimulatedDisk(simulation.random)
         self.process: Process | None = None
         self.broker: Broker | None = None
@@ -28,6 +37,10 @@ class BrokerMachine:
         self.frozen = False
         self.metadata_faults = 0.0
         self.client: MemoryStore | None = None
+        self.clock: SimulatedClock = simulation.clock
+        """Of the present process: wrong by an amount of its own."""
+        self.objects: FaultyObjects | None = None
+        """Where brokers share storage: the present process's way to it."""
         self._simulation = simulation
         self._random: Random = simulation.random
         self._network = network
@@ -42,18 +55,19 @@ class BrokerMachine:
     def open(self) -> asyncio.Task[Broker]:
         """Start a process that opens the broker. It may be stopped at any time."""
         assert self.process is None
-        self.process = self._simulation.process("broker")
-        self.client = self._store.client("broker")
+        self.process = self._simulation.process(self.host)
+        self.client = self._store.client(self.host)
         self.client.fault = self._metadata_fault
-        skew_us = self._random.randrange(-5_000_000, 5_000_000)
+        self.clock = self._simulation.clock.skewed(self._random.randrange(-5_000_000, 5_000_000))
         return self.process.start(
             Broker.open(
                 self._config,
-                network=self._network.host(HOST),
+                network=self._network.host(self.host),
                 store=self.client,
                 disk=self.disk.mount(),
-                clock=self._simulation.clock.skewed(skew_us),
+                clock=self.clock,
                 random=self._random,
+                objects=self.objects,
             )
         )
 
@@ -72,8 +86,8 @@ class BrokerMachine:
         else:
             self.disk.kill()
             for peer in self._peers:
-                self._network.reset(HOST, peer)
-        self._network.crash(HOST)
+                self._network.reset(self.host, peer)
+        self._network.crash(self.host)
         assert self.client is not None
         self.client.disconnect()
         self.process.kill()
@@ -86,13 +100,13 @@ class BrokerMachine:
         self.frozen = True
         self.process.freeze()
         for peer in self._peers:
-            self._network.cut(HOST, peer)
+            self._network.cut(self.host, peer)
 
     def thaw(self) -> None:
         if self.process is not None and self.frozen:
             self.frozen = False
             self.process.thaw()
-            self._network.heal(HOST)
+            self._network.heal(self.host)
 
     def misbehave(self, *, syncs_fail: bool) -> None:
         random = self._random
@@ -101,6 +115,7 @@ class BrokerMachine:
             [
                 NO_FAULTS,
                 DiskFaults(stall=0.02, stall_s=(0.05, 1.5)),
+                DiskFaults(read_failure=0.1),
                 DiskFaults(capacity_bytes=random.randrange(100_000, 2_000_000)),
                 *failing,
             ]

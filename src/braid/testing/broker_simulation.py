@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -47,13 +47,14 @@ from braid.model.errors import (
 from braid.model.layout import Layout
 from braid.model.names import SegmentName, TopicName
 from braid.model.subscription import Cursor, decode
-from braid.storage.disk_objects import DRAFT_MARK
-from braid.testing.broker_clients import TOPIC, ClientMachine, Saved
+from braid.testing.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
 from braid.testing.broker_history import Seek, TopicHistory
 from braid.testing.broker_machine import HOST, URL, BrokerMachine
 from braid.testing.history import PromiseBroken
 from braid.testing.loop import Process, Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
+
+T = TypeVar("T")
 
 PATH: Final = f"public/default/{TOPIC}"
 SIDE_TOPICS: Final = ("side-0", "side-1")
@@ -64,6 +65,8 @@ CLOSE_TIMEOUT_S: Final = 60.0
 SETTLE_S: Final = 180.0
 """When the faults are over: leases and graces run out, connections are noticed to be dead, everything is read."""
 LOOK_S: Final = 0.05
+STEP_LIMIT: Final = 3_000_000
+"""A seed takes some hundred thousand; one that goes round in circles ends here, in seconds."""
 KEPT_LINES: Final = 400
 """Of the brokers' and clients' logs, for whoever looks into a failure."""
 
@@ -99,11 +102,11 @@ class Counts(msgspec.Struct):
 class Words(logging.Handler):
     """Keeps the last lines of the log. A line with a traceback is a bug that somebody caught: a failure here."""
 
-    def __init__(self, simulation: Simulation, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.failure: BaseException | None = None
         self._simulation = simulation
-        self._failed = failed
 
     def note(self, line: str) -> None:
         self.lines.append(f"{self._simulation.clock.monotonic():9.3f} {line}")
@@ -111,19 +114,21 @@ class Words(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.note(f"{record.levelname} {record.getMessage()}")
         if record.exc_info is not None and record.exc_info[1] is not None:
-            self._failed(record.exc_info[1])
+            self.failure = self.failure or record.exc_info[1]
 
 
 class World:
-    def __init__(self, simulation: Simulation, steps: int) -> None:
+    def __init__(self, simulation: Simulation, words: Words, steps: int) -> None:
         self.simulation = simulation
         self.random: Random = simulation.random
         self.steps = steps
         self.counts = Counts(seeds=1)
-        self.words = Words(simulation, self.failed)
+        self.words = words
         self.publishing = True
         self.settling = False
         self.saved: dict[str, Saved] = {}
+        self.url = URL
+        self.patience_s: float | None = None
         self.producers = count(1)
         random = self.random
         self.durability = random.choice(["fsync", "fsync", "memory"])
@@ -231,6 +236,7 @@ class World:
                 seek = partial(self._admin().seek, TOPIC, name, "earliest")
                 await self._surely(partial(self._set, name, seek))
             self._add_machine(f"last-{name}")
+        await self._until(self._nobody_publishes, "every producer is done")
         await self._until(self._all_read, "every subscription is read to its end")
         await self._until(self._all_acked, "every ack has arrived")
         await self._restart_in_order()
@@ -291,13 +297,16 @@ class World:
             names = "; ".join(each for machine in machines for each in [machine.name, *machine.process.tasks])
             raise PromiseBroken("progress", f"{what} did not come to an end within {SETTLE_S:g} s: {names}")
 
+    def explains(self, error: BraidError) -> bool:
+        return on_a_bad_day(error)
+
     def failed(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
 
     def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self._failure or self.words.failure) is not None:
+            raise failure
 
     # ── the broker ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -613,8 +622,10 @@ class World:
         with contextlib.suppress(TopicNotFound):
             await self.operator.admin.delete_topic(name, force=True)
         path = f"/public/default/{name}/"
-        files = [each for each in self.machine.disk.paths() if path in each and DRAFT_MARK not in each]
+        files = [each for each in self.machine.disk.paths() if path in each]
         keys = [entry.key for entry in self.store._server.list("/").entries if path in f"{entry.key}/"]
+        if paths.layout(f"public/default/{name}") in keys:
+            raise TimedOut("a creation that nobody waits for any more came to its end behind the deletion")
         if files or keys:
             raise PromiseBroken("deleting", f"topic {name} is deleted and has left {files} and {keys}")
 
@@ -672,7 +683,7 @@ class World:
         """I4: at most one consumer of a subscription has a segment."""
         names = [channel.subscription for channel in segment._channels if channel.subscription is not None]
         if len(names) > len(set(names)):
-            channels = [(each.subscription, each.session, each.number) for each in segment._channels]
+            channels = [(each.subscription, each.number) for each in segment._channels]
             raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
 
     def _check_cursors(self, segment: ServedSegment) -> None:
@@ -695,6 +706,10 @@ class World:
         broker = self.machine.broker
         served = broker.segments.of_topic(PATH) if broker is not None else []
         return {segment.name.id: segment.end for segment in served} if len(served) == self.segments else None
+
+    def _nobody_publishes(self) -> bool:
+        """What is still being tried again, after a disk that was full, would be stored behind the last look."""
+        return not any(machine.producers for machine in self.machines.values())
 
     def _all_read(self) -> bool:
         ends = self._ends()
@@ -743,21 +758,25 @@ class World:
 
 def simulate_broker(seed: int, steps: int = 30) -> Counts:
     """Run one seed; raises with the seed, and the last lines of the log, in notes."""
+    return run_with_words(seed, lambda simulation, words: World(simulation, words, steps).run())
+
+
+def run_with_words(seed: int, run: Callable[[Simulation, Words], Awaitable[T]], *, step_limit: int = STEP_LIMIT) -> T:
+    """Run a simulation while its log is kept; an error gets the last lines as a note."""
     log = logging.getLogger("braid")
     words: Words | None = None
 
-    async def main(simulation: Simulation) -> Counts:
+    async def main(simulation: Simulation) -> T:
         nonlocal words
-        world = World(simulation, steps)
-        words = world.words
+        words = Words(simulation)
         log.addHandler(words)
-        return await world.run()
+        return await run(simulation, words)
 
     level, propagate = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
     try:
-        return run_simulation(seed, main)
+        return run_simulation(seed, main, step_limit=step_limit)
     except BaseException as error:
         if words is not None:
             error.add_note("\n".join(words.lines))

@@ -256,14 +256,17 @@ def run_simulation(seed: int, main: Callable[[Simulation], Awaitable[T]], *, ste
             _raise_unhandled(loop, stuck)
             raise
         _raise_unhandled(loop, None)
-        return result
     except BaseException as error:
         error.add_note(f"simulation with seed {seed}, at {loop.time():.6f} s of virtual time, step {loop.steps}")
         if task := loop.unhandled():
             error.add_note(f"task {task.get_name()} had failed before and nobody looked: {task._exception!r}")
+        try:
+            _tear_down(loop)
+        except SimulationStuck as stuck:  # What failed first is what counts.
+            error.add_note(f"what was left did not end: {stuck}")
         raise
-    finally:
-        _tear_down(loop)
+    _tear_down(loop)
+    return result
 
 
 def _raise_unhandled(loop: SimulatedLoop, stuck: SimulationStuck | None) -> None:

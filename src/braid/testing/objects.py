@@ -59,6 +59,10 @@ class MemoryObjects:
         await asyncio.sleep(0)
         self._contents.pop(name, None)
 
+    async def delete_below(self, prefix: str) -> None:
+        for stat in await self.list(prefix):
+            del self._contents[stat.name]
+
     async def close(self) -> None:
         pass
 
@@ -151,6 +155,11 @@ class FaultyObjects:
         fault = await self._before("delete", name)
         await self._inner.delete(name)
         self._after("delete", name, fault)
+
+    async def delete_below(self, prefix: str) -> None:
+        fault = await self._before("delete what is below", prefix)
+        await self._inner.delete_below(prefix)
+        self._after("delete what is below", prefix, fault)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -39,6 +39,7 @@ from braid.wire.operations import (
     SegmentRoute,
     TopicRoute,
     Topology,
+    TopologyAck,
     TopologyRequest,
     decode,
     encode,
@@ -106,6 +107,11 @@ class ScriptedBroker:
         self.answer_delay_s: Callable[[], float] | None = None
         """Answers of one connection stay in order."""
         self.hellos: list[Hello] = []
+        self.acks: list[int] = []
+        """Generations that clients said they had adopted."""
+        self.lookups = 0
+        self.silent = False
+        """Whether it answers nothing that it is asked."""
         self.refuse_hello: BraidError | None = None
         self.max_frame_bytes = MAX_FRAME_BYTES
         self.address = Address("", 0)
@@ -139,10 +145,10 @@ class ScriptedBroker:
         for number in range(segments):
             self.logs.setdefault((path, number), Log())
 
-    def set_owner(self, path: str, owner: str) -> None:
+    def set_owner(self, path: str, owner: str, epoch: int = 1) -> None:
         """Say that another broker serves the topic."""
         route = self.topics[path]
-        segments = tuple(msgspec.structs.replace(segment, owner=owner) for segment in route.segments)
+        segments = tuple(msgspec.structs.replace(segment, owner=owner, epoch=epoch) for segment in route.segments)
         self.generation += 1
         self.topics[path] = msgspec.structs.replace(route, segments=segments)
 
@@ -195,9 +201,12 @@ class _Peer:
             case Kind.PING:
                 self._answer(frame, b"")
             case Kind.TOPOLOGY:
+                broker.lookups += 1
                 asked = decode(TopologyRequest, frame.body).topics
                 routes = tuple(broker.topics.get(path) or TopicRoute(path, 0, 0, ()) for path in asked)
                 self._answer(frame, encode(Topology(broker.generation, routes)))
+            case Kind.TOPOLOGY_ACK:
+                broker.acks.append(decode(TopologyAck, frame.body).generation)
             case Kind.PUBLISH:
                 self._publish(frame)
             case Kind.ADMIN:
@@ -242,6 +251,8 @@ class _Peer:
             self._answer(frame, encode(AdminReply(result)))
 
     def _answer(self, frame: Frame, answer: bytes | BraidError) -> None:
+        if self._broker.silent:
+            return
         delay_s = self._broker.answer_delay_s
         if delay_s is None:
             self._send(frame, answer)

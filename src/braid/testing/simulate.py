@@ -1,4 +1,4 @@
-"""`python -m braid.testing.simulate log --seeds 2000`, or `broker`: run many seeds and say what happened."""
+"""`python -m braid.testing.simulate log --seeds 2000`, or `broker`, `cluster`: run many seeds and say what happened."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from braid.testing import broker_simulation, log_simulation
+from braid.testing import broker_simulation, cluster_simulation, log_simulation
 
-Counts = log_simulation.Counts | broker_simulation.Counts
+Counts = log_simulation.Counts | broker_simulation.Counts | cluster_simulation.Counts
 
 SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
     "log": (log_simulation.simulate_log, log_simulation.Counts),
     "broker": (broker_simulation.simulate_broker, broker_simulation.Counts),
+    "cluster": (cluster_simulation.simulate_cluster, cluster_simulation.Counts),
 }
 """What runs one seed, and what it counts."""
 SHOWN_FAILURES = 3

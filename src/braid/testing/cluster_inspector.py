@@ -1,0 +1,245 @@
+"""The inspector of a simulated cluster: looks into the brokers all along, and tells when all has come to rest."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from braid.broker.broker import Broker
+from braid.broker.served import ServedSegment
+from braid.metadata import paths
+from braid.model.columns import decode_messages
+from braid.model.layout import Layout
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.model.subscription import Cursor, decode
+from braid.storage.catalog import Frontier
+from braid.testing.broker_clients import TOPIC
+from braid.testing.cluster_machine import ClusterMachine
+from braid.testing.history import PromiseBroken
+from braid.testing.ownership_judge import Segment
+
+if TYPE_CHECKING:
+    from braid.testing.cluster_simulation import Cluster
+
+PATH: Final = f"public/default/{TOPIC}"
+LOOK_S: Final = 0.05
+
+Log = dict[int, list[tuple[bytes, bytes | None]]]
+"""By segment, all values with their keys, from offset 0 on."""
+
+
+class ClusterInspector:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[ServedSegment, Broker] = {}
+        self._confirmed: dict[int, int] = {}
+        """By segment, up to where consumers could see it last."""
+        self._server: dict[int, str] = {}
+        """By segment, who served it last."""
+        self._epochs: dict[int, int] = {}
+        """By segment, in which epoch something was confirmed last."""
+        self._least_ends: dict[int, int] = {}
+        """By segment that was continued with a loss, what chunks had when the loss was accepted."""
+
+    # ── all along ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self.look_around()
+            except Exception as error:
+                self._cluster.failed(error)
+
+    def look_around(self) -> None:
+        for machine in self._cluster.machines.values():
+            self.look(machine)
+
+    def look(self, machine: ClusterMachine) -> None:
+        broker = machine.broker
+        if broker is None or machine.frozen:
+            return
+        if broker.failed.done():
+            raise broker.failed.result()
+        for segment in broker.segments.of_topic(PATH):
+            if segment not in self._known:
+                self._meet(segment, broker)
+            self._check_channels(segment)
+            self._check_cursors(segment)
+
+    def _meet(self, segment: ServedSegment, broker: Broker) -> None:
+        """A segment was opened since the last look."""
+        self._known[segment] = broker
+        number, start = segment.name.id, segment.storage.start
+        self._server[number] = broker.id
+        self._cluster.history.recovered(number, start.offset)
+        least = self._least_ends.pop(number, 0)
+        if start.offset < least:
+            raise PromiseBroken("I2", f"{segment.name} goes on at {start.offset}, chunks had reached {least}")
+        self._follow(segment, broker)
+
+    def _follow(self, segment: ServedSegment, broker: Broker) -> None:
+        """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch."""
+        confirmed, number = segment.storage.log.confirmed, segment.name.id
+        value = self._confirmed[number] = confirmed.value
+
+        def risen() -> None:
+            nonlocal value
+            if confirmed.value <= value:
+                return
+            value = self._confirmed[number] = confirmed.value
+            what = f"{segment.name} confirmed {value} on {broker.id} in epoch {segment.epoch}"
+            record = self._record(segment.name)
+            if self._cluster.store._server.get(paths.broker(broker.id)) is None:
+                self._cluster.failed(PromiseBroken("I3", f"{what} without a lease"))
+            if record is not None and not record.is_held_by(broker.id, segment.epoch):
+                self._cluster.failed(PromiseBroken("I3", f"{what}; the record is {record}"))
+            if segment.epoch < self._epochs.get(number, 0):
+                self._cluster.failed(PromiseBroken("I3", f"{what}, after epoch {self._epochs[number]} had confirmed"))
+            self._epochs[number] = segment.epoch
+
+        confirmed.follow(risen)
+
+    def _check_channels(self, segment: ServedSegment) -> None:
+        """I4: at most one consumer of a subscription has a segment."""
+        names = [channel.subscription for channel in segment._channels if channel.subscription is not None]
+        if len(names) > len(set(names)):
+            channels = [(each.subscription, each.number) for each in segment._channels]
+            raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
+
+    def _check_cursors(self, segment: ServedSegment) -> None:
+        """A stored cursor never lies beyond what a crash leaves of the log."""
+        record = self._record(segment.name)
+        if record is None or record.epoch != segment.epoch:
+            return
+        for entry in self._cluster.store._server.list(paths.cursors_prefix(PATH, segment.name.descriptor)).entries:
+            offset, synced = decode(Cursor, entry.value).offset, segment.storage.log.synced.value
+            if offset > synced:
+                raise PromiseBroken("I2", f"{entry.key} is stored at {offset}, the log is synced to {synced}")
+
+    # ── what the judge and the faults tell and ask ───────────────────────────────────────────────────────────────────
+
+    def ends_on(self, machine: ClusterMachine) -> dict[int, int]:
+        """Where the segments ended that this machine served last."""
+        return {number: end for number, end in self._confirmed.items() if self._server.get(number) == machine.id}
+
+    def on_accepted_loss(self, segment: Segment, frontier: Frontier | None) -> None:
+        if segment[0] == PATH:
+            number = int(segment[1].rpartition("-")[2])
+            self._least_ends[number] = frontier.next_offset if frontier is not None else 0
+            self._cluster.history.lost({number: self._confirmed.get(number, 0)})
+            self._cluster.history.stopped()
+
+    def on_sealed(self, segment: Segment, record: Ownership) -> None:
+        """Whoever hands a segment over has stored every ack that had arrived."""
+        for known, broker in self._known.items():
+            if (known.name.topic.path, known.name.descriptor) != segment:
+                continue
+            if (broker.id, known.epoch) != (record.owner, record.epoch):
+                continue
+            for name, offset in known.cursors.all().items():
+                entry = self._cluster.store._server.get(paths.cursor(*segment, name))
+                if entry is not None and decode(Cursor, entry.value).offset < offset:
+                    raise PromiseBroken(
+                        "acks", f"{segment} is sealed; {name} was at {offset}, {entry.value!r} is stored"
+                    )
+
+    # ── how far everything is ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _record(self, name: SegmentName) -> Ownership | None:
+        entry = self._cluster.store._server.get(paths.ownership(name.topic.path, name.descriptor))
+        return Ownership.from_json(entry.value) if entry is not None else None
+
+    def _name(self, segment: int) -> SegmentName:
+        return SegmentName.of(TopicName.parse(PATH), Layout.initial(self._cluster.segments).segment(segment))
+
+    def stored_cursor(self, subscription: str, segment: int) -> int:
+        """What the metadata store has, -1 for nothing."""
+        entry = self._cluster.store._server.get(paths.cursor(PATH, self._name(segment).descriptor, subscription))
+        return decode(Cursor, entry.value).offset if entry is not None else -1
+
+    def owners(self) -> dict[int, str]:
+        records = {segment: self._record(self._name(segment)) for segment in range(self._cluster.segments)}
+        return {segment: record.owner for segment, record in records.items() if record is not None}
+
+    def served(self) -> dict[int, ServedSegment]:
+        """Those whose owner serves them, in the record's epoch, with no move ahead."""
+        served: dict[int, ServedSegment] = {}
+        for segment in range(self._cluster.segments):
+            record = self._record(self._name(segment))
+            if record is None or record.state is not OwnershipState.SERVING or record.move is not None:
+                continue
+            broker = self._cluster.machines[record.owner].broker
+            here = broker.segments.of_topic(PATH) if broker is not None else []
+            served.update((segment, each) for each in here if each.name.id == segment and each.epoch == record.epoch)
+        return served
+
+    def all_registered(self) -> bool:
+        return all(self._cluster.store._server.get(paths.broker(name)) is not None for name in self._cluster.machines)
+
+    def all_served(self) -> bool:
+        return len(self.served()) == self._cluster.segments
+
+    def all_read(self) -> bool:
+        served = self.served()
+        ends = {number: segment.end for number, segment in served.items()}
+        return len(served) == self._cluster.segments and not any(
+            self._cluster.history.missing(name, ends) for name in self._cluster.subscriptions
+        )
+
+    def all_acked(self) -> bool:
+        served = self.served()
+        return len(served) == self._cluster.segments and all(
+            segment.cursors.offset(name) == segment.end
+            for segment in served.values()
+            for name in self._cluster.subscriptions
+        )
+
+    def whereabouts(self) -> str:
+        served = self.served()
+        ends = {number: segment.end for number, segment in served.items()}
+        records = {number: self._record(self._name(number)) for number in range(self._cluster.segments)}
+        missing = {name: self._cluster.history.missing(name, ends)[:5] for name in self._cluster.subscriptions}
+        cursors = {number: segment.cursors.all() for number, segment in served.items()}
+        brokers = [each.broker for each in self._cluster.machines.values() if each.broker is not None]
+        absent = {broker.id: broker.segments.absent() for broker in brokers}
+        members = {(each.id, name): each.groups.members(PATH, name) for each in brokers for name in missing}
+        return f"{records=}, {ends=}, {missing=}, {members=}, {cursors=}, {absent=}"
+
+    async def read_storage(self) -> Log:
+        """Straight from storage: offsets without a gap (I1), epochs that never go back (I3)."""
+        log: Log = {}
+        for number, segment in self.served().items():
+            records, epoch = log.setdefault(number, []), 0
+            reader = segment.storage.reader(0)
+            while batches := await reader.read_available():
+                for header, data in batches:
+                    if header.epoch < epoch:
+                        raise PromiseBroken("I3", f"{segment.name}: epoch {header.epoch} stands behind {epoch}")
+                    epoch = header.epoch
+                    for message in decode_messages(data, header):
+                        if message.offset != len(records):
+                            raise PromiseBroken(
+                                "I1", f"{segment.name} has {message.offset} where {len(records)} is due"
+                            )
+                        records.append((message.value, message.key))
+            if len(records) != segment.end:
+                raise PromiseBroken("I1", f"{segment.name} ends at {segment.end} and holds {len(records)} records")
+        return log
+
+    async def read_as_client(self, log: Log) -> Log:
+        """What a checkpoint consumer gets from the beginning, as many records as there are."""
+        read: Log = {segment: [] for segment in log}
+        left = sum(map(len, log.values()))
+        async with self._cluster.operator.client.checkpoint_consumer(TOPIC, start="earliest") as consumer:
+            while left > 0:
+                batch = await consumer.receive_batch(60.0)
+                if batch is None:
+                    raise PromiseBroken("progress", f"a reader waits for {left} records, without any fault")
+                for message in batch.messages():
+                    left -= 1
+                    if message.offset != len(read[message.segment]):
+                        raise PromiseBroken("I1", f"a reader got {message.segment}@{message.offset} out of order")
+                    read[message.segment].append((message.value, message.key))
+        return read

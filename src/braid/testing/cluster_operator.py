@@ -1,0 +1,271 @@
+"""The operator of a simulated cluster: moves and drains, seeks, subscriptions and topics that come and go, recoveries.
+
+Each of these is begun, goes on beside everything else, and may fail as a bad day explains. What a call has answered is
+held against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from braid.client.client import Client
+from braid.metadata import paths
+from braid.model.errors import (
+    BraidError,
+    BrokerNotActive,
+    BrokerNotFound,
+    DiskError,
+    InvalidArgument,
+    MoveRefused,
+    SegmentNotFound,
+    SubscriptionBusy,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    TimedOut,
+    TopicExists,
+    TopicNotFound,
+)
+from braid.testing.broker_clients import TOPIC
+from braid.testing.broker_history import Seek
+from braid.testing.history import PromiseBroken
+
+if TYPE_CHECKING:
+    from braid.testing.cluster_simulation import Cluster
+
+SIDE_TOPICS: Final = ("side-0", "side-1")
+MOVE_TIMEOUT_S: Final = 20.0
+TRIES: Final = 40
+
+
+class Operator:
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self.client = client
+        self.brief: list[str] = []
+        """Subscriptions that come and go."""
+        self.background: set[asyncio.Task[None]] = set()
+        self._cluster = cluster
+        self._random = cluster.random
+        self._seeking = False
+        self._numbers = count(1)
+
+    @property
+    def _admin(self) -> Any:
+        return self.client.admin
+
+    # Moving.
+
+    async def move(self) -> None:
+        """One segment, or several at once, also the same one, also to where it is or to a broker that is gone."""
+        random, cluster = self._random, self._cluster
+        for _ in range(random.choice([1, 1, 1, 2, 3])):
+            segment = random.choice([None, *range(cluster.segments), *range(cluster.segments)])
+            to = random.choice([None, *cluster.machines])
+            self.in_background(self._tolerantly(partial(self._move, segment, to)))
+            await asyncio.sleep(random.choice([0.0, 0.0, 0.01, 0.3]))
+
+    async def _move(self, segment: int | None, to: str | None) -> None:
+        self._cluster.note(f"segment {segment} is to move to {to}")
+        result = await self._admin.move(TOPIC, segment=segment, to=to, timeout=MOVE_TIMEOUT_S)
+        self._cluster.counts.moves_asked += 1
+        for each in result["segments"]:
+            if to is not None and each["to"] != to:
+                raise PromiseBroken("moves", f"segment {each['segment']} was to move to {to}, and moved to {each}")
+
+    async def drain(self) -> None:
+        """Or activate, whichever fits."""
+        random, cluster = self._random, self._cluster
+        broker = random.choice(list(cluster.machines))
+        drained = [each for each in cluster.machines if cluster.store._server.get(paths.drain(each)) is not None]
+        if drained and (random.random() < 0.5 or len(drained) == len(cluster.machines) - 1):
+            broker = random.choice(drained)
+            work = partial(self._admin.activate, broker)
+        else:
+            cluster.counts.drains += 1
+            work = partial(self._admin.drain, broker)
+        cluster.note(f"broker {broker} is to be {'activated' if broker in drained else 'drained'}")
+        self.in_background(self._tolerantly(work))
+
+    async def recover(self) -> None:
+        """Let another broker continue what a broker that is gone has left."""
+        self.in_background(self._tolerantly(self._recover))
+
+    async def _recover(self) -> None:
+        try:
+            await self._admin.recover(TOPIC, accept_loss=False, timeout=1.0)
+        except InvalidArgument as error:
+            self._cluster.note(f"a loss is accepted: {error}")
+        result = await self._admin.recover(TOPIC, accept_loss=True, timeout=MOVE_TIMEOUT_S)
+        self._cluster.note(f"recovered: {result}")
+        self._cluster.counts.recoveries += 1
+
+    # Subscriptions.
+
+    async def seek(self) -> None:
+        if self._seeking:
+            return  # Which of two was last would not be known.
+        admin, random = self._admin, self._random
+        history = self._cluster.history.subscription("moved")
+        ends = {segment: max([0, *history.handed[segment]]) for segment in range(self._cluster.segments)}
+        segment = random.randrange(self._cluster.segments)
+        now_ms = self._cluster.simulation.clock.now_us() // 1_000
+        ways: list[Callable[[], Awaitable[Any]]] = [
+            lambda: admin.seek(TOPIC, "moved", random.choice(["earliest", "latest"])),
+            lambda: admin.seek(TOPIC, "moved", {segment: random.randint(0, ends[segment])}),
+            lambda: admin.seek(TOPIC, "moved", now_ms - random.randrange(20_000)),
+            lambda: admin.skip(TOPIC, "moved"),
+            lambda: admin.skip(TOPIC, "moved", segment=segment, count=random.randint(1, 50)),
+        ]
+        way = random.choice(ways)
+        self.in_background(self._tolerantly(lambda: self._set("moved", way)))
+
+    async def seek_back(self, name: str) -> None:
+        """To the earliest place, surely."""
+        await self.surely(lambda: self._set(name, lambda: self._admin.seek(TOPIC, name, "earliest")))
+
+    async def _set(self, name: str, way: Callable[[], Awaitable[Any]]) -> None:
+        """Set a subscription to another place. Until it is known to which, anything may be handed out."""
+        cluster = self._cluster
+        history = cluster.history.subscription(name)
+        began = history.sought_at = cluster.simulation.clock.monotonic()
+        unknown = bool(history.unknown)
+        history.unknown.update((segment, None) for segment in range(cluster.segments))
+        cluster.note(f"subscription {name} is to be set to another place")
+        self._seeking = True
+        try:
+            result = await way()
+        except InvalidArgument:
+            if not cluster.history.lost_tails:
+                raise
+            if not unknown:  # What was handed out there is lost, as was accepted: nothing was moved.
+                history.unknown.clear()
+            return
+        finally:
+            self._seeking = False
+            history.sought_at = cluster.simulation.clock.monotonic()
+        cluster.note(f"subscription {name} was set to {result}")
+        cluster.counts.seeks += 1
+        for segment, offset in result["offsets"].items():
+            history.seeks[int(segment)] = Seek(offset, began)
+        if len(result["offsets"]) == cluster.segments or not unknown:
+            history.unknown.clear()
+
+    async def use_brief_subscription(self) -> None:
+        random = self._random
+        name = f"brief-{next(self._numbers)}"
+        self._cluster.history.subscription(name).brief = True
+
+        async def use() -> None:
+            await self._admin.create_subscription(TOPIC, name, start=random.choice(["earliest", "latest"]))
+            self.brief.append(name)
+            await asyncio.sleep(random.uniform(0, 10.0))
+            self.brief.remove(name)
+            await self._admin.delete_subscription(TOPIC, name, force=random.random() < 0.7)
+
+        self.in_background(self._tolerantly(use))
+
+    async def delete_brief_subscriptions(self) -> None:
+        for name in self.brief:
+            await self.surely(partial(self._admin.delete_subscription, TOPIC, name, force=True))
+        self.brief.clear()
+
+    # Topics.
+
+    async def use_side_topic(self) -> None:
+        """Create it, publish, move it meanwhile, read it back, delete it; perhaps at once again."""
+        name = self._random.choice(SIDE_TOPICS)
+
+        async def use() -> None:
+            for _ in range(self._random.choice([1, 1, 2])):
+                await self._use_topic(name)
+
+        self.in_background(self._tolerantly(use))
+
+    async def _use_topic(self, name: str) -> None:
+        random, cluster = self._random, self._cluster
+        await self._admin.create_topic(name, segments=random.randint(1, 3))
+        moving: asyncio.Task[None] | None = None
+        if random.random() < 0.7:
+            move = self._admin.move(name, to=random.choice([None, *cluster.machines]), timeout=MOVE_TIMEOUT_S)
+            moving = asyncio.ensure_future(self._tolerantly(lambda: move))
+        made = next(self._numbers)
+        values = [b"%d/%d" % (made, number) for number in range(random.choice([1, 50]))]
+        async with self.client.producer(name) as producer:
+            await producer.send_many(values)
+        if random.random() < 0.5:
+            got = await self._read(name, len(values))
+            if sorted(got) != sorted(values):
+                raise PromiseBroken("I2", f"topic {name} holds {sorted(got)}, sent were {values}")
+        if moving is not None and random.random() < 0.5:
+            await moving
+        await self._admin.delete_topic(name)
+        if moving is not None:
+            await moving
+        cluster.counts.side_topics += 1
+
+    async def _read(self, name: str, number: int) -> list[bytes]:
+        async with self.client.checkpoint_consumer(name, start="earliest") as consumer:
+            got: list[bytes] = []
+            while len(got) < number:
+                batch = await consumer.receive_batch(20.0)
+                if batch is None:
+                    raise TimedOut("a side topic's records did not come")
+                got += batch.values()
+        return got
+
+    async def create_topic(self, name: str) -> None:
+        await self.surely(lambda: self._admin.create_topic(name, segments=2))
+
+    async def delete_topic(self, name: str) -> None:
+        """What a deleted topic leaves is nothing."""
+
+        async def delete() -> None:
+            with contextlib.suppress(TopicNotFound):
+                await self._admin.delete_topic(name, force=True)
+            if self._cluster.store._server.get(paths.layout(f"public/default/{name}")) is not None:
+                raise TimedOut("a creation that nobody waits for any more came to its end behind the deletion")
+
+        await self.surely(delete)
+
+    # How.
+
+    async def surely(self, work: Callable[[], Awaitable[Any]]) -> None:
+        """Without faults, what can be tried again succeeds in the end."""
+        last: BraidError | None = None
+        for _ in range(TRIES):
+            try:
+                await work()
+                return
+            except BraidError as error:
+                if not error.retriable and not isinstance(error, TimedOut):
+                    raise
+                last = error
+                await asyncio.sleep(0.2)
+        raise PromiseBroken("progress", f"an operator's call did not succeed in {TRIES} tries: {last!r}")
+
+    def in_background(self, work: Awaitable[Any]) -> None:
+        task = asyncio.ensure_future(self._or_fail(work))
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+    async def _or_fail(self, work: Awaitable[Any]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._cluster.failed(error)
+
+    async def _tolerantly(self, work: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await work()
+        except (TopicExists, TopicNotFound, SubscriptionExists, SubscriptionNotFound, SubscriptionBusy) as error:
+            self._cluster.note(f"operator: {error!r}")  # An earlier try has left its traces, or another is under way.
+        except (MoveRefused, BrokerNotFound, BrokerNotActive, SegmentNotFound, DiskError) as error:
+            self._cluster.note(f"operator: {error!r}")
+        except BraidError as error:
+            if not error.retriable and not isinstance(error, TimedOut):
+                raise
+            self._cluster.note(f"operator: {error!r}")

@@ -1,0 +1,202 @@
+"""The judge of a cluster's metadata: every change of a segment's records, as it is made, against the rules.
+
+It sees what the store has applied, one transaction after the other, so it misses nothing and needs to trust nobody:
+
+- an ownership record goes only where `model/ownership.py` lets it go; owner and epoch change only by an assignment, by
+  one epoch; another broker gets a segment only if its record was clean, or a loss was accepted (I2, I3);
+- SEALED comes in one transaction with the sealed state, and the last record that it names is where chunks end; SERVING
+  comes in one with the storage's begin, which takes the sealed state away;
+- the frontier of the chunks never goes back to an earlier epoch, nor back in offsets, and an epoch has one holder;
+- a cursor is written only by the epoch that has the segment (I3);
+- a record is deleted only with its topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from braid.metadata import paths
+from braid.metadata.memory import MemoryStore
+from braid.metadata.store import Changes
+from braid.model.ids import Revision
+from braid.model.ownership import TRANSITIONS, Ownership, OwnershipState
+from braid.model.subscription import Cursor, decode
+from braid.model.topic import Topic
+from braid.storage.catalog import Frontier, SealedState
+from braid.testing.history import PromiseBroken
+
+Segment = tuple[str, str]
+"""A topic's path and a segment's descriptor."""
+
+
+class _Kept(NamedTuple):
+    """What the judge remembers of a segment."""
+
+    record: Ownership | None = None
+    frontier: Frontier | None = None
+    sealed: SealedState | None = None
+
+
+class OwnershipJudge:
+    def __init__(self, store: MemoryStore, note: Callable[[str], None]) -> None:
+        self.moves = 0
+        """Segments that were given to another broker than the last one that served them."""
+        self.accepted_losses = 0
+        self.on_accepted_loss: Callable[[Segment, Frontier | None], None] = lambda _segment, _frontier: None
+        self.on_moving: Callable[[Ownership], None] = lambda _record: None
+        """Called when somebody has wished that a segment that is served move."""
+        self.on_sealed: Callable[[Segment, Ownership], None] = lambda _segment, _record: None
+        self._watch = store.client("judge").watch("/", Revision(0))
+        self._note = note
+        self._segments: dict[Segment, _Kept] = {}
+        self._topics: dict[str, Topic] = {}
+        self._servers: dict[Segment, str] = {}
+
+    def record(self, segment: Segment) -> Ownership | None:
+        return self._segments.get(segment, _Kept()).record
+
+    async def watch(self, failed: Callable[[BaseException], None]) -> None:
+        try:
+            async for changes in self._watch:
+                self._judge(changes)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            failed(error)
+
+    def _judge(self, changes: Changes) -> None:
+        now: dict[Segment, _Kept] = {}
+        for event in changes.events:
+            if (path := paths.topic_of_layout(event.key)) is not None:
+                if event.value is None:
+                    del self._topics[path]
+                else:
+                    self._topics[path] = Topic.from_json(event.value)
+            elif (segment := paths.segment_of_ownership(event.key)) is not None:
+                record = Ownership.from_json(event.value) if event.value is not None else None
+                now[segment] = self._kept(now, segment)._replace(record=record)
+            elif (place := _storage_of(event.key)) is not None:
+                segment, kind = place
+                kept = self._kept(now, segment)
+                if kind == "cur":
+                    frontier = msgspec.json.decode(event.value, type=Frontier) if event.value is not None else None
+                    now[segment] = kept._replace(frontier=frontier)
+                elif kind == "state":
+                    sealed = msgspec.json.decode(event.value, type=SealedState) if event.value is not None else None
+                    now[segment] = kept._replace(sealed=sealed)
+        for segment, kept in now.items():
+            before = self._segments.get(segment, _Kept())
+            self._segments[segment] = kept
+            self._judge_frontier(segment, before.frontier, kept.frontier)
+            if kept.record != before.record:
+                self._judge_record(segment, before, kept)
+        for event in changes.events:
+            if event.value is not None and (cursor := _cursor_of(event.key)) is not None:
+                self._judge_cursor(cursor, event.key, decode(Cursor, event.value))
+
+    def _kept(self, now: dict[Segment, _Kept], segment: Segment) -> _Kept:
+        return now[segment] if segment in now else self._segments.get(segment, _Kept())
+
+    def _judge_record(self, segment: Segment, before: _Kept, now: _Kept) -> None:
+        old, new = before.record, now.record
+        self._note(f"{segment[1]} of {segment[0]}: {_described(old)} → {_described(new)}")
+        if new is None:
+            topic = self._topics.get(segment[0])
+            if topic is not None and not topic.deleting:
+                raise PromiseBroken("I3", f"the record of {segment} was deleted, and its topic was not")
+            self._servers.pop(segment, None)
+            return
+        if old is None:
+            if new != Ownership.first(new.owner):
+                raise PromiseBroken("I3", f"{segment} begins as {new}")
+            return
+        _check_transition(segment, old, new)
+        if new.state is OwnershipState.SERVING and new.move is not None and old.move is None:
+            self.on_moving(new)
+        if new.state is OwnershipState.SEALED:
+            _check_seal(segment, before, now)
+            self.on_sealed(segment, new)
+        if new.state is OwnershipState.SERVING and old.state is OwnershipState.ASSIGNED:
+            _check_begin(segment, before, now)
+            if self._servers.get(segment, new.owner) != new.owner:
+                self.moves += 1
+            self._servers[segment] = new.owner
+        if new.accept_loss and not old.accept_loss:
+            self.accepted_losses += 1
+            self.on_accepted_loss(segment, now.frontier)
+
+    def _judge_frontier(self, segment: Segment, old: Frontier | None, new: Frontier | None) -> None:
+        if old is None or new is None or old == new:
+            return
+        if (new.epoch, new.next_offset) < (old.epoch, old.next_offset) or new.next_offset < old.next_offset:
+            raise PromiseBroken("I3", f"the chunks of {segment} went back from {old} to {new}")
+        if new.epoch == old.epoch and new.holder != old.holder:
+            raise PromiseBroken("I3", f"two brokers write chunks of {segment} in epoch {new.epoch}: {old}, {new}")
+
+    def _judge_cursor(self, segment: Segment, key: str, cursor: Cursor) -> None:
+        record = self.record(segment)
+        if record is None or record.epoch != cursor.epoch or record.state is OwnershipState.SEALED:
+            raise PromiseBroken("I3", f"{key} was written in epoch {cursor.epoch}; the record is {_described(record)}")
+
+
+def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
+    if new.state not in TRANSITIONS[old.state]:
+        raise PromiseBroken("I3", f"{segment} went from {old.state.value} to {new.state.value}")
+    if new.state is OwnershipState.ASSIGNED:
+        if new.epoch != old.epoch + 1:
+            raise PromiseBroken("I3", f"{segment} was assigned in epoch {new.epoch}, after {old.epoch}")
+        if new.owner != old.owner and not old.clean and not new.accept_loss:
+            raise PromiseBroken("I2", f"{segment} was given to {new.owner} before {old.owner} had sealed it")
+        if new.owner != old.owner and old.holders and new.owner not in old.holders and not new.accept_loss:
+            raise PromiseBroken("I2", f"{segment} was given to {new.owner}; its history is on {old.holders}")
+    elif (new.owner, new.epoch) != (old.owner, old.epoch):
+        raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
+
+
+def _check_seal(segment: Segment, before: _Kept, now: _Kept) -> None:
+    sealed, frontier = now.sealed, now.frontier
+    assert now.record is not None
+    if before.sealed is not None:
+        raise PromiseBroken("I1", f"the storage of {segment} was sealed before its record: {before}")
+    if sealed is None or frontier is None:
+        raise PromiseBroken("I1", f"the record of {segment} is sealed, and its storage is not")
+    if sealed.broker_id != now.record.owner or sealed.last_committed_offset + 1 != frontier.next_offset:
+        raise PromiseBroken("I1", f"{segment} is sealed as {sealed}, chunks are at {frontier}")
+
+
+def _check_begin(segment: Segment, before: _Kept, now: _Kept) -> None:
+    assert now.record is not None
+    if now.sealed is not None or now.frontier is None or not now.frontier.begun:
+        raise PromiseBroken("I1", f"{segment} is served, and its storage has not begun: {now}")
+    if (now.frontier.epoch, now.frontier.holder) != (now.record.epoch, now.record.owner):
+        raise PromiseBroken("I3", f"{segment} is served by {_described(now.record)}, its chunks are {now.frontier}")
+    if before.frontier is not None and before.frontier.begun and before.frontier.epoch == now.record.epoch:
+        raise PromiseBroken("I1", f"the storage of {segment} had begun before it was served: {before}")
+
+
+def _storage_of(key: str) -> tuple[Segment, str] | None:
+    match key.split("/"):
+        case ["", "storage", tenant, namespace, name, descriptor, "chunks", "cur"]:
+            return (f"{tenant}/{namespace}/{name}", descriptor), "cur"
+        case ["", "storage", tenant, namespace, name, descriptor, "state"]:
+            return (f"{tenant}/{namespace}/{name}", descriptor), "state"
+    return None
+
+
+def _cursor_of(key: str) -> Segment | None:
+    match key.split("/"):
+        case ["", "segments", tenant, namespace, name, descriptor, "cursors", _]:
+            return f"{tenant}/{namespace}/{name}", descriptor
+    return None
+
+
+def _described(record: Ownership | None) -> str:
+    if record is None:
+        return "none"
+    move = f", to move to {record.move.to or 'anyone'}" if record.move is not None else ""
+    loss = ", loss accepted" if record.accept_loss else ""
+    return f"{record.state.value} {record.owner} epoch {record.epoch}{move}{loss}"

@@ -1,0 +1,83 @@
+"""Brokers that stop while others, or their own disks, take their time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from braid.model.errors import DiskError, ShuttingDown
+from braid.model.ownership import OwnershipState
+from braid.ports.disk import Buffer
+from braid.testing.objects import MemoryObjects
+from tests.brokers_kit import PATH, Brokers, until, with_brokers
+
+
+def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part_nor_for_ever_for_its_own_disk() -> None:
+    async def main(brokers: Brokers) -> None:
+        async with brokers.client(timeout=60) as client:
+            await client.admin.create_topic("orders", segments=3)
+            await until(lambda: {brokers.owner(each) for each in range(3)} == {"a", "b", "c"})
+
+            async def failing(_: str) -> None:
+                raise DiskError("the disk does not answer today")
+
+            for name in ("a", "b"):
+                brokers.running[name].shelf.disk.sync_folder = failing  # type: ignore[assignment, method-assign]
+            for asked in ("c", "a"):  # One whose own part is done, and one whose own part never is.
+                deleting = asyncio.create_task(brokers.call(asked, "delete_topic", topic="orders", force=True))
+                await asyncio.sleep(5)
+                async with asyncio.timeout(15):
+                    await brokers.stop(asked)
+                with pytest.raises((ShuttingDown, asyncio.CancelledError)):
+                    await deleting
+
+    with_brokers(main)
+
+
+class SlowObjects(MemoryObjects):
+    """Chunks take long, from a moment on."""
+
+    chunk_s = 0.0
+
+    async def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        if name.endswith(".chunk"):
+            await asyncio.sleep(self.chunk_s)
+        await super().create(name, parts)
+
+
+def test_a_broker_that_stops_in_the_middle_of_a_hand_over_ends_it_first() -> None:
+    """Cut short, the segment would wait for the return of a broker that left in order."""
+
+    async def main(brokers: Brokers) -> None:
+        brokers.objects = objects = SlowObjects(brokers.simulation.clock)
+        await brokers.start("a", "b")
+        async with brokers.client(timeout=60) as client:
+            await client.admin.create_topic("orders")
+            await until(lambda: brokers.owner(0))
+            if brokers.owner(0) != "a":
+                await brokers.move(0, "a")
+            async with client.producer("orders") as producer:
+                await producer.send(b"0")
+                owners = brokers.running["a"].owners
+                draining = asyncio.Event()
+
+                def on_change(_: object) -> None:
+                    (record,) = owners.of_topic(PATH).values()
+                    if record.state is OwnershipState.DRAINING:
+                        objects.chunk_s = 3.0
+                        draining.set()
+                    elif record.move is not None:
+                        sending.append(asyncio.create_task(producer.send(b"1")))
+
+                owners.table.on_change.append(on_change)
+                sending: list[asyncio.Task[object]] = []
+                moving = asyncio.create_task(brokers.move(0, "b"))
+                await draining.wait()
+                await brokers.stop("a")
+                await moving
+                await asyncio.gather(*sending)
+                assert (await producer.send(b"2")).offset == 1 + len(sending)
+
+    with_brokers(main, ())
