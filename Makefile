@@ -7,11 +7,11 @@ SEEDS ?= 2000
 .PHONY: help setup demo up lint test check format simulate bench bench-peers lock clean
 
 help:
-	@echo "make demo      a broker, a topic, a kill -9; a program with workers; storage on its own"
-	@echo "make up        a broker with its REST interface and metrics, until Ctrl-C"
+	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage"
+	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
-	@echo "make simulate  many seeds of the storage and broker simulations (SEEDS=$(SEEDS))"
+	@echo "make simulate  many seeds of the storage, broker and cluster simulations (SEEDS=$(SEEDS))"
 	@echo "make bench     benchmarks against the limits of this machine"
 	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
 	@echo "make format    let ruff format and fix what it can"
@@ -27,10 +27,10 @@ demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/first_steps.sh
 	$(BIN)/python examples/shop.py
 	$(BIN)/python examples/timeline.py
+	$(BIN)/python examples/storage.py
 
-# One broker for now: several become a cluster when topics can move between them.
 up: setup
-	$(BIN)/braid up --brokers 1
+	$(BIN)/braid up --brokers 3
 
 lint: setup
 	$(BIN)/ruff format --check -q .
@@ -53,6 +53,7 @@ format: setup
 simulate: setup
 	$(BIN)/python -m braid.testing.simulate log --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
+	$(BIN)/python -m braid.testing.simulate cluster --seeds $(SEEDS)
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -1,234 +1,271 @@
-"""A segment moves from broker a to broker b while a consumer is half-way through it; then a broker is killed.
+"""A topic moves between brokers while it is used; then a whole cluster is pulled about under load.
 
-    python examples/timeline.py
+    python examples/timeline.py [--metadata etcd://HOST:PORT,…]
 
-The timeline: a stores messages 0..21, a consumer has read up to 13, a hands over, b goes on at 22 and stores 22..27,
-the consumer reads 14..27. Then the old owner tries to delete history, and the new one is killed and comes back.
+First the timeline: broker-0 stores messages 0..21, a consumer has read up to 13, the topic moves to broker-1, which
+goes on at 22 and stores 22..27; the consumer reads 14..27. Then the same without a pause in the work: producers and
+consumers run while segments move, one broker is drained, one is stopped in order, and one is killed and comes back.
 
-Everything is real: files in a temporary folder, fsync, SQLite as the metadata store, a shared folder of chunks, a child
-process and SIGKILL. What is shown is asserted. There is no network yet: "broker" means what a broker does to storage.
+Three `braid serve` processes, one metadata store (SQLite, unless another is named), one folder for history that they
+share. What is shown is checked.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
+import logging
 import os
 import random
+import signal
 import sys
 import tempfile
-from contextlib import AsyncExitStack
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
-from braid.metadata.paths import segment_storage_prefix
-from braid.metadata.sqlite import SqliteStore
-from braid.metadata.store import Listing
-from braid.model.batch import HEADER_BYTES
-from braid.model.columns import decode_messages, encode_batch
-from braid.model.errors import Fenced
-from braid.model.ids import Epoch
-from braid.ports.clock import SystemClock
-from braid.ports.os_disk import OsDisk
-from braid.storage.cache import HotCache
-from braid.storage.disk_objects import DiskObjects
-from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import LogConfig
-from braid.storage.objects import ObjectStat
-from braid.storage.recovery import recover
-from braid.storage.recovery_start import Source
-from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+import braid
+from braid.client.client import Client
 
-TOPIC = "public/default/orders"
-DESCRIPTOR = "0000-ffff-0"
-CONFIRMS_BEFORE_THE_KILL = 100
+PATIENCE_S = 60.0
+SEGMENTS = 6
+PRODUCERS = 3
+CONSUMERS = 2
+BURST = 20
+PERIOD_S = 0.02
 COLOURS = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-async def main(folder: str) -> None:
+async def main(folder: Path, metadata: str) -> None:
+    config = folder / "broker.toml"
+    config.write_text("lease_ttl_s = 5\n")
     async with AsyncExitStack() as stack:
-        store = await SqliteStore.open(f"{folder}/metadata.db")
-        stack.push_async_callback(store.close)
-        shelf_a, shelf_b = [await open_shelf(stack, folder, store, broker) for broker in "ab"]
-
-        a = await open_segment(shelf_a, epoch=1)
-        cursor = await store_and_read_half(a)
-        await hand_over(a, shelf_a)
-        b = await open_segment(shelf_b, epoch=2)
-        await go_on_at_the_other_broker(b, cursor)
-        await refuse_the_old_owner(a, b, shelf_a)
-        await b.close()
-        last_confirmed = await kill_a_broker(folder)
-        await recover_and_read(shelf_b, last_confirmed)
-    say("\nNo message was lost, repeated or given another offset.")
+        brokers = [BrokerProcess(folder, number, metadata) for number in range(3)]
+        for broker in brokers:
+            stack.push_async_callback(broker.stop)
+        await asyncio.gather(*(broker.start() for broker in brokers))
+        url = "braid://" + ",".join(broker.address for broker in brokers)
+        client = await stack.enter_async_context(braid.connect(url, timeout=PATIENCE_S))
+        await timeline(client, brokers)
+        await live_load(client, brokers)
 
 
-async def store_and_read_half(a: SegmentStorage) -> int:
-    title("Broker a stores 22 messages. A consumer reads up to 13.")
-    await publish(a, 10)
-    await a.log.rotate()  # closes the file: it is a chunk now, and a background task copies it to the shared folder
-    await publish(a, 12)
-    detail("stored and synced", offsets(0, a.log.end))
-    assert await a.exporter.export_closed() <= 1
-    detail("already in chunks", offsets(0, a.catalog.next_offset))
-    cursor = 13
-    await read(a, 0, cursor)
-    detail("consumed", offsets(0, cursor + 1))
-    assert (a.log.end, a.catalog.next_offset) == (22, 10)
-    return cursor
+# The timeline.
 
 
-async def hand_over(a: SegmentStorage, shelf: Shelf) -> None:
-    title("The segment moves: a exports its tail, leaves the sealed state, and drops its files.")
-    sealed = await a.hand_over()
-    detail("in chunks", offsets(0, a.catalog.next_offset))
-    detail("sealed state", f"last committed offset {sealed.last_committed_offset}, epoch {sealed.epoch}")
-    files = await shelf.disk.list(a.log.folder)
-    detail("files left at a", f"{len(files)}")
-    assert sealed.last_committed_offset == 21
-    assert not files
+async def timeline(client: Client, brokers: list[BrokerProcess]) -> None:
+    title("Broker-0 stores 22 messages. A consumer reads up to 13.")
+    await client.admin.create_topic("orders")
+    await client.admin.move("orders", to="broker-0")
+    await publish(client, range(22))
+    detail("stored and synced", "0..21 by broker-0")
+    await consume(client, range(14))
+    detail("consumed", "0..13, and the cursor is stored")
+
+    title("The topic moves to broker-1.")
+    (moved,) = (await client.admin.move("orders", to="broker-1"))["segments"]
+    detail("moved", f"from {moved['from']} to {moved['to']}, which serves it in epoch {moved['epoch']}")
+    async with asyncio.timeout(PATIENCE_S):  # They go when the other has taken over.
+        while list(brokers[0].data.glob("wal/public/default/orders/**/*.wal")):  # noqa: ASYNC110 (another process acts)
+            await asyncio.sleep(0.01)
+    detail("files left at broker-0", "0")
+
+    title("Broker-1 goes on at 22 and stores 6 messages. The consumer goes on at 14.")
+    await publish(client, range(22, 28))
+    detail("stored and synced", "22..27 by broker-1")
+    await consume(client, range(14, 28))
+    detail("consumed", "14..27, without a gap")
 
 
-async def go_on_at_the_other_broker(b: SegmentStorage, cursor: int) -> None:
-    title(f"Broker b goes on at {b.start.offset} and stores 6 messages. The consumer goes on at {cursor + 1}.")
-    assert (b.start.offset, b.start.source) == (22, Source.SEALED)
-    await publish(b, 6)
-    detail("stored and synced", offsets(22, b.log.end))
-    sources = await read(b, cursor + 1, 27)
-    for name in dict.fromkeys(sources.values()):
-        found = [offset for offset, source in sources.items() if source == name]
-        detail(f"read {offsets(found[0], found[-1] + 1)}", f"from {name}")
-    assert all(sources[offset].endswith(".chunk") for offset in range(14, 22))
-    assert all(sources[offset].endswith(".wal") for offset in range(22, 28))
+async def publish(client: Client, numbers: range) -> None:
+    async with client.producer("orders") as producer:
+        for number in numbers:
+            message_id = await producer.send(b"message %d" % number)
+            assert message_id.offset == number, message_id
 
 
-async def refuse_the_old_owner(a: SegmentStorage, b: SegmentStorage, shelf: Shelf) -> None:
-    title("Broker a wakes up, believes that it still owns the segment, and wants to delete old history.")
-    await b.exporter.export_closed()  # b's manifest is written now: what changes from here on would be a's doing
-    before = await shared_state(shelf)
-    try:
-        await a.apply_retention(RetentionPolicy(max_bytes=0))
-    except Fenced as error:
-        detail(f"refused ({error.code})", str(error).partition(" (")[0])
-    else:
-        raise AssertionError("an owner that has been replaced changed history")
-    assert await shared_state(shelf) == before
-    detail("changed", "nothing: no metadata key, no chunk, no manifest")
+async def consume(client: Client, numbers: range) -> None:
+    async with client.stream_consumer("orders", subscription="billing", start="earliest") as consumer:
+        for number in numbers:
+            message = await consumer.receive(timeout=PATIENCE_S)
+            assert message is not None
+            assert (message.offset, message.value) == (number, b"message %d" % number), message
+            await consumer.ack(message)
 
 
-async def shared_state(shelf: Shelf) -> tuple[Listing, list[ObjectStat]]:
-    return await shelf.store.list(segment_storage_prefix(TOPIC, DESCRIPTOR)), await shelf.objects.list(TOPIC)
+# The same under load.
 
 
-async def kill_a_broker(folder: str) -> int:
-    """Let a child process own the segment, and kill it in the middle of publishing; returns what it had confirmed."""
-    title("Broker b restarts, publishes as fast as it can, and is killed with SIGKILL.")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "publish-until-killed", folder, stdout=asyncio.subprocess.PIPE
-    )
-    assert child.stdout is not None
-    lines: list[bytes] = []
-    try:
-        while len(lines) < CONFIRMS_BEFORE_THE_KILL:
-            lines.append(await child.stdout.readline())
-            assert lines[-1], "the child ended by itself; its error is above"
-    finally:
-        if child.returncode is None:
-            child.kill()
-        lines += (await child.stdout.read()).splitlines(keepends=True)
-        await child.wait()
-    confirmed = max(int(line) for line in lines if line.endswith(b"\n"))
-    detail("confirmed", offsets(28, confirmed + 1))
-    return confirmed
+async def live_load(client: Client, brokers: list[BrokerProcess]) -> None:
+    title(f"{PRODUCERS} producers and {CONSUMERS} consumers work on {SEGMENTS} segments of three brokers. Meanwhile:")
+    await client.admin.create_topic("live", segments=SEGMENTS)
+    async with Load(client).running() as load:
+        await load.phase("nothing", asyncio.sleep(1.0))
+        await load.phase("10 segments move", move_some(client, 10))
+        await load.phase("broker-1 is drained", drain(client, "broker-1"))
+        await client.admin.activate("broker-1")
+        await load.phase("broker-2 is stopped in order", brokers[2].stop())
+        await brokers[2].start()
+        await load.phase("every segment moves", move_some(client, SEGMENTS))
+        await load.phase("broker-0 is killed with SIGKILL and comes back", brokers[0].kill_and_start())
+    await load.check()
 
 
-async def recover_and_read(shelf: Shelf, last_confirmed: int) -> None:
-    torn = await tear(shelf)
-    title("Half a batch is put behind the last one, as a power cut in the middle of a write leaves it. b recovers.")
-    b = await open_segment(shelf, epoch=4)
-    detail("cut off", f"{b.recovered.torn_bytes} torn bytes")
-    detail("damaged", f"{len(b.recovered.damage)} places")
-    detail("goes on at", f"{b.log.end}")
-    assert b.start.source is Source.LOCAL
-    assert b.recovered.torn_bytes == torn
-    assert not b.recovered.damage
-    assert b.log.end > last_confirmed
-    await read(b, 0, b.log.end - 1)
-    detail("read again", f"{offsets(0, b.log.end)}: everything that was confirmed, each once")
-    await b.close()
+async def move_some(client: Client, count: int) -> None:
+    chosen = random.Random(4)
+    for number in range(count):
+        topic = await client.admin.topic_stats("live")
+        owner = topic["segments"][str(number % SEGMENTS)]["owner"]
+        to = chosen.choice([f"broker-{other}" for other in range(3) if f"broker-{other}" != owner])
+        await client.admin.move("live", segment=number % SEGMENTS, to=to)
 
 
-async def tear(shelf: Shelf) -> int:
-    """SIGKILL alone tears nothing: the kernel still writes what it was given. So do what a power cut does."""
-    folder = f"{shelf.folder}/{TOPIC}/{DESCRIPTOR}"
-    newest = (await recover(shelf.disk, folder)).files[-1]
-    batch = encode_batch([b"never confirmed"] * 10, now_us=shelf.clock.now_us())
-    half = bytes(batch[: HEADER_BYTES + 101]).rstrip(b"\0")
-    file = await shelf.disk.open(f"{folder}/{newest.name}")
-    await file.write(newest.batch_bytes, [half], sync=True)
-    await file.close()
-    return len(half)
+async def drain(client: Client, broker: str) -> None:
+    state = await client.admin.drain(broker)
+    while state["state"] == "draining":
+        await asyncio.sleep(0.02)
+        (state,) = [each for each in await client.admin.brokers() if each["id"] == broker]
+    assert (state["state"], state["segments"]) == ("drained", 0), state
 
 
-async def open_shelf(stack: AsyncExitStack, folder: str, store: SqliteStore, broker: str) -> Shelf:
-    """A broker's own disk folder; the metadata store and the folder of chunks are shared."""
-    disk = OsDisk()
-    objects = DiskObjects(disk, f"{folder}/shared")
-    stack.push_async_callback(disk.close)
-    stack.push_async_callback(objects.close)
-    return Shelf(
-        broker_id=broker,
-        disk=disk,
-        folder=f"{folder}/broker-{broker}",
-        store=store,
-        objects=objects,
-        mode=StorageMode.SHARED_FS,
-        clock=SystemClock(),
-        cache=HotCache(0),  # nothing is cached, so that each read shows which file or chunk holds the record
-        handles=ReadHandles(disk),
-        footers=FooterCache(),
-        spares=None,
-        random=random.Random(),
-    )
+class Load:
+    """Knows what was confirmed and what was consumed, and how long anybody had to wait."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._sent = 0
+        self._confirmed: dict[tuple[int, int], bytes] = {}
+        self._consumed: Counter[tuple[int, int]] = Counter()
+        self._values: Counter[bytes] = Counter()
+        self._slowest_s = 0.0
+        self._quiet_s = 0.0
+        self._heard = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Load]:
+        producers = [asyncio.create_task(self._produce(number)) for number in range(PRODUCERS)]
+        consumers = [asyncio.create_task(self._consume(f"worker-{number}")) for number in range(CONSUMERS)]
+        self._tasks = [*producers, *consumers]
+        try:
+            await self._until_consumed(1)
+            yield self
+            self._stopping = True
+            await asyncio.gather(*producers)
+            await self._until_consumed(len(self._confirmed))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def phase(self, what: str, happening: Awaitable[object]) -> None:
+        """Let it happen, and say how long it took and how long anybody waited meanwhile."""
+        self._slowest_s = self._quiet_s = 0.0
+        began = time.monotonic()
+        await happening
+        took_s = time.monotonic() - began
+        await self._until_consumed(len(self._confirmed) + PRODUCERS * BURST)  # What began meanwhile counts here.
+        pauses = f"a producer waited {self._slowest_s * 1e3:,.0f} ms, consumers {self._quiet_s * 1e3:,.0f} ms at most"
+        detail(what, f"{took_s:.2f} s; {pauses}")
+
+    async def check(self) -> None:
+        title("In the end:")
+        missing = [place for place in self._confirmed if not self._consumed[place]]
+        twice = [value for value, count in self._values.items() if count > 1]
+        again = sum(count - 1 for count in self._consumed.values())
+        detail("sent and confirmed", f"{self._sent:,} and {len(self._confirmed):,} records")
+        detail("lost", f"{len(missing)}")
+        detail("stored twice", f"{len(twice)}")
+        detail("delivered again", f"{again}")
+        detail("errors seen by the application", "0")
+        assert self._sent == len(self._confirmed)
+        assert not missing
+        assert not twice
+
+    async def _produce(self, number: int) -> None:
+        async with self._client.producer("live", timeout=PATIENCE_S) as producer:
+            count = 0
+            while not self._stopping:
+                values = [b"%d-%d" % (number, count + each) for each in range(BURST)]
+                began = time.monotonic()
+                receipts = [producer.submit(value, key=value) for value in values]
+                self._sent += BURST
+                for value, receipt in zip(values, receipts, strict=True):
+                    message_id = await receipt
+                    self._confirmed[message_id.segment, message_id.offset] = value
+                self._slowest_s = max(self._slowest_s, time.monotonic() - began)
+                count += BURST
+                await asyncio.sleep(PERIOD_S)
+
+    async def _consume(self, name: str) -> None:
+        async with self._client.stream_consumer("live", subscription="work", name=name, start="earliest") as consumer:
+            while True:
+                batch = await consumer.receive_batch()
+                assert batch is not None
+                now = time.monotonic()
+                if self._heard:
+                    self._quiet_s = max(self._quiet_s, now - self._heard)
+                self._heard = now
+                for message in batch.messages():
+                    place = message.segment, message.offset
+                    self._consumed[place] += 1
+                    if self._consumed[place] == 1:
+                        self._values[message.value] += 1
+                await consumer.ack(batch)
+
+    async def _until_consumed(self, records: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self._consumed) < records:
+                for task in self._tasks:
+                    if task.done() and task.exception() is not None:
+                        task.result()  # Raises what the application saw.
+                await asyncio.sleep(0.01)
 
 
-async def open_segment(shelf: Shelf, epoch: int) -> SegmentStorage:
-    return await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, Epoch(epoch), LogConfig())
+# Brokers.
 
 
-async def publish(segment: SegmentStorage, count: int) -> int:
-    """One batch; returns its last offset when it is synced."""
-    values = [b"message %d" % (segment.log.end + number) for number in range(count)]
-    appended = segment.append(encode_batch(values, now_us=SystemClock().now_us()))
-    await segment.log.confirm(appended)
-    return appended.next_offset - 1
+class BrokerProcess:
+    def __init__(self, folder: Path, number: int, metadata: str) -> None:
+        self.data = folder / f"broker-{number}"
+        self.address = "127.0.0.1:0"
+        self._log = folder / f"broker-{number}.log"
+        self._options = [
+            *("--config", str(folder / "broker.toml"), "--id", f"broker-{number}", "--data", str(self.data)),
+            *("--metadata", metadata, "--storage", f"file://{folder}/history", "--admin", "127.0.0.1:0"),
+        ]
+        self._process: asyncio.subprocess.Process | None = None
 
+    async def start(self) -> None:
+        """Returns when it is ready; the second time at the same address."""
+        command = [sys.executable, "-m", "braid.cli.main", "serve", "--json", *self._options, "--listen", self.address]
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        assert line, self._log.read_text()[-2000:]
+        ready: dict[str, Any] = json.loads(line)
+        self.address = ready["url"].removeprefix("braid://")
 
-async def read(segment: SegmentStorage, first: int, last: int) -> dict[int, str]:
-    """Read offsets `first` to `last` and check each; returns which file or chunk each came from."""
-    sources: dict[int, str] = {}
-    reader = segment.reader(first)
-    while len(sources) <= last - first:
-        name = next(iter(segment.sources.pieces_with(reader.offset))).name.rpartition("/")[2]
-        for header, data in await reader.read(max_bytes=1):
-            for message in decode_messages(data, header):
-                if first <= message.offset <= last:  # batches come whole; a cursor may stand inside one
-                    assert message.offset == first + len(sources)
-                    assert message.value == b"message %d" % message.offset
-                    sources[message.offset] = name
-    return sources
+    async def stop(self) -> None:
+        await self._end(signal.SIGTERM)
 
+    async def kill_and_start(self) -> None:
+        await self._end(signal.SIGKILL)
+        await self.start()
 
-async def publish_until_killed(folder: str) -> None:
-    """The child process: broker b in epoch 3. Prints each offset after it is confirmed."""
-    async with AsyncExitStack() as stack:
-        store = await SqliteStore.open(f"{folder}/metadata.db")
-        segment = await open_segment(await open_shelf(stack, folder, store, "b"), epoch=3)
-        while True:
-            sys.stdout.write(f"{await publish(segment, 1)}\n")
-            sys.stdout.flush()
-
-
-def offsets(first: int, end: int) -> str:
-    return f"{first}..{end - 1}"
+    async def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            await self._process.wait()
+            self._process = None
 
 
 def title(text: str) -> None:
@@ -236,7 +273,7 @@ def title(text: str) -> None:
 
 
 def detail(what: str, value: str) -> None:
-    say(f"    {what:<22} {value}")
+    say(f"    {what:<46} {value}")
 
 
 def say(text: str) -> None:
@@ -245,8 +282,9 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["publish-until-killed"]:
-        asyncio.run(publish_until_killed(sys.argv[2]))
-    else:
-        with tempfile.TemporaryDirectory(prefix="braid-timeline-") as temporary:
-            asyncio.run(main(temporary))
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--metadata", default="")
+    chosen_metadata: str = arguments.parse_args().metadata
+    logging.getLogger("braid").setLevel(logging.ERROR)  # The client warns of what it rides over: here that is wanted.
+    with tempfile.TemporaryDirectory(prefix="braid-timeline-") as temporary:
+        asyncio.run(main(Path(temporary), chosen_metadata or f"sqlite:{temporary}/metadata.db"))

@@ -147,20 +147,40 @@ def test_json_that_is_none_is_refused(broker: AdminBroker) -> None:
         ("POST", f"{ORDERS}/split/0?at=8000", None),
         ("POST", f"{ORDERS}/merge/0/1", None),
         ("POST", f"{ORDERS}/repartition/4", None),
-        ("POST", f"{ORDERS}/move?segment=0&to=broker-2", None),
         ("GET", f"{ORDERS}/autoScalePolicy", None),
         ("PUT", f"{ORDERS}/autoScalePolicy", {"maxSegments": 4}),
         ("DELETE", f"{ORDERS}/autoScalePolicy", None),
         ("PUT", "/admin/v2/segments/public/default/orders/0000-ffff-0", None),
         ("DELETE", "/admin/v2/segments/public/default/orders/0000-ffff-0", None),
         ("POST", "/admin/v2/segments/public/default/orders/0000-ffff-0/terminate", None),
-        ("POST", "/admin/v2/brokers/broker-1/drain", None),
-        ("POST", "/admin/v2/brokers/broker-1/activate", None),
     ],
 )
 def test_what_comes_later_says_so(broker: AdminBroker, orders: str, method: str, path: str, body: Any) -> None:
     answer = broker.ask(method, path, body)
     assert (answer.status, answer.error) == (501, "not-available")
+
+
+def test_segments_move_where_they_can(broker: AdminBroker, orders: str) -> None:
+    here = broker.broker.id
+    assert broker.ask("POST", f"{ORDERS}/move?segment=0&to={here}").status == 204
+    assert broker.ask("POST", f"{ORDERS}/move").error == "move-refused"
+    assert broker.ask("POST", f"{ORDERS}/move?to=broker-7").status == 404
+    assert broker.ask("POST", f"{ORDERS}/move?segment=77").status == 404
+    answer = broker.ask("POST", f"{ORDERS}/recover?acceptLoss=true")
+    assert (answer.status, answer.error) == (409, "move-refused")
+
+
+def test_brokers_are_drained_activated_and_balanced(broker: AdminBroker) -> None:
+    here = broker.broker.id
+    assert broker.ask("POST", f"/admin/v2/brokers/{here}/drain").status == 204
+    (listed,) = broker.ask("GET", "/admin/v2/brokers").json
+    assert listed["state"] in ("draining", "drained")
+    assert broker.ask("POST", f"/admin/v2/brokers/{here}/activate").status == 204
+    (listed,) = broker.ask("GET", "/admin/v2/brokers").json
+    assert (listed["state"], listed["leader"]) == ("active", True)
+    assert broker.ask("POST", "/admin/v2/brokers/nobody/drain").status == 404
+    plan = broker.ask("POST", "/admin/v2/brokers/balance?dryRun=true").json
+    assert (plan["dryRun"], plan["moves"]) == (True, [])
 
 
 def test_brokers_and_topology_are_shown(broker: AdminBroker, orders: str) -> None:
@@ -384,6 +404,8 @@ def test_the_openapi_document_names_every_path_of_the_interface(broker: AdminBro
         ("/admin/v2/brokers", "get"),
         ("/admin/v2/brokers/{broker}/drain", "post"),
         ("/admin/v2/brokers/{broker}/activate", "post"),
+        ("/admin/v2/brokers/balance", "post"),
+        (f"{topic}/recover", "post"),
         ("/admin/v2/topology", "get"),
         ("/metrics", "get"),
         ("/healthz", "get"),
@@ -447,7 +469,8 @@ def test_metrics_say_what_happened(broker: AdminBroker, orders: str) -> None:
 
 UNITS = ("_seconds", "_bytes", "_records", "_info", "_offset")
 COUNTS = {"braid_ready", "braid_topics", "braid_segments_served", "braid_segments_unavailable", "braid_connections",
-          "braid_subscription_consumers", "braid_metrics_omitted_series"}  # fmt: skip
+          "braid_subscription_consumers", "braid_metrics_omitted_series", "braid_cluster_leader",
+          "braid_cluster_segments_waiting"}  # fmt: skip
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])

@@ -89,7 +89,7 @@ def test_every_answer_is_as_the_document_says(
                 broker.ask("PUT", f"{ORDERS}?numInitialSegments=2")
                 broker.ask("PUT", f"{ORDERS}/subscriptions/billing")
             asked[case.operation.label] += 1
-            case.call_and_validate(checks=CHECKED)
+            case.call_and_validate(checks=CHECKED, timeout=60)
 
         with contextlib.suppress(Unsatisfiable):  # some operations leave no room for a wrong request
             ask()

@@ -149,6 +149,11 @@ class MadeTopic:
     ) -> Open:
         return Open(channel, self.path, self.id, segment, credit, session, offset)
 
+    def open_as(self, assignment: Assignment, channel: int = 1, *, term: int = 0, grant: int = 0) -> Open:
+        """For the subscription `s`, at the seat that the assignment gives, or one that is so much higher."""
+        seat = (assignment.term + term, assignment.grants[0] + grant)
+        return Open(channel, self.path, self.id, assignment.segments[0], PLENTY, 0, 0, "s", *seat)
+
 
 def make_topic(client: RawClient, segments: int = 1) -> MadeTopic:
     path = f"public/default/topic-{next(topic_numbers)}"
@@ -311,7 +316,7 @@ def test_a_client_that_sends_replies_is_refused(broker: WatchedBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [0, 4, 15, 99, 200, 255, Kind.DELIVER, Kind.ASSIGN, Kind.NEED, Kind.CLOSED, Kind.EXPEL]
+    "kind", [0, 5, 15, 99, 200, 255, Kind.DELIVER, Kind.ASSIGN, Kind.NEED, Kind.CLOSED, Kind.EXPEL]
 )
 def test_operations_that_the_broker_does_not_take_are_answered_and_the_connection_lives(
     broker: WatchedBroker, kind: int
@@ -578,8 +583,9 @@ def test_opening_what_is_not_there_is_refused(broker: WatchedBroker) -> None:
             (topic.open(segment=-1), SegmentNotFound),
             (topic.open(segment=(1 << 64) - 1), SegmentNotFound),
             (Open(1, topic.path, topic.id + 1, 0, 100), TopicNotFound),
-            (topic.open(session=12345), NotServing),
-            (topic.open(session=-1), NotServing),
+            (topic.open(session=12345), InvalidArgument),
+            (topic.open(session=-1), InvalidArgument),
+            (Open(1, topic.path, topic.id, 0, 100, 0, 0, "nobody", 1, 1), NotServing),
             (topic.open(offset=3), OffsetOutOfRange),
             (topic.open(offset=-2), OffsetOutOfRange),
             (topic.open(offset=(1 << 64) - 1), OffsetOutOfRange),
@@ -604,8 +610,7 @@ def test_acks_that_cannot_be_are_refused_and_move_nothing(broker: WatchedBroker)
     with broker.connect() as client:
         topic = make_topic(client)
         client.ask(Kind.PUBLISH, topic.route, Published, a_batch(b"a", b"b"))
-        session = joined(client, topic).session
-        client.ask(Kind.OPEN, topic.open(1, session=session), Opened)
+        client.ask(Kind.OPEN, topic.open_as(joined(client, topic), 1), Opened)
         client.ask(Kind.OPEN, topic.open(2), Opened)
         for ack, error in (
             (Ack(1, 3), InvalidArgument),
@@ -625,21 +630,22 @@ def test_acks_that_cannot_be_are_refused_and_move_nothing(broker: WatchedBroker)
         assert described["segments"]["0"]["offset"] == 1
 
 
-def test_a_segment_can_be_opened_only_by_the_session_that_has_it(broker: WatchedBroker) -> None:
+def test_a_segment_is_opened_by_who_has_it_and_by_nobody_with_an_older_word(broker: WatchedBroker) -> None:
     with broker.connect() as first, broker.connect() as second:
         topic = make_topic(first)
         held = joined(first, topic, "a")
         other = second.ask(Kind.JOIN, Join(topic.path, "s", "b", "earliest"), Joined)
-        with pytest.raises(NotServing, match="is not assigned to this consumer"):
-            second.ask(Kind.OPEN, topic.open(session=other.session), Opened)
-        with pytest.raises(NotServing, match="is not one of this connection"):
-            second.ask(Kind.OPEN, topic.open(session=held.session), Opened)
+        first.ask(Kind.OPEN, topic.open_as(held, 7), Opened)
+        for older in ({"grant": -1}, {"term": -1}, {"term": -1, "grant": 10}):
+            with pytest.raises(NotServing, match="out of date"):
+                second.ask(Kind.OPEN, topic.open_as(held, **older), Opened)
         for release in (Release(held.session, 0), Release(999, 0)):
             with pytest.raises(NotServing):
                 second.reply(second.send(Kind.RELEASE, release))
         second.reply(second.send(Kind.RELEASE, Release(other.session, 0)))
         second.reply(second.send(Kind.LEAVE, Leave(held.session)))
-        assert first.ask(Kind.OPEN, topic.open(session=held.session), Opened) == Opened(0, 0)
+        again = first.ask(Kind.OPEN, topic.open_as(held, 8), Opened)
+        assert (again.offset, again.end) == (0, 0)
 
 
 def test_joins_that_cannot_be_are_refused(broker: WatchedBroker) -> None:

@@ -99,3 +99,38 @@ def test_wrong_usage_is_refused_before_anything_starts(tmp_path: Path, wrong: tu
 
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_moves_are_measured_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+    choice = ("--history", "1MiB", "--history", "2MiB", "--moves", "2", "--rate", "500")
+
+    results = results_of("move", *choice, folder=tmp_path)
+
+    assert [result["historyBytes"] for result in results] == [1 << 20, 2 << 20]
+    for result in results:
+        assert len(result["moveMs"]) == len(result["producerMs"]) == len(result["consumerMs"]) == 2
+        assert min(result["moveMs"]) > 0
+        assert min(result["producerMs"]) > 0
+        assert min(result["consumerMs"]) > 0
+        assert result["records"] > 500
+        assert (result["lost"], result["twice"], result["errors"]) == (0, 0, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_moves_in_a_row_of_copied_history_are_measured(tmp_path: Path) -> None:
+    done = run_bench(
+        "move", "--history", "1MiB", "--count", "5", "--storage", "local", "--rate", "500", folder=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
+    row = done.stdout.splitlines()[1].split()
+    assert row[2:5] == ["local", "5", row[4]]
+    assert row[-3:] == ["0", "0", "0"]
+
+
+def test_many_segments_are_measured(tmp_path: Path) -> None:
+    (result,) = results_of("segments", "--segments", "12", "--idle", "0.2", folder=tmp_path)
+
+    assert result["segments"] == 12
+    assert min(result[name] for name in ("createS", "publishS", "startS", "drainS", "rssBytes")) > 0
+    assert list(tmp_path.iterdir()) == []

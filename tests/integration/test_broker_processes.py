@@ -3,113 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import braid
-from braid.client.client import Client
-from braid.client.producer import Producer
 from tests.broker_process import WAIT_S, BrokerProcess, free_port
+from tests.live_load import TOPIC, Load, check, read_all, until
 
-TOPIC = "orders"
 VECTOR = Path(__file__).parents[1] / "vectors" / "data_folders"
-
-
-class Load:
-    """Producers that publish numbered records as fast as they can, and a subscription that follows them. Knows what was
-    confirmed, what was sent, and what was consumed."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.confirmed: dict[tuple[int, int], bytes] = {}
-        self.sent: list[bytes] = []
-        self.consumed: dict[int, list[int]] = {}
-        self._stopping = False
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self, producers: int) -> None:
-        self._tasks = [asyncio.create_task(self._produce(number)) for number in range(producers)]
-        self._tasks.append(asyncio.create_task(self._consume()))
-
-    async def stop(self) -> None:
-        """Waits until everything that was sent is confirmed and consumed."""
-        self._stopping = True
-        await asyncio.gather(*self._tasks[:-1])
-        await until(lambda: sum(map(len, self.consumed.values())) >= len(self.confirmed))
-        self._tasks[-1].cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._tasks[-1]
-
-    async def _produce(self, number: int) -> None:
-        async with self._client.producer(TOPIC, timeout=WAIT_S) as producer:
-            count = 0
-            while not self._stopping:
-                await self._burst(producer, number, count)
-                count += 40
-
-    async def _burst(self, producer: Producer, number: int, first: int) -> None:
-        values = [b"%d-%d" % (number, count) for count in range(first, first + 40)]
-        self.sent += values
-        receipts = [producer.submit(value, key=value if number else None) for value in values]
-        for value, receipt in zip(values, receipts):
-            message_id = await receipt
-            assert (message_id.segment, message_id.offset) not in self.confirmed, "I1: one offset, two records"
-            self.confirmed[message_id.segment, message_id.offset] = value
-
-    async def _consume(self) -> None:
-        async with self._client.stream_consumer(TOPIC, subscription="follower", start="earliest") as consumer:
-            while True:
-                batch = await consumer.receive_batch()
-                assert batch is not None
-                seen = self.consumed.setdefault(batch.segment, [])
-                seen += batch.table.column("offset").to_pylist()
-                await consumer.ack(batch)
-
-
-async def until(condition: object, timeout_s: float = WAIT_S) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (other processes act)
-            await asyncio.sleep(0.01)
-
-
-async def read_all(client: Client) -> dict[tuple[int, int], bytes]:
-    """The whole topic, as a newcomer reads it."""
-    found: dict[tuple[int, int], bytes] = {}
-    positions = await client.admin.topic_stats(TOPIC)
-    ends = {int(number): segment["endOffset"] for number, segment in positions["segments"].items()}
-    async with client.checkpoint_consumer(TOPIC, start="earliest") as consumer:
-        while len(found) < sum(ends.values()):
-            batch = await consumer.receive_batch(timeout=WAIT_S)
-            assert batch is not None
-            offsets = batch.table.column("offset").to_pylist()
-            for offset, value in zip(offsets, batch.values()):
-                assert (batch.segment, offset) not in found, "I1: an offset came twice"
-                found[batch.segment, offset] = value
-    for number, end in ends.items():
-        assert sorted(offset for segment, offset in found if segment == number) == list(range(end)), "I1: no gap"
-    return found
-
-
-def check(load: Load, stored: dict[tuple[int, int], bytes]) -> None:
-    assert {place: stored.get(place) for place in load.confirmed} == load.confirmed, "I2: confirmed is kept"
-    twice = [value for value, count in Counter(stored.values()).items() if count > 1]
-    assert not twice, f"I10: stored twice: {twice[:5]}"
-    assert set(stored.values()) == set(load.sent)
-    for segment, offsets in load.consumed.items():
-        assert offsets == list(range(len(offsets))), f"a gap or a repeat in segment {segment}"
-    orders: dict[tuple[int, bytes], list[int]] = {}
-    for (segment, _), value in sorted(stored.items()):
-        producer, _, count = value.partition(b"-")
-        orders.setdefault((segment, producer), []).append(int(count))
-    assert all(counts == sorted(counts) for counts in orders.values()), "the order of a producer's records"
 
 
 def test_kill_9_at_full_load_loses_nothing_confirmed_and_stores_nothing_twice(tmp_path: Path) -> None:
@@ -119,8 +25,7 @@ def test_kill_9_at_full_load_loses_nothing_confirmed_and_stores_nothing_twice(tm
             load = Load(client)
             load.start(producers=3)
             for _ in range(4):
-                before = len(load.confirmed)
-                await until(lambda before=before: len(load.confirmed) > before + 2_000)
+                await load.goes_on(2_000)
                 broker.kill()
                 await asyncio.to_thread(broker.start)
             await load.stop()

@@ -171,6 +171,21 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert f"cannot listen on {address} for admin" in said
 
 
+def test_an_admin_port_that_is_taken_is_noticed_before_anything_is_opened(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--admin", address)
+    assert not (tmp_path / "data").exists()
+
+
+def test_brokers_are_listed_with_the_ports_that_they_really_have(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as broker:
+        (listed,) = ask(broker.url, "broker", "list")
+        assert f"braid://{listed['address']}" == broker.url
+        assert f"http://{listed['admin']}" == broker.ready["adminUrl"]
+        assert not listed["admin"].endswith(":0")
+
+
 def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as broker:
         assert broker.stop() == 0
@@ -260,10 +275,6 @@ def test_brokers_are_listed(url: str) -> None:
         ("topic", "split", "TOPIC", "0", "--at", "8000"),
         ("topic", "merge", "TOPIC", "0", "1"),
         ("topic", "repartition", "TOPIC", "4"),
-        ("topic", "move", "TOPIC", "--segment", "0", "--to", "broker-2"),
-        ("topic", "unload", "TOPIC"),
-        ("broker", "drain", "broker-1"),
-        ("broker", "activate", "broker-1"),
         ("consume", "TOPIC", "-s", "s", "--queue"),
         ("pipeline", "audit"),
     ],
@@ -274,6 +285,24 @@ def test_what_comes_later_says_so_in_one_line(url: str, topic: str, arguments: S
     assert said.startswith("braid: ")
     assert re.search("not in this version|in a later version", said)
     assert said.count("\n") == 1
+
+
+def test_a_broker_that_is_alone_has_nowhere_to_move_to(url: str, topic: str) -> None:
+    said = run(url, "topic", "move", topic, "--segment", "0", "--to", "broker-2", code=1)
+    assert "broker broker-2 cannot be given segments: it is not there; the active brokers are: broker-1" in said
+    assert "no other broker is active" in run(url, "topic", "unload", topic, code=1)
+    assert re.search(
+        r"^ +0 +broker-1 +broker-1 +1 +was there$", run(url, "topic", "move", topic, "--to", "broker-1"), re.MULTILINE
+    )
+    assert "waits for an owner that is gone" in run(url, "topic", "recover", topic, code=1)
+    assert "Nothing moves." in run(url, "broker", "balance", "--dry-run")
+
+
+def test_a_broker_is_drained_and_activated(url: str, topic: str) -> None:
+    assert "is draining" in run(url, "broker", "drain", "broker-1", "--no-wait")
+    assert [each["state"] for each in ask(url, "broker", "list")] == ["draining"]
+    assert run(url, "broker", "activate", "broker-1") == "Broker broker-1 is active.\n"
+    assert "there is no broker broker-7; the brokers are broker-1" in run(url, "broker", "drain", "broker-7", code=1)
 
 
 def test_without_a_broker_the_error_says_what_was_tried() -> None:
@@ -411,6 +440,30 @@ def test_head_ends_a_consumer_that_has_nothing_more_to_print(url: str, topic: st
     assert (done.stdout.splitlines(), done.stderr) == (numbered(3), b"")
 
 
+@pytest.mark.parametrize(("interrupted", "code"), [(True, 130), (False, 1)])
+def test_a_consumer_whose_broker_is_gone_ends_as_soon_as_nobody_wants_more(
+    tmp_path: Path, interrupted: bool, code: int
+) -> None:
+    """By Ctrl-C, or because the reader of its pipe has gone. Its client would try for half a minute to store acks."""
+    with serving(tmp_path / "data") as broker:
+        run(broker.url, "topic", "create", "orders")
+        run(broker.url, "produce", "orders", given=b"a\nb\n")
+        arguments = ("consume", "orders", "-s", "s", "--follow")
+        with started(broker.url, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as consumer:
+            assert consumer.stdout is not None
+            assert consumer.stderr is not None
+            assert [consumer.stdout.readline() for _ in range(2)] == [b"a\n", b"b\n"]
+            broker.process.kill()
+            broker.process.wait(WAIT_S)
+            assert b"joins again" in consumer.stderr.readline()
+            if interrupted:
+                consumer.send_signal(signal.SIGINT)
+            else:
+                consumer.stdout.close()
+            assert consumer.wait(15) == code
+            assert b"records that were printed may come again" in consumer.stderr.read()
+
+
 def test_without_follow_the_end_is_where_the_topic_ended_at_the_start(url: str) -> None:
     run(url, "topic", "create", "ends", "--segments", "8")
     assert lines(url, "consume", "ends", "-s", "s") == []
@@ -497,18 +550,32 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_up_runs_brokers_and_stops_them_all(tmp_path: Path) -> None:
+def test_up_runs_one_cluster_and_stops_all_of_it(tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as (process, brokers):
         assert [each["id"] for each in brokers] == ["broker-0", "broker-1"]
-        for number, each in enumerate(brokers):
-            run(each["url"], "topic", "create", f"t{number}")
-            run(each["url"], "produce", f"t{number}", given=b"x\n")
-            assert lines(each["url"], "consume", f"t{number}", "-s", "s") == [b"x"]
+        first, second = (each["url"] for each in brokers)
+        run(first, "topic", "create", "orders", "--segments", "2")
+        run(second, "produce", "orders", given=b"x\n")
+        assert lines(first, "consume", "orders", "-s", "s") == [b"x"]
+        owners = json.loads(run(second, "topic", "stats", "orders", "--json"))["segments"].values()
+        assert {each["owner"] for each in owners} == {"broker-0", "broker-1"}
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0
         assert re.search(rb"^broker-0 \| ", errors, flags=re.MULTILINE)
         assert not any(alive(each["pid"]) for each in brokers)
+    with cluster(tmp_path, 2) as (_, brokers):
+        assert lines(brokers[0]["url"], "consume", "orders", "-s", "again") == [b"x"]
+
+
+def test_up_refuses_the_folder_of_brokers_that_did_not_share_topics_and_serve_opens_it(tmp_path: Path) -> None:
+    folder = tmp_path / "broker-0"
+    with serving(folder, "--id", "broker-0") as broker:
+        run(broker.url, "topic", "create", "orders")
+    said = run("", "up", "--data", str(tmp_path), "--port", "0", "--admin-port", "0", code=1)
+    assert f"`braid serve --id broker-0 --data {folder}`" in said
+    with serving(folder, "--id", "broker-0") as broker:
+        assert "orders" in run(broker.url, "topic", "list")
 
 
 def test_up_ends_with_an_error_when_a_broker_dies(tmp_path: Path) -> None:

@@ -153,8 +153,72 @@ def test_errors_are_those_of_the_asyncio_client(tmp_path: Path) -> None:
         consumer.close()
     with pytest.raises(ConnectFailed), sync.connect("braid://127.0.0.1:1", timeout=0.2):
         pass
-    with pytest.raises(ClientClosed, match="not connected"):
-        sync.connect("braid://127.0.0.1:1").producer("orders")
+    with pytest.raises(ConnectFailed):
+        sync.connect("braid://127.0.0.1:1", timeout=0.2).producer("orders")
+
+
+def loop_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "braid"}
+
+
+def test_without_with_it_connects_at_the_first_use_and_close_ends_its_thread(tmp_path: Path) -> None:
+    with broker_in_a_thread(str(tmp_path)) as url:
+        before = loop_threads()
+        client = sync.connect(url, timeout=20)
+        assert loop_threads() == before
+        client.admin.create_topic("orders")
+        producer = client.producer("orders")
+        producer.open()
+        receipt = producer.submit(b"paid")
+        assert len(loop_threads() - before) == 1
+        client.close()
+        assert receipt.result(timeout=0).offset == 0, "closing waits for what was sent"
+        assert loop_threads() == before
+        client.close()
+        for call in (lambda: client.admin, lambda: client.producer("orders"), client.open):
+            with pytest.raises(ClientClosed, match="connect again"):
+                call()
+
+
+def test_a_client_that_was_closed_before_its_first_use_stays_closed() -> None:
+    client = sync.connect("braid://127.0.0.1:1")
+    client.close()
+    with pytest.raises(ClientClosed, match="connect again"):
+        client.producer("orders")
+
+
+def test_threads_that_use_a_client_for_the_first_time_share_one_connection(tmp_path: Path) -> None:
+    with broker_in_a_thread(str(tmp_path)) as url:
+        before, found = loop_threads(), []
+        client = sync.connect(url, timeout=20)
+        threads = [threading.Thread(target=lambda: found.append(client.admin.list_topics())) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [[]] * 8
+        assert len(loop_threads() - before) == 1
+        client.close()
+
+
+LEFT_OPEN = """
+import braid.sync
+client = braid.sync.connect({url!r}, timeout=20)
+client.admin.create_topic("orders")
+producer = client.producer("orders")
+producer.open()
+producer.submit(b"paid")
+consumer = client.stream_consumer("orders", "billing", start="earliest")
+consumer.__enter__()
+print(consumer.receive(timeout=20).value)
+"""
+
+
+def test_a_program_that_closes_nothing_ends_without_a_word(tmp_path: Path) -> None:
+    with broker_in_a_thread(str(tmp_path)) as url:
+        command = [sys.executable, "-X", "dev", "-W", "error", "-c", LEFT_OPEN.format(url=url)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'paid'\n", "")
 
 
 def test_submitting_does_not_change_threads_for_each_record(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`braid bench`: how fast publishing, consuming and the way from one to the other are, here and now.
+"""`braid bench`: how fast publishing, consuming and the way from one to the other are, here and now. What moves of
+segments cost is measured in bench_move.py and bench_segments.py.
 
 Producer and consumer are processes of their own. Without `--url` the broker is too: a `braid serve` on free ports, with
 a temporary folder, which is gone afterwards. A fresh topic with one segment is used, and deleted at the end.
@@ -7,9 +8,6 @@ a temporary folder, which is gone afterwards. A fresh topic with one segment is 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
+from braid.cli.bench_machine import machine_facts, machine_text
+from braid.cli.bench_move import move
+from braid.cli.bench_segments import segments
 from braid.cli.bench_workload import Form, Mode
 from braid.cli.output import Column, json_option, print_json, print_table
 from braid.cli.quantities import SIZE
@@ -40,7 +41,7 @@ RECORDS_PER_CASE: Final = 2_000_000
 
 @click.group()
 def bench() -> None:
-    """Measure publishing, consuming and latency.
+    """Measure publishing, consuming, latency and moves.
 
     Without --url (or BRAID_URL) a broker is started for the measurement, on this machine.
     """
@@ -312,18 +313,14 @@ class Run:
         )
 
     def print(self) -> None:
-        facts = _machine()
         where = "its own broker" if self._own is not None else self._target.url
         if self._as_json:
-            print_json({"bench": self._name, "broker": where, "machine": facts, "results": self._rows})
+            print_json({"bench": self._name, "broker": where, "machine": machine_facts(), "results": self._rows})
             return
         columns = [Column(self._name), Column("value", right=True), Column("durability")]
         columns += [Column(title, right=True) for title in ("records/s", "MB/s", "p50 ms", "p99 ms", "p99.9 ms")]
         print_table(columns, map(_cells, self._rows), empty="nothing was measured")
-        click.echo(
-            f"\n{facts['date']}, {where}, {facts['cores']} cores, Python {facts['python']}, {facts['system']}."
-            " Other machines, other numbers."
-        )
+        click.echo(f"\n{machine_text(where)}")
 
 
 def _cells(row: Row) -> list[str]:
@@ -351,15 +348,6 @@ def _progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda records: progress.update(task, completed=records)
-
-
-def _machine() -> dict[str, str | int]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cores": os.cpu_count() or 1,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
 
 
 # Where it is measured.
@@ -399,5 +387,6 @@ def _later(name: str, what: str) -> click.Command:
     return command
 
 
-_later("move", "topics move between brokers in a later one")
+bench.add_command(move)
+bench.add_command(segments)
 _later("spark", "the Spark source and sink come in a later one")

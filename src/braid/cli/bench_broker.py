@@ -1,4 +1,4 @@
-"""A broker of our own: a `braid serve` process on free ports, in a folder that is deleted with it."""
+"""Brokers of our own: `braid serve` processes on free ports, in a folder that is deleted with them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import click
@@ -25,8 +25,9 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 class OwnBroker:
     """A broker process. It prints its address when it is ready; until then `start` waits."""
 
-    def __init__(self, folder: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, folder: str, listen: str = "127.0.0.1:0", options: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._options = options
         self._listen = listen
         self._process: subprocess.Popen[str]
         self.url = ""
@@ -36,7 +37,7 @@ class OwnBroker:
     def start(self) -> None:
         """Start it, or start it again after `kill` at the same address."""
         command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", self._folder]
-        command += ["--listen", self._listen, "--admin", "127.0.0.1:0"]
+        command += ["--listen", self._listen, "--admin", "127.0.0.1:0", *self._options]
         # What the environment says about brokers is meant for others.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
         began = time.perf_counter()
@@ -72,6 +73,11 @@ class OwnBroker:
             fields = dict(line.split(":", 1) for line in file)
         return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) << 10
 
+    def end(self) -> None:
+        """At once, if it runs at all: what it leaves is not needed any more."""
+        if self.url and self._process.poll() is None:
+            self.kill()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
@@ -99,3 +105,37 @@ def own_broker(parent: str | None = None) -> Iterator[OwnBroker]:
             broker.stop()
     finally:
         shutil.rmtree(folder)
+
+
+class OwnCluster:
+    """Brokers broker-1, broker-2 … that share metadata and, if it is asked for, storage."""
+
+    def __init__(self, folder: str, count: int, *, shared: bool) -> None:
+        storage = f"file://{folder}/history" if shared else "local"
+        self.brokers: Final = {
+            name: OwnBroker(
+                f"{folder}/{name}",
+                options=("--id", name, "--metadata", f"sqlite:{folder}/metadata.db", "--storage", storage),
+            )
+            for name in (f"broker-{number}" for number in range(1, count + 1))
+        }
+
+    @property
+    def url(self) -> str:
+        """Of those that were started."""
+        started = [broker.url for broker in self.brokers.values() if broker.url]
+        return "braid://" + ",".join(url.removeprefix("braid://") for url in started)
+
+
+@contextmanager
+def own_cluster(count: int, *, shared: bool, start: int | None = None) -> Iterator[OwnCluster]:
+    """In a temporary folder; the first `start` of them run."""
+    folder = tempfile.mkdtemp(prefix="braid-bench-")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        cluster = OwnCluster(folder, count, shared=shared)
+        for broker in list(cluster.brokers.values())[:start]:
+            broker.start()
+        for broker in cluster.brokers.values():
+            stack.callback(broker.end)
+        yield cluster

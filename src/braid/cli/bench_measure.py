@@ -65,6 +65,10 @@ class WorkerProcess:
         self._process.wait()
         return done
 
+    def stop(self) -> None:
+        """Ask work without an end of its own to come to one."""
+        self._process.terminate()
+
     def end(self) -> None:
         """Whatever it is doing."""
         self._process.kill()

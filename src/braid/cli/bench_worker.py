@@ -15,10 +15,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import chain
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
+from braid.cli.bench_steady import steady_receive, steady_send
 from braid.cli.bench_workload import (
     Consume,
     Done,
@@ -30,6 +32,8 @@ from braid.cli.bench_workload import (
     Progress,
     Publish,
     Ready,
+    SteadyReceive,
+    SteadySend,
     Told,
     Work,
     percentiles_ms,
@@ -47,7 +51,7 @@ SWITCH_INTERVAL_S: Final = 0.0005
 PROGRESS_S: Final = 0.2
 WARM_UP_SHARE: Final = 10
 LISTS: Final = 4
-"""Different values, so that no cache of the processor holds all of them."""
+"""Batches' worth of different values, so that no small cache of the processor holds all of them."""
 CALL_BATCHES: Final = 8
 """How many batches' worth of records a call of `send_many` or `send_table` brings: the producer cuts them itself."""
 SAMPLE: Final = 16
@@ -206,8 +210,12 @@ _TURNS: Final[dict[Mode, Callable[[Publish, list[Producer]], list[Turn]]]] = {
 
 
 def _lists(work: Publish) -> list[list[bytes]]:
-    count = max(1, CALL_BATCHES * work.batch_bytes // work.size)
-    return [_values(count, work.size, seed) for seed in range(LISTS)]
+    """Each of as many records as a call brings, made of the values of `LISTS` batches: as many different ones as the
+    bare loop of the benchmarks has."""
+    count = max(1, work.batch_bytes // work.size)
+    parts = [_values(count, work.size, seed) for seed in range(LISTS)]
+    turns = [parts[number % LISTS] for number in range(LISTS + CALL_BATCHES)]
+    return [list(chain.from_iterable(turns[number : number + CALL_BATCHES])) for number in range(LISTS)]
 
 
 def _values(count: int, size: int, seed: int) -> list[bytes]:
@@ -320,13 +328,17 @@ async def perform(work: Work) -> Done:
             return await latency_send(work)
         case LatencyReceive():
             return await latency_receive(work)
+        case SteadySend():
+            return await steady_send(work, on_ready=lambda: tell(Ready()))
+        case SteadyReceive():
+            return await steady_receive(work, on_ready=lambda: tell(Ready()))
         case _:
             assert_never(work)
 
 
 def _loop_for(work: Work) -> asyncio.SelectorEventLoop:
     # epoll waits for whole milliseconds; a sender that has to be on time needs a finer clock.
-    fine = isinstance(work, LatencySend)
+    fine = isinstance(work, LatencySend | SteadySend)
     return asyncio.SelectorEventLoop(selectors.SelectSelector() if fine else selectors.DefaultSelector())
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from braid.cli.target import Target
 
+SLOT_NS: Final = 10_000_000
 SHARES: Final = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "worst": 1.0}
 
 
@@ -83,7 +84,24 @@ class LatencyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first ones, which do not count."""
 
 
-Work = Publish | Consume | LatencySend | LatencyReceive
+class SteadySend(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Numbered records at a steady rate, until it is told to stop (SIGTERM)."""
+
+    target: Target
+    topic: str
+    rate: float
+    size: int
+
+
+class SteadyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Receive these until the last one has come."""
+
+    target: Target
+    topic: str
+    subscription: str
+
+
+Work = Publish | Consume | LatencySend | LatencyReceive | SteadySend | SteadyReceive
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +110,23 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
     records: int
+
+
+class Steady(msgspec.Struct, frozen=True):
+    """What became of records that were sent at a steady rate."""
+
+    lost: int = 0
+    twice: int = 0
+    errors: int = 0
+    """That the application was shown."""
+    waited_ms: dict[int, float] = {}
+    """By the slot of time (monotonic ns // SLOT_NS) in which a record was due: how long the slowest of these took to be
+    confirmed, or received."""
+
+    def longest_ms(self, first_ns: int, last_ns: int) -> float:
+        """For records that were due in this time."""
+        slots = range(first_ns // SLOT_NS, last_ns // SLOT_NS + 1)
+        return max((self.waited_ms.get(slot, 0.0) for slot in slots), default=0.0)
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -103,6 +138,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     latency_ms: dict[str, float] = {}
     """By the names of `SHARES`. Publishing: from the call to its confirm. Latency: from the time at which the record
     was due to be sent, to the consumer's hands."""
+    steady: Steady | None = None
 
     @property
     def rate(self) -> float:

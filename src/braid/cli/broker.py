@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
 import click
 
-from braid.cli.output import Column, count_text, json_option, print_done, print_json, print_table
+from braid.cli.output import (
+    Column,
+    bytes_text,
+    count_text,
+    json_option,
+    print_done,
+    print_json,
+    print_note,
+    print_table,
+)
+from braid.cli.patience import status_line
 from braid.cli.target import Target, ask, with_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from braid.client.client import Client
+
+LOOK_S: Final = 0.5
 
 
 @click.group()
 def broker() -> None:
-    """Look at brokers; take one out of service and back."""
+    """Look at brokers; take one out of service and back; even their load."""
 
 
 @broker.command("list")
 @json_option
 @with_target
 def list_brokers(target: Target, as_json: bool) -> None:
-    """List the brokers of the cluster.
+    """List the brokers of the cluster, with what they own and what they have to do.
+
+    One that is `down` is gone, and its segments wait for it.
 
     \b
     Examples:
@@ -27,27 +49,90 @@ def list_brokers(target: Target, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = [Column("BROKER"), Column("STATE"), Column("ADDRESS"), Column("ADMIN"), Column("SEGMENTS", right=True)]
+    columns = [
+        Column("BROKER"),
+        Column("STATE"),
+        Column("ADDRESS"),
+        Column("ADMIN"),
+        Column("SEGMENTS", right=True),
+        Column("LEADER"),
+        Column("IN/S", right=True),
+        Column("OUT/S", right=True),
+        Column("CPU", right=True),
+        Column("VERSION"),
+    ]
     rows = [
-        (each["id"], each["state"], each["address"], each["admin"] or "-", count_text(each["segments"]))
+        (
+            each["id"],
+            each["state"],
+            each["address"] or "-",
+            each["admin"] or "-",
+            count_text(each["segments"]),
+            "yes" if each["leader"] else "-",
+            *_load_texts(each["load"]),
+            each["version"] or "-",
+        )
         for each in found
     ]
     print_table(columns, rows, empty="No brokers.")
 
 
+def _load_texts(load: dict[str, Any] | None) -> tuple[str, str, str]:
+    if load is None:
+        return "-", "-", "-"
+    return bytes_text(load["bytesInPerS"]), bytes_text(load["bytesOutPerS"]), f"{load['cpu']:.0%}"
+
+
 @broker.command()
 @click.argument("broker_id", metavar="ID")
+@click.option("--no-wait", is_flag=True, help="Only ask for it; it happens by itself.")
 @json_option
 @with_target
-def drain(target: Target, broker_id: str, as_json: bool) -> None:
-    """Move everything off a broker, for maintenance.
+def drain(target: Target, broker_id: str, no_wait: bool, as_json: bool) -> None:
+    """Move everything off a broker, for maintenance, and wait until it is done.
+
+    Ctrl-C ends only the waiting. The broker gets no segments, also after a restart, until it is activated again.
 
     \b
     Examples:
       braid broker drain broker-2
     """
-    done = ask(target, lambda client: client.admin.drain(broker_id))
-    print_done(f"Broker {broker_id} is drained.", done, as_json=as_json)
+    with status_line(f"Draining {broker_id}") as show:
+
+        async def ask_and_wait(client: Client) -> dict[str, Any]:
+            state = await client.admin.drain(broker_id)
+            return state if no_wait else await _drained(client, state, show)
+
+        try:
+            state = ask(target, ask_and_wait)
+        except KeyboardInterrupt:
+            print_note(f"Broker {broker_id} goes on draining; `braid broker activate {broker_id}` takes that back.")
+            raise
+    left = f"{count_text(state['segments'])} segments"
+    texts = {
+        "drained": f"Broker {broker_id} is drained.",
+        "draining": f"Broker {broker_id} is draining: {left} to move.",
+        "down": f"Broker {broker_id} is not there: {left} wait for it, and move away when it is back.",
+    }
+    print_done(texts.get(state["state"], f"Broker {broker_id} is {state['state']}."), state, as_json=as_json)
+
+
+async def _drained(client: Client, state: dict[str, Any], show: Callable[[str], None]) -> dict[str, Any]:
+    broker_id, total = state["id"], state["segments"]
+    said = False
+    while state["state"] == "draining":
+        brokers = {each["id"]: each for each in await client.admin.brokers()}
+        if broker_id not in brokers:
+            break  # It owned nothing any more, and has stopped.
+        state = brokers[broker_id]
+        total = max(total, state["segments"])
+        show(f"Draining {broker_id}: {total - state['segments']} of {total} segments have moved")
+        if not said and not any(each["state"] == "active" for each in brokers.values()):
+            said = True
+            click.echo("No other broker is active: nothing can move until one is.", err=True)
+        if state["state"] == "draining":
+            await asyncio.sleep(LOOK_S)
+    return state
 
 
 @broker.command()
@@ -62,4 +147,51 @@ def activate(target: Target, broker_id: str, as_json: bool) -> None:
       braid broker activate broker-2
     """
     done = ask(target, lambda client: client.admin.activate(broker_id))
-    print_done(f"Broker {broker_id} is active.", done, as_json=as_json)
+    print_done(f"Broker {broker_id} is {done['state']}.", done, as_json=as_json)
+
+
+@broker.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would move.")
+@json_option
+@with_target
+def balance(target: Target, dry_run: bool, as_json: bool) -> None:
+    """Begin the moves that even the brokers' load best.
+
+    A few at a time: run it again when they have ended, or start brokers with --balance, which do it by themselves.
+
+    \b
+    Examples:
+      braid broker balance --dry-run
+    """
+    plan = ask(target, lambda client: client.admin.balance(dry_run=dry_run))
+    if as_json:
+        print_json(plan)
+        return
+    columns = [
+        Column("TOPIC"),
+        Column("SEGMENT", right=True),
+        Column("FROM"),
+        Column("TO"),
+        Column("LOAD/S", right=True),
+        Column("WHY"),
+    ]
+    rows = [
+        (
+            each["topic"],
+            str(each["segment"]),
+            each["from"],
+            each["to"],
+            bytes_text(each["bytesPerS"]),
+            each["reason"],
+        )
+        for each in plan["moves"]
+    ]
+    if rows:
+        print_table(columns, rows, empty="")
+        click.echo(
+            f"The busiest broker has {plan['spreadBefore']:.2f} times the mean load, then {plan['spreadAfter']:.2f}."
+        )
+    else:
+        click.echo("Nothing moves.")
+    for note in plan["notes"]:
+        click.echo(f"Note: {note['text']}.")

@@ -31,16 +31,25 @@ from typing import Any, Final
 
 import msgspec
 
-from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig, Grant, GroupConfig, Limits, TlsConfig
-from braid.client.address import parse_address
-from braid.model.errors import BraidError, InvalidConfig, InvalidName
+from braid.broker.config import (
+    AuthConfig,
+    BrokerConfig,
+    BrokerTlsConfig,
+    CursorConfig,
+    Grant,
+    GroupConfig,
+    Limits,
+    TlsConfig,
+)
+from braid.model.errors import BraidError, InvalidArgument, InvalidConfig, InvalidName
+from braid.wire.address import parse_address
 
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "": BrokerConfig,
     "limits": Limits,
     "cursors": CursorConfig,
     "groups": GroupConfig,
-    "tls": TlsConfig,
+    "tls": BrokerTlsConfig,
     "admin_tls": TlsConfig,
     "auth": AuthConfig,
     "auth.grants": Grant,
@@ -52,13 +61,14 @@ _NO_PORT: Final = -1
 _STORAGE: Final = ("file://", "s3://", "gs://", "az://")
 
 
-def load_config(path: str | None, settings: Mapping[str, str | None]) -> BrokerConfig:
-    """The configuration of a broker: the file's, with the settings that are given and not None in its place."""
+def load_config(path: str | None, settings: Mapping[str, str | bool | None]) -> BrokerConfig:
+    """The configuration of a broker: the file's, with the settings that are given and not None in its place. Raises
+    `InvalidConfig` for what the file says, `InvalidArgument` for a setting or a file that cannot be used at all."""
     given = {name: value for name, value in settings.items() if value is not None}
 
-    def refuse(key: str, message: str) -> InvalidConfig:
+    def refuse(key: str, message: str) -> BraidError:
         from_file = path and key.partition(".")[0] not in given
-        return InvalidConfig(f"{path}: {message}" if from_file else message)
+        return InvalidConfig(f"{path}: {message}") if from_file else InvalidArgument(message)
 
     values = {**(_read(path) if path else {}), **given}
     try:
@@ -77,7 +87,7 @@ def _read(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise InvalidConfig(f"the configuration {path} cannot be read: {error.strerror}") from error
+        raise InvalidArgument(f"the configuration {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidConfig(f"the configuration {path} is no text in UTF-8") from error
     except tomllib.TOMLDecodeError as error:
@@ -125,7 +135,9 @@ def _wrong_values(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     for section, part in parts.items():
         for field in part.__struct_fields__:
             value = getattr(part, field)
-            if isinstance(value, int | float) and not (value > 0 or (value == 0 and field in _MAY_BE_ZERO)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not (value > 0 or (value == 0 and field in _MAY_BE_ZERO)):
                 yield section, f"{_join(section, field)} is {value}; it must be above 0"
     for section, tls in ("tls", config.tls), ("admin_tls", config.admin_tls):
         for field, path in _files_of(tls):
@@ -141,7 +153,7 @@ def _files_of(tls: TlsConfig | None) -> Iterator[tuple[str, str]]:
     if tls is not None:
         for field in tls.__struct_fields__:
             path = getattr(tls, field)
-            if path or field != "client_ca":
+            if path or field not in ("client_ca", "peer_ca"):
                 yield field, path
 
 

@@ -2,7 +2,7 @@
 
 What is printed is acked, and nothing else; printer.py says what counts as printed. The acks follow the printing by a
 few milliseconds, and the command ends only when they are stored. Records that came but were not printed stay with the
-subscription.
+subscription. Only who has interrupted it, or has closed the pipe, does not wait for brokers that are gone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 import msgspec
 
-from braid.cli.output import json_option
+from braid.cli.output import json_option, print_error
 from braid.cli.target import Target, with_target
 from braid.client.retry import retrying
-from braid.model.errors import InvalidArgument, NotServing, TopicNotFound
+from braid.model.errors import BraidError, NotServing, TopicNotFound
 from braid.model.names import TopicName
+from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from braid.cli.printer import Printer
@@ -37,6 +38,9 @@ IDLE_S: Final = 0.25
 """After so long without a record the broker is asked whether other consumers of the subscription are at the end."""
 SERVED_S: Final = 10.0
 """How long a segment that is being opened is waited for."""
+ENDING_S: Final = 2.0
+"""How long a broker gets to store the acks when somebody waits for the end: after a signal, or behind a closed pipe.
+One that is not connected then gets no time."""
 LOOK_S: Final = 0.01
 """How often a pipe is asked what its reader has taken, while there is something in it."""
 
@@ -91,6 +95,7 @@ def consume(
     if key_separator is not None:
         formatted = keyed_lines(key_separator.encode().replace(rb"\t", b"\t"))
     run = _Run(formatted, count, follow=follow)
+    keep_freed_memory()
     return asyncio.run(run.run(target, topic, subscription, start=start, queue=queue))
 
 
@@ -114,6 +119,8 @@ class _Run:
         """Without --follow: where each segment ended at the start, if it is not reached yet."""
         self._printed: deque[_Printed] = deque()
         self._given_bytes = 0
+        self._acked = False
+        """Something was, in this run."""
         self._signal = 0
 
     async def run(self, target: Target, topic: str, subscription: str, *, start: str, queue: bool) -> int:
@@ -123,7 +130,7 @@ class _Run:
         try:
             printer = Printer(1)
         except OSError as error:
-            raise InvalidArgument(f"there is no output to print to: {error.strerror}") from error
+            raise BraidError(f"there is no output to print to: {error.strerror}") from error
         try:
             async with target.connected() as client:
                 if queue:
@@ -132,18 +139,34 @@ class _Run:
                     if not self._follow:
                         await self._find_ends(client, topic, subscription)
                     printing = asyncio.ensure_future(self._print(client, consumer, printer, topic, subscription))
-                    await self._until_done(printing, consumer, printer)
+                    await self._until_done(printing, client, consumer, printer)
         except TopicNotFound as error:
             error.args = (f"{error}; create it with `braid topic create {topic}`",)
             raise
         finally:
             printer.close()
+        return self._exit_code()
+
+    def _exit_code(self) -> int:
         return 128 + self._signal if self._signal and not self._follow else 0
 
-    async def _until_done(self, printing: asyncio.Task[None], consumer: StreamConsumer, printer: Printer) -> None:
+    def _end_soon(self, client: Client) -> None:
+        """End the process if closing takes longer than somebody who waits for it should have to."""
+        patience_s = ENDING_S if client.pool.connected() is not None else 0.0
+        asyncio.get_running_loop().call_later(patience_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._acked and not self._printed:
+            os._exit(self._exit_code())
+        print_error("no broker answers to store what was acked: records that were printed may come again")
+        os._exit(128 + self._signal if self._signal else 1)
+
+    async def _until_done(
+        self, printing: asyncio.Task[None], client: Client, consumer: StreamConsumer, printer: Printer
+    ) -> None:
         """Ack what is printed until printing ends: by itself, by a signal, or because the reader of a pipe has gone."""
         stopped = asyncio.get_running_loop().create_future()
-        self._stop_on_signals(stopped)
+        self._stop_on_signals(stopped, client)
         try:
             while not printing.done() and not stopped.done() and not printer.closed.done():
                 waiting = {printing, stopped, printer.closed}
@@ -151,12 +174,14 @@ class _Run:
                     waiting, timeout=LOOK_S if self._printed else IDLE_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 self._ack(consumer, printer.printed())
+            if printer.closed.done():
+                raise BrokenPipeError
             if printing.done():
                 printing.result()
         except BrokenPipeError:
-            pass  # The reader has enough.
+            self._end_soon(client)  # The reader has enough.
         except OSError as error:
-            raise InvalidArgument(f"the output cannot be written: {error.strerror}") from error
+            raise BraidError(f"the output cannot be written: {error.strerror}") from error
         finally:
             printing.cancel()
             await asyncio.wait([printing])
@@ -217,12 +242,14 @@ class _Run:
         """Ack what lies below this position of the output. Whole batches, and in the end to the record."""
         while self._printed and self._printed[0].ends <= printed:
             done = self._printed.popleft()
+            self._acked = True
             consumer.mark_acked(done.segment, done.first_offset + len(done.lines))
         if last and self._printed:
             cut = self._printed[0]
+            self._acked = True
             consumer.mark_acked(cut.segment, cut.first_offset + whole_lines(cut.lines, printed - cut.begins))
 
-    def _stop_on_signals(self, stopped: asyncio.Future[None]) -> None:
+    def _stop_on_signals(self, stopped: asyncio.Future[None], client: Client) -> None:
         """The first signal ends the output; what was printed is still acked. The second one ends the process."""
 
         def interrupt(number: int) -> None:
@@ -230,6 +257,7 @@ class _Run:
                 os._exit(128 + number)
             self._signal = number
             stopped.set_result(None)
+            self._end_soon(client)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, interrupt, number)

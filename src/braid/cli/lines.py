@@ -17,7 +17,7 @@ import os
 import threading
 from typing import Final
 
-from braid.model.errors import InvalidArgument
+from braid.model.errors import BraidError
 
 READ_BYTES: Final = 1 << 20
 MAX_AHEAD_BYTES: Final = 8 << 20
@@ -40,7 +40,7 @@ class LineReader:
         self._ahead_bytes = 0
         self._ended = False
         self._stopped = False
-        self._failure: InvalidArgument | None = None
+        self._failure: BraidError | None = None
         threading.Thread(target=self._read, name="read lines", daemon=True).start()
 
     async def take(self) -> list[bytes]:
@@ -68,12 +68,12 @@ class LineReader:
         self._news.set()
 
     def _read(self) -> None:
-        failure: InvalidArgument | None = None
+        failure: BraidError | None = None
         try:
             self._read_lines()
         except OSError as error:
-            failure = InvalidArgument(f"the input cannot be read: {error.strerror}")
-        except InvalidArgument as error:
+            failure = BraidError(f"the input cannot be read: {error.strerror}")
+        except BraidError as error:
             failure = error
         with self._state:
             self._ended, self._failure = True, failure
@@ -89,7 +89,7 @@ class LineReader:
             rest.append(first)
             rest_bytes += len(first)
             if rest_bytes > MAX_LINE_BYTES:
-                raise InvalidArgument(
+                raise BraidError(
                     f"line {number + 1} is longer than a record may be, {MAX_LINE_BYTES >> 20} MiB; is the input text?"
                 )
             if not lines:

@@ -2,7 +2,8 @@
 
 Commands live in modules of their own, which are imported when they are used: `braid produce` in a pipe must not wait
 for what `braid serve` needs, and `braid --help` for nothing. An error is one line on stderr, `braid: …`, with exit code
-1; wrong usage is one line too, with exit code 2. Only our own bugs show a traceback.
+1; wrong usage is one line too, with exit code 2: also a value that can never work (`InvalidArgument`), whether it was
+found out here or by a broker. Only our own bugs show a traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import click
 import braid as package
 from braid.cli.output import print_error
 from braid.cli.target import Target, remember_target, target_parameters
-from braid.model.errors import BraidError
+from braid.model.errors import BraidError, InvalidArgument
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
@@ -77,7 +78,7 @@ class LazyGroup(click.Group):
 
 COMMANDS: Final = {
     "serve": Lazy("braid.cli.serve:serve", "Run a broker."),
-    "up": Lazy("braid.cli.up:up", "Run several brokers on this machine, until Ctrl-C."),
+    "up": Lazy("braid.cli.up:up", "Run a cluster of brokers on this machine, until Ctrl-C."),
     "topic": Lazy("braid.cli.topic:topic", "Create, look at, change and delete topics."),
     "subscription": Lazy("braid.cli.subscription:subscription", "Create, look at, move and delete subscriptions."),
     "broker": Lazy("braid.cli.broker:broker", "Look at brokers; take one out of service and back."),
@@ -85,7 +86,7 @@ COMMANDS: Final = {
     "consume": Lazy("braid.cli.consume:consume", "Print the records of a subscription, one per line."),
     "token": Lazy("braid.cli.token:token", "Make tokens for brokers that ask for them."),
     "pipeline": Lazy("braid.cli.pipeline:pipeline", "Spark jobs over the history of topics."),
-    "bench": Lazy("braid.cli.bench:bench", "Measure publishing, consuming and latency."),
+    "bench": Lazy("braid.cli.bench:bench", "Measure publishing, consuming, latency and moves."),
 }
 
 
@@ -134,6 +135,9 @@ def run(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print_error(f"the output cannot be written: {error.strerror or error}")
         return EXIT_ERROR
+    except InvalidArgument as error:
+        print_error(str(error))
+        return EXIT_USAGE
     except BraidError as error:
         print_error(str(error))
         return EXIT_ERROR

@@ -124,6 +124,11 @@ def count_text(count: int | None) -> str:
     return "-" if count is None else f"{count:,}"
 
 
+def backlog_text(subscription: dict[str, Any]) -> str:
+    """At least so many, where somebody did not tell."""
+    return count_text(subscription["backlog"]) + ("+" if subscription["unavailable"] else "")
+
+
 def time_text(timestamp_us: int) -> str:
     """In UTC; `-` for a time that no calendar has."""
     try:

@@ -32,6 +32,7 @@ def _job(name: str, text: str) -> click.Command:
         help=text,
         params=[
             click.Option(["--master"], metavar="URL", help="`local[*]` or `spark://…`."),
+            click.Option(["--json", "as_json"], is_flag=True, help="Answer in JSON."),
             click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
         ],
         context_settings={"ignore_unknown_options": True},

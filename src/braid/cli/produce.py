@@ -18,7 +18,8 @@ import click
 
 from braid.cli.output import bytes_text, count_text, duration_text, json_option, print_json, print_note
 from braid.cli.target import Target, with_target
-from braid.model.errors import BraidError, InvalidArgument, TopicNotFound
+from braid.model.errors import BraidError, TopicNotFound
+from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from braid.cli.lines import LineReader
@@ -69,6 +70,7 @@ def produce(
     run = _Run(topic, separator, rate, show_progress=sys.stderr.isatty() and not typed)
     if typed:
         print_note(f"Each line becomes a record of {topic}; Ctrl-D ends.")
+    keep_freed_memory()
     asyncio.run(run.run(target, compression))
     if as_json:
         print_json({"records": run.records, "bytes": run.bytes, "seconds": round(run.seconds, 6)})
@@ -185,7 +187,7 @@ def split_keys(lines: list[bytes], separator: bytes, *, first: int = 1) -> Any:
     found = pc.find_substring(rows, pattern=separator).to_numpy()
     if (found < 0).any():
         number = first + int((found < 0).argmax())
-        raise InvalidArgument(f"line {number} has no key: there is no {separator.decode()!r} in it")
+        raise BraidError(f"line {number} has no key: there is no {separator.decode()!r} in it")
     _, starts, data = rows.buffers()
     cuts = np.empty(3 * len(rows) + 1, np.int32)
     cuts[0::3] = np.frombuffer(starts, np.int32, len(rows) + 1)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import click
 import msgspec
 
 from braid.cli.output import json_option, paint
-from braid.model.errors import BraidError, InvalidConfig
+from braid.model.errors import BraidError
 
 if TYPE_CHECKING:
     from braid.admin.server import AdminServer
@@ -36,6 +37,8 @@ GC_THRESHOLDS: Final = (10_000, 10, 10)
 """Allocations before the young generation is collected, and such collections before the older ones are. Batches and
 requests form no cycles, so collecting finds next to nothing; Python's default (700) would look for it 14 times as
 often, and each time stop every client. Not higher: an error's cycle can keep a batch's memory until then."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 @click.command()
@@ -62,6 +65,9 @@ often, and each time stop every client. Not higher: an error's cycle can keep a 
     help="Where history goes: local, file:///PATH or s3://BUCKET/PREFIX. [default: local]",
 )
 @click.option(
+    "--balance", envvar="BRAID_BALANCE", is_flag=True, default=None, help="Move segments by itself to even the load."
+)
+@click.option(
     "--log-level",
     envvar="BRAID_LOG_LEVEL",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -81,6 +87,7 @@ def serve(
     admin: str | None,
     metadata: str | None,
     storage: str | None,
+    balance: bool | None,
     log_level: str,
     log_format: str,
     as_json: bool,
@@ -89,7 +96,8 @@ def serve(
 
     It prints its addresses on stdout when it is ready (one line of JSON with --json) and logs to stderr. Ctrl-C or
     SIGTERM stops it in order. Each option also has an environment variable: BRAID_ID, BRAID_DATA, BRAID_LISTEN,
-    BRAID_ADVERTISE, BRAID_ADMIN, BRAID_METADATA, BRAID_STORAGE, BRAID_CONFIG, BRAID_LOG_LEVEL, BRAID_LOG_FORMAT.
+    BRAID_ADVERTISE, BRAID_ADMIN, BRAID_METADATA, BRAID_STORAGE, BRAID_BALANCE, BRAID_CONFIG, BRAID_LOG_LEVEL,
+    BRAID_LOG_FORMAT.
 
     \b
     Examples:
@@ -101,7 +109,7 @@ def serve(
     from braid.cli.config import load_config
 
     settings = {"id": id_, "data": data, "listen": listen, "advertise": advertise, "admin": admin}
-    config = load_config(file, {**settings, "metadata": metadata, "storage": storage})
+    config = load_config(file, {**settings, "metadata": metadata, "storage": storage, "balance": balance})
     configure_logging(log_level, log_format)
     tune_process()
     return asyncio.run(_serve(config, as_json=as_json))
@@ -135,13 +143,25 @@ async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         _announce(broker, admin, as_json=as_json)
-        waiting: list[asyncio.Future[Any]] = [stopping, broker.failed]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        await admin.close()
-        await broker.close()
-        return 1 if broker.failed.done() else 0
+        return await serve_until(stopping, broker, admin)
     finally:
         stopping.cancel()
+
+
+async def serve_until(stopping: asyncio.Future[Any], broker: Broker, admin: AdminServer) -> int:
+    """Until then, or until the broker breaks; then stop both. Returns the exit code."""
+    waiting: list[asyncio.Future[Any]] = [stopping, broker.failed]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    failed = broker.failed.done()
+    try:
+        await broker.close()
+    except Exception:
+        if not failed:
+            raise
+        _log.exception("broker %s, which had broken, could not be closed in order", broker.id)
+    finally:
+        await admin.close()  # Last: until the broker has stopped, whoever asks is told that it is not ready.
+    return 1 if failed else 0
 
 
 def _on_signal(stop: asyncio.Event, number: signal.Signals) -> None:
@@ -151,27 +171,30 @@ def _on_signal(stop: asyncio.Event, number: signal.Signals) -> None:
 
 
 async def _open(config: BrokerConfig) -> tuple[Broker, AdminServer]:
+    from braid.admin.port import AdminPort
     from braid.broker.broker import Broker
     from braid.broker.tls import server_tls
-    from braid.client.address import parse_address
+    from braid.wire.address import parse_address
 
     admin_tls = server_tls(config.admin_tls) if config.admin_tls is not None else None
-    # What REST needs takes half a second to import, which the broker can spend on opening its logs.
-    importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "braid.admin.server")
-    broker = await Broker.open(config)
+    port = AdminPort.take(parse_address(config.admin))
     try:
-        admin: type[AdminServer] = (await importing).AdminServer
-        return broker, await admin.start(broker, parse_address(config.admin), admin_tls)
-    except BaseException as error:
-        await broker.close()
-        if isinstance(error, OSError):
-            reason = f"{os.strerror(error.errno) if error.errno else error}; is another broker running?"
-            raise InvalidConfig(f"cannot listen on {config.admin} for admin: {reason}") from error
+        # What REST needs takes half a second to import, which the broker can spend on opening its logs.
+        importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "braid.admin.server")
+        broker = await Broker.open(msgspec.structs.replace(config, admin=str(port.address)))
+        try:
+            admin: type[AdminServer] = (await importing).AdminServer
+            return broker, await admin.start(broker, port, admin_tls)
+        except BaseException:
+            await broker.close()
+            raise
+    except BaseException:
+        port.close()
         raise
 
 
 def _announce(broker: Broker, admin: AdminServer, *, as_json: bool) -> None:
-    from braid.client.address import format_address, format_url
+    from braid.wire.address import format_address, format_url
 
     config = broker.config
     url = format_url([broker.address])

@@ -9,6 +9,7 @@ import click
 
 from braid.cli.output import (
     Column,
+    backlog_text,
     confirm,
     count_text,
     json_option,
@@ -78,7 +79,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
             each["name"],
             each["kind"],
             time_text(each["createdAt"]),
-            count_text(each["backlog"]),
+            backlog_text(each),
             count_text(len(each["consumers"])),
         )
         for each in found
@@ -107,7 +108,7 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
             ("subscription", found["name"]),
             ("kind", found["kind"]),
             ("created", time_text(found["createdAt"])),
-            ("backlog", count_text(found["backlog"])),
+            ("backlog", backlog_text(found)),
         ]
     )
     click.echo()
@@ -132,6 +133,8 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
         for segment, each in found["segments"].items()
     ]
     print_table(columns, rows, empty="No segments.")
+    for segment, each in found["unavailable"].items():
+        click.echo(f"Segment {segment} is unavailable: {each['reason']}")
     idle = [consumer for consumer, each in found["consumers"].items() if not each["segments"]]
     if idle:
         click.echo(f"\nConsumers without a segment: {', '.join(idle)}")

@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 DEFAULT_ADMIN_URL: Final = "http://127.0.0.1:8660"
 DEFAULT_URL: Final = "braid://127.0.0.1:6660"
-"""As in client/address.py, which `braid --help` must not wait for."""
+"""As in wire/address.py, which `braid --help` must not wait for."""
 
 CONNECT_S: Final = 3.0
 """For so long a broker that cannot be reached is tried again: enough for one that is just being started, and a person
@@ -78,7 +78,7 @@ _PARAMETERS: Final = (
         "BRAID_ADMIN_URL",
         "URL",
         "The admin port.",
-        f"Only for what goes over REST, which is nothing yet. [default: {DEFAULT_ADMIN_URL}]",
+        f"Not needed by any command yet: all of them talk to --url. [default: {DEFAULT_ADMIN_URL}]",
     ),
     _Parameter(
         "--token", "BRAID_TOKEN", "TOKEN", "Who you are.", "Better in the environment: everybody can see options."

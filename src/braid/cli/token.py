@@ -11,7 +11,7 @@ import click
 
 from braid.cli.output import json_option, print_json, print_note
 from braid.cli.quantities import DURATION
-from braid.model.errors import InvalidArgument, InvalidConfig
+from braid.model.errors import BraidError, InvalidArgument, InvalidConfig
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -86,7 +86,8 @@ def create(
 
 @token.command()
 @click.argument("file")
-def keygen(file: str) -> None:
+@json_option
+def keygen(file: str, as_json: bool) -> None:
     """Write a new random secret to FILE, readable by its owner only.
 
     \b
@@ -96,14 +97,17 @@ def keygen(file: str) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise InvalidArgument(
+        raise BraidError(
             f"{file} exists; a secret that is replaced makes every token worthless: delete it first"
         ) from None
     except OSError as error:
-        raise InvalidArgument(f"{file} cannot be written: {error.strerror}") from error
+        raise BraidError(f"{file} cannot be written: {error.strerror}") from error
     with os.fdopen(descriptor, "w") as out:
         out.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
-    print_note(f'Wrote {file}. In the broker\'s configuration: [auth] secret_file = "{file}"')
+    if as_json:
+        print_json({"file": os.path.abspath(file), "algorithm": "HS256"})
+    else:
+        print_note(f'Wrote {file}. In the broker\'s configuration: [auth] secret_file = "{file}"')
 
 
 def _read(path: str) -> bytes:

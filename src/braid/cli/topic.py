@@ -9,6 +9,7 @@ import click
 
 from braid.cli.output import (
     Column,
+    backlog_text,
     bytes_text,
     confirm,
     count_text,
@@ -22,6 +23,7 @@ from braid.cli.output import (
 )
 from braid.cli.quantities import DURATION, SIZE
 from braid.cli.target import Target, ask, with_target
+from braid.cli.topic_moves import move, recover
 from braid.model.errors import PermissionDenied, TopicNotFound
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 
@@ -61,6 +63,21 @@ def topic() -> None:
     metavar="SIZE",
     help="Delete the oldest beyond this, per segment: 10GiB. [default: keep]",
 )
+@click.option(
+    "--on-owner-loss",
+    type=click.Choice(["wait", "continue"]),
+    default="wait",
+    show_default=True,
+    help="When a segment's broker is gone: wait for it, or continue elsewhere without what only its disk had.",
+)
+@click.option(
+    "--owner-loss-after",
+    type=DURATION,
+    default="1m",
+    show_default=True,
+    metavar="TIME",
+    help="How long it is gone before `continue` counts.",
+)
 @json_option
 @with_target
 def create(
@@ -72,6 +89,8 @@ def create(
     write_quorum: int | None,
     retention: int | None,
     retention_bytes: int | None,
+    on_owner_loss: str,
+    owner_loss_after: int,
     as_json: bool,
 ) -> None:
     """Create a topic.
@@ -92,6 +111,8 @@ def create(
             write_quorum=write_quorum,
             retention_ms=None if retention is None else retention * 1000,
             retention_bytes=retention_bytes,
+            on_owner_loss=on_owner_loss,
+            owner_loss_after_ms=owner_loss_after * 1000,
         )
 
     made = ask(target, make)
@@ -195,6 +216,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
             ("durability", policies["durability"]),
             ("replicas", f"{policies['replicas']} (write quorum {policies['writeQuorum']})"),
             ("retention", _retention_text(retention_ms, retention_bytes)),
+            ("on owner loss", _owner_loss_text(policies)),
             *found["properties"].items(),
         ]
     )
@@ -211,6 +233,12 @@ def show(target: Target, name: str, as_json: bool) -> None:
         for segment in found["segments"].values()
     ]
     print_table(columns, rows, empty="No segments.")
+
+
+def _owner_loss_text(policies: dict[str, Any]) -> str:
+    if policies["onOwnerLoss"] == "wait":
+        return "waits for its broker"
+    return f"continues elsewhere after {DURATION.text(policies['ownerLossAfterMs'] // 1000)}"
 
 
 def _retention_text(retention_ms: int | None, retention_bytes: int | None) -> str:
@@ -262,6 +290,9 @@ def stats(target: Target, name: str, as_json: bool) -> None:
         for segment in found["segments"].values()
     ]
     print_table(columns, rows, empty="No segments.")
+    for segment in found["segments"].values():
+        if segment["unavailable"] is not None:
+            click.echo(f"Segment {segment['segmentId']} is unavailable: {segment['unavailable']}")
     if found["subscriptions"]:
         click.echo()
         _print_subscriptions(found["subscriptions"])
@@ -270,7 +301,7 @@ def stats(target: Target, name: str, as_json: bool) -> None:
 def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
     columns = [Column("SUBSCRIPTION"), Column("KIND"), Column("BACKLOG", right=True), Column("CONSUMERS", right=True)]
     rows = [
-        (name, each["kind"], count_text(each["backlog"]), count_text(len(each["consumers"])))
+        (name, each["kind"], backlog_text(each), count_text(len(each["consumers"])))
         for name, each in subscriptions.items()
     ]
     print_table(columns, rows, empty="")
@@ -296,7 +327,7 @@ def delete(target: Target, name: str, yes: bool, force: bool, as_json: bool) -> 
     print_done(f"Deleted topic {path}.", {"deleted": path}, as_json=as_json)
 
 
-# Changes of layout and of owners.
+# Changes of layout. Those of owners are in topic_moves.py.
 
 
 @topic.command()
@@ -350,22 +381,6 @@ def repartition(target: Target, name: str, segments: int, as_json: bool) -> None
     print_done(f"Topic {name} now has {segments} segments.", done, as_json=as_json)
 
 
-@topic.command()
-@click.argument("name")
-@click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all]")
-@click.option("--to", metavar="BROKER", help="The broker that takes over. [default: the least loaded]")
-@json_option
-@with_target
-def move(target: Target, name: str, segment: int | None, to: str | None, as_json: bool) -> None:
-    """Move a topic, or one segment of it, to another broker. `unload` is another name for it.
-
-    \b
-    Examples:
-      braid topic move orders --to broker-2
-      braid topic move orders --segment 3
-    """
-    done = ask(target, lambda client: client.admin.move(name, segment=segment, to=to))
-    print_done(f"Moved {name}.", done, as_json=as_json)
-
-
+topic.add_command(move)
 topic.add_command(move, "unload")
+topic.add_command(recover)

@@ -1,7 +1,7 @@
-"""`braid up`: several brokers on this machine, each a process of its own.
+"""`braid up`: a cluster on this machine, each broker a process of its own.
 
-In this version each has its own metadata, so they are brokers side by side and not yet a cluster: brokers that share
-metadata would all open a new topic, and consumers of one could not reach segments of another.
+    DATA/metadata.db    what they share: one SQLite file
+    DATA/broker-i/      what each has for itself
 
 Their logs come here, each line with its broker's name in front. Ctrl-C or SIGTERM stops all in order; a second one
 kills them. A broker that ends by itself ends the others too: half a cluster that looks whole helps nobody.
@@ -23,10 +23,12 @@ import msgspec
 
 from braid.cli.output import Column, json_option, paint, print_json, print_table
 from braid.model.errors import BraidError, InvalidConfig
+from braid.wire.address import format_url, parse_url
 
 MAX_BROKERS: Final = 64
 LINE_BYTES: Final = 1 << 20
 """A log line that is longer is left out."""
+METADATA: Final = "metadata.db"
 _PR_SET_PDEATHSIG: Final = 1
 _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
 
@@ -48,17 +50,24 @@ _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
     metavar="PORT",
     help="Broker i: PORT + i. [default: 8660]",
 )
+@click.option(
+    "--storage",
+    default="local",
+    show_default=True,
+    metavar="URL",
+    help="Where history goes: local (each broker's folder), file:///PATH or s3://BUCKET/PREFIX.",
+)
 @json_option
-def up(brokers: int, data: str, port: int, admin_port: int, as_json: bool) -> int:
-    """Run several brokers on this machine, until Ctrl-C.
+def up(brokers: int, data: str, port: int, admin_port: int, storage: str, as_json: bool) -> int:
+    """Run a cluster of brokers on this machine, until Ctrl-C.
 
-    Broker i, from 0 on, is called broker-i and listens on PORT + i and ADMIN_PORT + i. (Port 0: any free ones.) In this
-    version they do not share work yet: each has its own topics, those created on it.
+    Broker i, from 0 on, is called broker-i and listens on PORT + i and ADMIN_PORT + i. (Port 0: any free ones.) They
+    share topics: ask any of them for anything. With as many brokers as before, or more, the folder can be used again.
 
     \b
     Examples:
       braid up
-      braid up --brokers 1 --data /tmp/braid
+      braid up --brokers 5 --data /tmp/braid --storage file:///tmp/braid/history
     """
     for name, first in ("--port", port), ("--admin-port", admin_port):
         if first and first + brokers - 1 > 65_535:
@@ -67,14 +76,30 @@ def up(brokers: int, data: str, port: int, admin_port: int, as_json: bool) -> in
         os.makedirs(data, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"the folder {data} cannot be made: {error.strerror}") from error
-    members = [_Member(number, data, port, admin_port) for number in range(brokers)]
+    _check_folder(data)
+    members = [_Member(number, data, port, admin_port, storage) for number in range(brokers)]
     return asyncio.run(_run(members, as_json=as_json))
+
+
+def _check_folder(data: str) -> None:
+    """Refuse the folder of a version in which each broker had metadata, and so topics, of its own: in one cluster, two
+    topics may not have one name."""
+    if os.path.exists(os.path.join(data, METADATA)):
+        return
+    for name in sorted(os.listdir(data)):
+        folder = os.path.join(data, name)
+        if name.startswith("broker-") and os.path.exists(os.path.join(folder, METADATA)):
+            raise InvalidConfig(
+                f"{folder} belongs to a broker with metadata of its own, from before brokers shared their topics: give "
+                f"`braid up` another folder with --data, and run that broker with `braid serve --id {name} "
+                f"--data {folder}`"
+            )
 
 
 class _Member:
     """One broker's process."""
 
-    def __init__(self, number: int, data: str, port: int, admin_port: int) -> None:
+    def __init__(self, number: int, data: str, port: int, admin_port: int, storage: str) -> None:
         self.id: Final = f"broker-{number}"
         self.ready: dict[str, Any] = {}
         """What it says of itself when it is ready."""
@@ -85,6 +110,8 @@ class _Member:
             *("--data", os.path.join(data, self.id)),
             *("--listen", f"127.0.0.1:{port + number if port else 0}"),
             *("--admin", f"127.0.0.1:{admin_port + number if admin_port else 0}"),
+            *("--metadata", f"sqlite:{os.path.join(data, METADATA)}"),
+            *("--storage", storage),
         ]
         self._process: asyncio.subprocess.Process
 
@@ -183,10 +210,14 @@ def _announce(members: Sequence[_Member], *, as_json: bool) -> None:
         return
     rows = [(each["id"], each["url"], each["adminUrl"]) for each in ready]
     print_table([Column("BROKER"), Column("CLIENTS"), Column("ADMIN")], rows, empty="")
-    if len(members) > 1:
-        click.echo("In this version they do not share work yet: each broker has its own topics, those created on it.")
+    click.echo("Any of them takes any request; name several, so that one may be away:")
+    click.echo(f"  export BRAID_URL={_url(ready)}")
     click.echo("Ctrl-C stops them.")
     sys.stdout.flush()
+
+
+def _url(ready: Sequence[dict[str, Any]]) -> str:
+    return format_url([address for each in ready for address in parse_url(each["url"])])
 
 
 def _die_with_parent() -> None:

@@ -1,0 +1,227 @@
+"""`braid bench move`: what producers and consumers notice of a move, and whether its cost follows the history.
+
+Two brokers of our own, a producer and a consumer are processes. The topic is filled, moved once (so that what was
+filled lies in chunks), and then moved back and forth while records are sent and received at a steady rate. The pause is
+the longest time that a record which was due around the move took to be confirmed, or received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from braid.cli.bench_machine import machine_facts, machine_text
+from braid.cli.bench_workload import Mode, Steady, SteadyReceive, SteadySend
+from braid.cli.output import Column, bytes_text, json_option, print_json, print_table
+from braid.cli.patience import status_line
+from braid.cli.quantities import SIZE
+from braid.cli.target import Target, ask
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+BEFORE_NS: Final = 50_000_000
+AFTER_NS: Final = 500_000_000
+"""Records that were due so long before and after a move count as touched by it."""
+FILL_RECORD_BYTES: Final = 1_000
+FILL_BATCH_BYTES: Final = 1 << 20
+TOPIC: Final = "bench"
+SUBSCRIPTION: Final = "bench"
+MOVE_TIMEOUT_S: Final = 600.0
+"""A copy of gigabytes takes its time."""
+SETTLE_S: Final = 1.0
+ALLOWED_RATIO: Final = 1.5
+
+
+@click.command()
+@click.option(
+    "--history",
+    "histories",
+    type=SIZE,
+    multiple=True,
+    default=("10MiB", "1GiB", "4GiB"),
+    show_default=True,
+    help="What the topic holds before; may be repeated.",
+)
+@click.option(
+    "--storage",
+    type=click.Choice(["shared_fs", "local"]),
+    default="shared_fs",
+    show_default=True,
+    help="Whether the brokers share a folder for history, or copy it to each other.",
+)
+@click.option(
+    "--moves", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="For each history."
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Instead: so many moves in a row, without a rest, with the first history.",
+)
+@click.option("--rate", type=click.FloatRange(min=1), default=5_000, show_default=True, help="Records per second.")
+@click.option("--size", type=SIZE, default=100, show_default=True, help="Bytes of a value.")
+@json_option
+def move(
+    histories: tuple[int, ...], storage: str, moves: int, count: int | None, rate: float, size: int, as_json: bool
+) -> None:
+    """Move a topic back and forth under load, between two brokers that are started for it.
+
+    \b
+    braid bench move
+    braid bench move --history 10MiB --history 1GiB --storage local --moves 3
+    braid bench move --history 10MiB --count 200
+    """
+    rows: list[Row] = []
+    for history in histories[:1] if count else histories:
+        plan = Plan(history, storage, count or moves, 0.0 if count else SETTLE_S, rate, size)
+        with status_line(f"{bytes_text(history)} of history") as show:
+            rows.append(measure_moves(plan, show))
+    print_rows(rows, as_json=as_json)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    history_bytes: int
+    storage: str
+    moves: int
+    rest_s: float
+    rate: float
+    size: int
+
+
+class Row(msgspec.Struct, frozen=True, rename="camel"):
+    history_bytes: int
+    storage: str
+    moves: int
+    records: int
+    move_ms: list[float]
+    producer_ms: list[float]
+    """For each move, the longest that a record waited for its confirm."""
+    consumer_ms: list[float]
+    """And the longest until one was received."""
+    rest_ms: float
+    """The longest that a consumer waited for a record while nothing moved."""
+    lost: int
+    twice: int
+    errors: int
+
+
+def measure_moves(plan: Plan, show: Callable[[str], None]) -> Row:
+    from braid.cli.bench_broker import own_cluster
+    from braid.cli.bench_measure import measure_publish, worker
+
+    with own_cluster(2, shared=plan.storage == "shared_fs") as cluster:
+        target = Target(url=cluster.url)
+        ask(target, lambda client: client.admin.create_topic(TOPIC))
+        show("filling")
+        measure_publish(
+            target,
+            TOPIC,
+            mode=Mode.SEND_TABLE,
+            records=max(1, plan.history_bytes // FILL_RECORD_BYTES),
+            size=FILL_RECORD_BYTES,
+            batch_bytes=FILL_BATCH_BYTES,
+            warm_up=False,
+        )
+        ask(target, _move)
+        with worker(SteadyReceive(target=target, topic=TOPIC, subscription=SUBSCRIPTION)) as receiver:
+            receiver.wait_ready()
+            with worker(SteadySend(target=target, topic=TOPIC, rate=plan.rate, size=plan.size)) as sender:
+                sender.wait_ready()
+                times = ask(target, lambda client: _move_often(client, plan, show))
+                sender.stop()
+                sent = sender.wait_done()
+            received = receiver.wait_done()
+    assert sent.steady is not None
+    assert received.steady is not None
+    return _row(plan, times, sent.records, sent.steady, received.records, received.steady)
+
+
+async def _move_often(client: Client, plan: Plan, show: Callable[[str], None]) -> list[tuple[int, int]]:
+    """When each move began and ended."""
+    await asyncio.sleep(2 * SETTLE_S)
+    times: list[tuple[int, int]] = []
+    for number in range(plan.moves):
+        show(f"move {number + 1} of {plan.moves}")
+        began_ns = time.monotonic_ns()
+        await _move(client)
+        times.append((began_ns, time.monotonic_ns()))
+        await asyncio.sleep(plan.rest_s)
+    await asyncio.sleep(SETTLE_S)
+    return times
+
+
+async def _move(client: Client) -> None:
+    await client.admin.move(TOPIC, timeout=MOVE_TIMEOUT_S)
+
+
+def _row(
+    plan: Plan, times: Sequence[tuple[int, int]], sent: int, producer: Steady, received: int, consumer: Steady
+) -> Row:
+    spans = [(began - BEFORE_NS, ended + AFTER_NS) for began, ended in times]
+    first_ns = times[0][0]
+    return Row(
+        history_bytes=plan.history_bytes,
+        storage=plan.storage,
+        moves=len(times),
+        records=sent,
+        move_ms=[(ended - began) / 1e6 for began, ended in times],
+        producer_ms=[producer.longest_ms(*span) for span in spans],
+        consumer_ms=[consumer.longest_ms(*span) for span in spans],
+        rest_ms=consumer.longest_ms(first_ns - int(SETTLE_S * 1e9), first_ns - BEFORE_NS),
+        lost=consumer.lost + sent - received,
+        twice=consumer.twice,
+        errors=producer.errors,
+    )
+
+
+def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
+    ratios = ratios_of(rows)
+    if as_json:
+        print_json({"bench": "move", "machine": machine_facts(), "results": rows, "ratios": ratios})
+        return
+    columns = [Column("history"), Column("storage")]
+    names = ("moves", "move ms", "worst", "producer ms", "worst", "consumer ms", "worst", "at rest")
+    columns += [Column(name, right=True) for name in (*names, "records", "lost", "twice", "errors")]
+    print_table(columns, map(_cells, rows), empty="nothing was measured")
+    for name, ratio in ratios.items():
+        within = "within" if ratio <= ALLOWED_RATIO else "not within"
+        click.echo(
+            f"{name}: {bytes_text(rows[-1].history_bytes)} takes {ratio:.2f} times what "
+            f"{bytes_text(rows[0].history_bytes)} takes ({within} {ALLOWED_RATIO})."
+        )
+    click.echo(f"\n{machine_text('two brokers of its own')} Medians, and the worst of all moves.")
+
+
+def ratios_of(rows: Sequence[Row]) -> dict[str, float]:
+    """The last history to the first one, by medians. Where history is copied, it costs what it costs."""
+    if len(rows) < 2 or rows[0].storage != "shared_fs":
+        return {}
+    pairs = {"move": "move_ms", "producer": "producer_ms", "consumer": "consumer_ms"}
+    return {
+        name: statistics.median(getattr(rows[-1], field)) / statistics.median(getattr(rows[0], field))
+        for name, field in pairs.items()
+    }
+
+
+def _cells(row: Row) -> list[str]:
+    times = [
+        f"{value:,.0f}"
+        for values in (row.move_ms, row.producer_ms, row.consumer_ms)
+        for value in (statistics.median(values), max(values))
+    ]
+    counts = (row.records, row.lost, row.twice, row.errors)
+    return [
+        bytes_text(row.history_bytes),
+        row.storage,
+        f"{row.moves}",
+        *times,
+        f"{row.rest_ms:,.0f}",
+        *(f"{count:,}" for count in counts),
+    ]

@@ -1,0 +1,138 @@
+"""A producer and a consumer at a steady rate, in a benchmark's worker process: how long did records wait, and did each
+arrive once?
+
+Every record carries its number and the time at which it was due. The sender keeps to its schedule whatever became of
+earlier records, so a pause is paid for by every record that would have been sent in the meantime, and the longest wait
+is the length of the pause. Clocks are monotonic, which on one machine all processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from braid.cli.bench_workload import SLOT_NS, Done, Steady, SteadyReceive, SteadySend
+from braid.model.errors import BraidError
+
+if TYPE_CHECKING:
+    from braid.client.batcher import Receipt
+
+TICK_S: Final = 0.001
+"""The records of so much time are sent together."""
+RECORD: Final = struct.Struct("<QQ")
+"""When it was due, and its number."""
+LAST: Final = 0
+"""Stands for the due time of the last record."""
+
+
+class Waits:
+    """The longest in each slot of time."""
+
+    def __init__(self) -> None:
+        self.by_slot_ms: dict[int, float] = {}
+
+    def add(self, due_ns: int, now_ns: int) -> None:
+        slot, waited_ms = due_ns // SLOT_NS, (now_ns - due_ns) / 1e6
+        if waited_ms > self.by_slot_ms.get(slot, 0.0):
+            self.by_slot_ms[slot] = waited_ms
+
+
+class Arrivals:
+    """Counts records that are missing and records that came before, of those numbered from 0 in order."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.lost = 0
+        self.twice = 0
+
+    def add(self, number: int) -> None:
+        if number < self.next:
+            self.twice += 1
+            return
+        self.lost += number - self.next
+        self.next = number + 1
+
+
+async def steady_send(work: SteadySend, on_ready: Callable[[], None]) -> Done:
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    padding = bytes(max(0, work.size - RECORD.size))
+    waits = Waits()
+    errors = 0
+    sent: deque[tuple[int, Receipt]] = deque()
+    some = asyncio.Event()
+
+    async def follow() -> None:
+        """The confirms, in the order in which the records were sent."""
+        nonlocal errors
+        while True:
+            while sent:
+                due_ns, receipt = sent[0]
+                try:
+                    await receipt
+                except BraidError:
+                    errors += 1
+                waits.add(due_ns, time.monotonic_ns())
+                sent.popleft()
+            some.clear()
+            await some.wait()
+
+    async with work.target.connect() as client, client.producer(work.topic) as producer:
+        on_ready()
+        following = asyncio.create_task(follow())
+        began, cpu = time.monotonic_ns(), time.process_time()
+        number = 0
+        while not stopping.is_set():
+            elapsed_ns = time.monotonic_ns() - began
+            due = int(elapsed_ns * work.rate / 1e9)
+            for each in range(number, due):
+                due_ns = began + int(each * 1e9 / work.rate)
+                sent.append((due_ns, producer.submit(RECORD.pack(due_ns, each) + padding)))
+            if due > number:
+                number = due
+                some.set()
+            await asyncio.sleep(TICK_S)
+        with contextlib.suppress(BraidError):  # Counted by who follows.
+            await producer.flush()
+        while sent:  # noqa: ASYNC110 (at the end, for a moment)
+            await asyncio.sleep(TICK_S)
+        following.cancel()
+        await producer.send(RECORD.pack(LAST, number) + padding)
+        seconds = (time.monotonic_ns() - began) / 1e9
+        steady = Steady(errors=errors, waited_ms=waits.by_slot_ms)
+        return Done(number, number * work.size, seconds, time.process_time() - cpu, steady=steady)
+
+
+async def steady_receive(work: SteadyReceive, on_ready: Callable[[], None]) -> Done:
+    waits = Waits()
+    arrivals = Arrivals()
+    async with (
+        work.target.connect() as client,
+        client.stream_consumer(work.topic, work.subscription, name="bench", start="latest") as consumer,
+    ):
+        on_ready()
+        began, cpu = time.monotonic(), time.process_time()
+        size = 0
+        ended = False
+        while not ended:
+            batch = await consumer.receive_batch()
+            assert batch is not None
+            now_ns = time.monotonic_ns()
+            for value in batch.values():
+                due_ns, number = RECORD.unpack_from(value)
+                size = len(value)
+                arrivals.add(number)
+                if due_ns == LAST:
+                    ended = True
+                else:
+                    waits.add(due_ns, now_ns)
+            await consumer.ack(batch)
+        steady = Steady(lost=arrivals.lost, twice=arrivals.twice, waited_ms=waits.by_slot_ms)
+        count = arrivals.next - 1
+        return Done(count, count * size, time.monotonic() - began, time.process_time() - cpu, steady=steady)

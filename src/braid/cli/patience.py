@@ -1,0 +1,40 @@
+"""What a command shows while it waits for the cluster: a line on a terminal that goes away again, nothing in a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from braid.cli.output import duration_text
+
+T = TypeVar("T")
+TICK_S: Final = 0.1
+
+
+@contextmanager
+def status_line(text: str) -> Iterator[Callable[[str], None]]:
+    """Gives what changes the line."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status(text) as status:
+        yield status.update
+
+
+async def with_elapsed(work: Awaitable[T], text: str, show: Callable[[str], None]) -> T:
+    """Wait, and show for how long already."""
+    task = asyncio.ensure_future(work)
+    began = time.monotonic()
+    try:
+        while not task.done():
+            show(f"{text} ({duration_text(time.monotonic() - began)})")
+            await asyncio.wait([task], timeout=TICK_S)
+        return task.result()
+    finally:
+        task.cancel()

@@ -1,0 +1,116 @@
+"""`braid topic move` and `braid topic recover`: segments go to other brokers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from braid.cli.output import Column, count_text, duration_text, json_option, print_json, print_table
+from braid.cli.patience import status_line, with_elapsed
+from braid.cli.target import Target, ask, with_target
+from braid.model.names import TopicName
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+WAIT: Final = click.FloatRange(min=0, min_open=True, max=3_600)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all]")
+@click.option("--to", metavar="BROKER", help="The broker that takes over. [default: the least loaded]")
+@click.option("--timeout", type=WAIT, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait.")
+@json_option
+@with_target
+def move(target: Target, name: str, segment: int | None, to: str | None, timeout: float, as_json: bool) -> None:
+    """Move a topic, or one segment of it, to another broker. `unload` is another name for it.
+
+    Clients go on publishing and reading. The command waits until the segments are served where they went.
+
+    \b
+    Examples:
+      braid topic move orders --to broker-2
+      braid topic move orders --segment 3
+    """
+    path = TopicName.parse(name).path
+    with status_line(f"Moving {path}") as show:
+
+        async def ask_and_wait(client: Client) -> dict[str, Any]:
+            moving = client.admin.move(path, segment=segment, to=to, timeout=timeout)
+            return await with_elapsed(moving, f"Moving {path}", show)
+
+        done = ask(target, ask_and_wait)
+    if as_json:
+        print_json(done)
+    else:
+        _print_moves(done["segments"])
+
+
+@click.command()
+@click.argument("name")
+@click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all whose broker is gone]")
+@click.option("--to", metavar="BROKER", help="The broker that takes over. [default: the least loaded]")
+@click.option("--accept-loss", is_flag=True, help="Yes, what only the lost broker's disk had may be lost.")
+@click.option("--timeout", type=WAIT, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait.")
+@json_option
+@with_target
+def recover(
+    target: Target,
+    name: str,
+    segment: int | None,
+    to: str | None,
+    accept_loss: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Let another broker continue segments whose broker is gone for good.
+
+    It goes on behind what is in shared storage. Records that only the lost broker's disk had are lost; without
+    --accept-loss nothing is changed, and the answer says how far the stored records reach.
+
+    \b
+    Examples:
+      braid topic recover orders
+      braid topic recover orders --segment 3 --to broker-2 --accept-loss
+    """
+    path = TopicName.parse(name).path
+    with status_line(f"Recovering {path}") as show:
+
+        async def ask_and_wait(client: Client) -> dict[str, Any]:
+            recovering = client.admin.recover(path, segment=segment, to=to, accept_loss=accept_loss, timeout=timeout)
+            return await with_elapsed(recovering, f"Recovering {path}", show)
+
+        done = ask(target, ask_and_wait)
+    if as_json:
+        print_json(done)
+        return
+    _print_moves(done["segments"])
+    for each in done["segments"]:
+        click.echo(f"Segment {each['segment']}: {each['loss']}.")
+
+
+def _took_text(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else duration_text(seconds)
+
+
+def _print_moves(segments: list[dict[str, Any]]) -> None:
+    columns = [
+        Column("SEGMENT", right=True),
+        Column("FROM"),
+        Column("TO"),
+        Column("EPOCH", right=True),
+        Column("TOOK", right=True),
+    ]
+    rows = [
+        (
+            str(each["segment"]),
+            each["from"],
+            each["to"],
+            count_text(each["epoch"]),
+            _took_text(each["seconds"]) if each["moved"] else "was there",
+        )
+        for each in segments
+    ]
+    print_table(columns, rows, empty="No segments.")

@@ -1,0 +1,62 @@
+"""What a broker tells others of itself, with a real client: what it counts for its load report, and its labels."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import braid
+from braid.broker.broker import Broker
+from braid.broker.config import BrokerConfig
+from braid.broker.load import reading
+from braid.cluster.load_reports import Reading
+
+
+def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = await Broker.open(BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin=""))
+        try:
+            await use(broker)
+        finally:
+            await broker.close()
+
+    def read(broker: Broker) -> Reading:
+        return reading(broker.segments, broker.metrics, broker.server.adopted_generation())
+
+    async def use(broker: Broker) -> None:
+        async with braid.connect(f"braid://{broker.address}") as client:
+            await client.admin.create_topic("orders", segments=2)
+            async with client.producer("orders") as producer:
+                await producer.send_many([(b"key-0", b"x" * 1000)] * 100)
+            used, idle = sorted(read(broker).segments, key=lambda each: -each.bytes_in)
+            assert 100_000 < used.bytes_in < 120_000
+            assert used.history_bytes >= used.bytes_in
+            assert (used.bytes_out, idle.bytes_in, idle.bytes_out, idle.history_bytes) == (0, 0, 0, 0)
+            for name in ("first", "second"):
+                async with client.stream_consumer("orders", subscription=name, start="earliest") as consumer:
+                    for number in range(100):
+                        message = await consumer.receive()
+                        assert message is not None
+                        if number == 49 and name == "first":
+                            await consumer.ack(message)
+        found = read(broker)
+        assert found.records_in == 100
+        assert sorted(each.bytes_out for each in found.segments) == [0, 2 * used.bytes_in]
+        # One subscription has acked half of it, the other one nothing.
+        assert sorted(each.backlog_bytes for each in found.segments) == [0, used.history_bytes * 3 // 2]
+
+    asyncio.run(main())
+
+
+def test_a_brokers_labels_are_shown_to_operators(tmp_path: Path) -> None:
+    async def main() -> None:
+        labels = {"rack": "r1"}
+        config = BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin="", labels=labels)
+        broker = await Broker.open(config)
+        try:
+            async with braid.connect(f"braid://{broker.address}") as client:
+                assert [each["labels"] for each in await client.admin.brokers()] == [labels]
+        finally:
+            await broker.close()
+
+    asyncio.run(main())
