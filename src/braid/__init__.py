@@ -20,16 +20,28 @@ if TYPE_CHECKING:
     from braid.model import errors as errors
     from braid.model.message import Message as Message
     from braid.model.message import MessageId as MessageId
+    from braid.ports.allocator import keep_freed_memory as keep_freed_memory
 
 __version__ = "0.2.0"
 
-__all__ = ["BraidError", "Client", "Message", "MessageId", "__version__", "connect", "errors", "sync"]
+__all__ = [
+    "BraidError",
+    "Client",
+    "Message",
+    "MessageId",
+    "__version__",
+    "connect",
+    "errors",
+    "keep_freed_memory",
+    "sync",
+]
 
 _HOMES = {
     "Client": "braid.client.client",
     "connect": "braid.client.client",
     "Message": "braid.model.message",
     "MessageId": "braid.model.message",
+    "keep_freed_memory": "braid.ports.allocator",
 }
 _MODULES = {"errors": "braid.model.errors", "sync": "braid.sync"}
 

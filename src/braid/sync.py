@@ -14,6 +14,9 @@ consumer fetches whole deliveries and hands out their messages in the caller's t
 collects, and submitted records gather until the loop takes all of them.
 
 A client may be used by several threads. A consumer belongs to one thread at a time.
+
+Without `with`, a client connects when it is first used, and `close` ends it. One that is still open when the program
+ends is cut off there: what waits to be confirmed is not waited for, and nothing is said about it.
 """
 
 from __future__ import annotations
@@ -21,16 +24,17 @@ from __future__ import annotations
 import datetime
 import functools
 import ssl
+import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from braid.client import client as asynchronous
-from braid.client.address import DEFAULT_URL
 from braid.client.client import DEFAULT_TIMEOUT_S
 from braid.client.loop_thread import LoopThread
 from braid.model.errors import ClientClosed
+from braid.wire.address import DEFAULT_URL
 
 if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
     from braid.client.blocking_consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
@@ -45,8 +49,8 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT_S,
     name: str = "",
 ) -> Client:
-    """A client for the cluster at `url`, to be used as `with connect(…) as client`. The arguments are those of
-    `braid.connect`."""
+    """A client for the cluster at `url`, to be used as `with connect(…) as client`, or until its `close`. The arguments
+    are those of `braid.connect`."""
     return Client(lambda: asynchronous.connect(url, token=token, tls=tls, timeout=timeout, name=name))
 
 
@@ -55,6 +59,8 @@ class Client:
 
     def __init__(self, make: Callable[[], asynchronous.Client]) -> None:
         self._make = make
+        self._opening = threading.Lock()
+        self._closed = False
         self._thread: LoopThread | None = None
         self._client: asynchronous.Client | None = None
         self._producers: weakref.WeakSet[BlockingProducer] = weakref.WeakSet()
@@ -130,22 +136,25 @@ class Client:
         )
 
     def open(self) -> None:
-        """Connect to one of the brokers; `with` does it."""
-        if self._thread is not None:
-            return
-        thread = LoopThread()
-        try:
+        """Connect to one of the brokers; `with` does it, and so does the first use."""
+        with self._opening:
+            if self._closed:
+                raise ClientClosed("the client is closed; connect again")
+            if self._thread is not None:
+                return
+            thread = LoopThread()
+            try:
 
-            async def connected() -> asynchronous.Client:
-                client = self._make()
-                await client.open()
-                return client
+                async def connected() -> asynchronous.Client:
+                    client = self._make()
+                    await client.open()
+                    return client
 
-            self._client = thread.call(connected())
-            self._thread = thread
-        finally:
-            if self._thread is None:
-                thread.stop()
+                self._client = thread.call(connected())
+                self._thread = thread
+            finally:
+                if self._thread is None:
+                    thread.stop()
 
     def close(self) -> None:
         """Wait for what was sent, store what was acked, close every connection. Closing twice is fine."""
@@ -163,6 +172,7 @@ class Client:
     def _close(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         client, thread = self._client, self._thread
         if client is None or thread is None:
             return
@@ -182,10 +192,9 @@ class Client:
             thread.stop()
 
     def _open(self) -> tuple[LoopThread, asynchronous.Client]:
-        if self._thread is None or self._client is None:
-            raise ClientClosed("the client is not connected: use it in `with braid.sync.connect(…) as client`")
-        if self._client.closed:
-            raise ClientClosed("the client is closed; connect again")
+        self.open()
+        assert self._thread is not None
+        assert self._client is not None
         return self._thread, self._client
 
 
