@@ -980,7 +980,7 @@ def test_a_stuck_consumer_loses_its_segments_to_another(short: WatchedBroker) ->
         topic = make_topic(other)
         stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         held = joined(stuck, topic, "a")
-        stuck.ask(Kind.OPEN, topic.open(session=held.session, credit=1 << 31), Opened)
+        stuck.ask(Kind.OPEN, msgspec.structs.replace(topic.open_as(held), credit=1 << 31), Opened)
         for _ in range(10):
             other.ask(Kind.PUBLISH, topic.route, Published, batch)
         session = other.ask(Kind.JOIN, Join(topic.path, "s", "b", "earliest"), Joined).session
@@ -999,7 +999,8 @@ def test_a_stuck_consumer_loses_its_segments_to_another(short: WatchedBroker) ->
             stop.set()
             pinging.join()
         assert assignment.session == session
-        assert other.ask(Kind.OPEN, topic.open(session=session), Opened) == Opened(0, 10)
+        opened = other.ask(Kind.OPEN, topic.open_as(assignment), Opened)
+        assert (opened.offset, opened.end) == (0, 10)
 
 
 def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(broker: WatchedBroker) -> None:

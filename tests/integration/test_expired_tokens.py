@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,7 +90,7 @@ def test_a_token_that_is_not_renewed_ends_its_consumer(tmp_path: Path) -> None:
         clock = ShiftedClock()
         expires = time.time() + 5
         old = jwt.encode({"sub": "ops", "exp": int(expires)}, SECRET, "HS256")
-        answers = iter((old, "no token at all"))
+        answers = itertools.chain([old], itertools.repeat("no token at all"))
         async with (
             asyncio.timeout(TIMEOUT_S),
             a_broker(tmp_path, clock) as broker,
