@@ -26,8 +26,9 @@ PATH = "public/default/orders"
 
 
 class Brokers:
-    def __init__(self, simulation: Simulation, *, shared: bool) -> None:
+    def __init__(self, simulation: Simulation, *, shared: bool, balance: bool = False) -> None:
         self.simulation = simulation
+        self.balance = balance
         self.store = MemoryStore(simulation.clock)
         self.objects = MemoryObjects(simulation.clock) if shared else None
         self.disks: dict[str, SimulatedDisk] = {}
@@ -40,7 +41,9 @@ class Brokers:
     async def start(self, *names: str) -> None:
         for name in names:
             disk = self.disks.setdefault(name, SimulatedDisk(self.simulation.random))
-            config = BrokerConfig(id=name, data=f"/{name}", listen=f"{name}:{PORT}", file_bytes=1 << 20)
+            config = BrokerConfig(
+                id=name, data=f"/{name}", listen=f"{name}:{PORT}", file_bytes=1 << 20, balance=self.balance
+            )
             process = self._processes[name] = self.simulation.process(name)
             store = self._stores[name] = self.store.client(name)
             opening = Broker.open(
@@ -122,9 +125,10 @@ def with_brokers(
     *,
     seed: int = 1,
     shared: bool = True,
+    balance: bool = False,
 ) -> None:
     async def main(simulation: Simulation) -> None:
-        brokers = Brokers(simulation, shared=shared)
+        brokers = Brokers(simulation, shared=shared, balance=balance)
         await brokers.start(*names)
         await test(brokers)
         for name in [*brokers.running]:

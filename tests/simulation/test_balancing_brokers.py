@@ -1,0 +1,56 @@
+"""Balancing from end to end: whole brokers count, report, decide and move, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.brokers_kit import PATH, Brokers, until, with_brokers
+
+SEGMENTS = 4
+VALUE = bytes(128 << 10)
+RATE = 12
+"""Records per second: 1.5 MiB/s, above what is left alone."""
+
+
+async def load_one_broker(brokers: Brokers, seconds: int) -> None:
+    """`a` has all segments, because the others came later, and there is load on all of them."""
+    await brokers.start("a")
+    await brokers.call("a", "create_topic", topic="orders", segments=SEGMENTS)
+    await until(lambda: owners(brokers) == {"a"})
+    await brokers.start("b", "c")
+    async with brokers.client() as client, client.producer("orders") as producer:
+        for _ in range(seconds * RATE):
+            await producer.send(VALUE)  # Without a key: the segments take turns.
+            await asyncio.sleep(1 / RATE)
+
+
+def owners(brokers: Brokers) -> set[str]:
+    return {brokers.owner(segment) for segment in range(SEGMENTS)}
+
+
+def test_a_broker_that_has_all_the_load_is_relieved_and_no_record_is_lost() -> None:
+    async def main(brokers: Brokers) -> None:
+        await load_one_broker(brokers, 75)
+        assert len(owners(brokers)) > 1, "a was relieved of something"
+        reports = {name: broker.members.loads.get(name) for name, broker in brokers.running.items()}
+        assert all(report is not None for report in reports.values())
+        async with brokers.client() as client, client.checkpoint_consumer("orders", start="earliest") as reader:
+            found = 0
+            while found < 75 * RATE:
+                batch = await reader.receive_batch(timeout=60)
+                assert batch is not None
+                found += len(batch.table)
+
+    with_brokers(main, (), balance=True)
+
+
+def test_nothing_moves_by_itself_unless_somebody_asked_for_it() -> None:
+    async def main(brokers: Brokers) -> None:
+        await load_one_broker(brokers, 75)
+        assert owners(brokers) == {"a"}
+        plan = await brokers.call("b", "balance", dryRun=True)
+        assert plan["moves"], "the dry run tells what would be done"
+        assert {move["from"] for move in plan["moves"]} == {"a"}
+        assert brokers.any().topics.find(PATH) is not None
+
+    with_brokers(main, ())
