@@ -92,7 +92,7 @@ class GroupSession:
                 backoff.reset()
             else:
                 await asyncio.sleep(backoff.next())
-            _log.info("consumer %s of %s lost its session and joins again: %s", self._name, self._topic, error)
+            _log.warning("consumer %s of %s lost its session and joins again: %s", self._name, self._topic, error)
             await self.join_until(math.inf)
 
     async def release(self, segment: int) -> None:
