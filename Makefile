@@ -1,5 +1,6 @@
 # Every target installs what it needs into .venv first. `make` alone lists the targets.
 PYTHON ?= python3
+JAVA := default-jre-headless java
 BIN := .venv/bin
 SEEDS ?= 2000
 
@@ -7,7 +8,7 @@ SEEDS ?= 2000
 .PHONY: help setup demo up lint test check format simulate bench bench-peers lock clean
 
 help:
-	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage"
+	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage; Spark"
 	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
@@ -24,10 +25,12 @@ setup: .venv/installed
 	touch $@
 
 demo: setup
+	bash tools/system.sh $(JAVA)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/first_steps.sh
 	$(BIN)/python examples/shop.py
 	$(BIN)/python examples/timeline.py
 	$(BIN)/python examples/storage.py
+	$(BIN)/python examples/clickstream.py
 
 up: setup
 	$(BIN)/braid up --brokers 3
@@ -38,7 +41,7 @@ lint: setup
 	$(BIN)/mypy --no-error-summary
 
 test: lint
-	bash tools/system.sh etcd-server etcd openssl openssl
+	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
 	$(BIN)/python -m pytest -n 2 tests
 	$(BIN)/python -m braid.testing.simulate log --seeds 60 --processes 2
 	$(BIN)/python -m benchmarks --quick

@@ -5,9 +5,6 @@ cd "$(dirname "$0")/.."
 locked=$(mktemp)
 {
     echo "# The versions that Braid is tested with; written by \`make lock\`."
-    {
-        .venv/bin/python -m pip freeze --exclude-editable --exclude braid
-        grep -E '^(pyspark|py4j)==' constraints.txt # of the extra `spark`, which the tests do not install yet
-    } | sort -f -u
+    .venv/bin/python -m pip freeze --exclude-editable --exclude braid | sort -f -u
 } >"$locked"
 mv "$locked" constraints.txt

@@ -16,4 +16,4 @@ fi
     "$("$python" -c 'import sys; print(sys.version_info[:2])')" ] || rm -rf .venv
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[etcd]' --group dev
+.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[etcd,spark]' --group dev

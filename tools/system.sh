@@ -9,7 +9,7 @@ while [ $# -gt 0 ]; do
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "Braid's tests need Debian packages that are not installed. Please run:" >&2
+    echo "This needs Debian packages that are not installed. Please run:" >&2
     echo "    sudo apt-get install ${missing[*]}" >&2
     exit 1
 fi

@@ -1,6 +1,9 @@
 """The folder tree is the architecture: imports go only the way that docs/architecture.md draws."""
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +22,8 @@ MAY_IMPORT = {
     "client": {"model", "ports", "wire"},
     "broker": {"model", "ports", "metadata", "storage", "wire", "scaling", "cluster"},
     "admin": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker"},
-    "cli": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker", "admin", "client"},
+    "spark": {"model", "ports", "wire", "client", "storage"},
+    "cli": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker", "admin", "client", "spark"},
     "testing": {"model", "ports", "metadata", "storage", "wire", "broker", "client"},
 }
 
@@ -28,8 +32,37 @@ NEVER_ON_A_BROKERS_PATH = {"pyarrow", "numpy"}
 """A broker moves batches and never opens them. These two cost a second of start-up and 60 MB."""
 
 
+NEEDS_SPARK = {"pyspark", "py4j", "deltalake"}
+"""What `pip install braid` alone does not bring: `braid[spark]` does, for the folder `spark`."""
+WRITES_LOGS = (
+    "log",
+    "writer",
+    "wal",
+    "commit",
+    "segment",
+    "recovery",
+    "checkpoint",
+    "exporter",
+    "housekeeper",
+    "spares",
+)
+"""Modules of storage that only owners use. Spark reads what they have written, and asks them for the rest."""
+
+
+def layer_of(path: Path) -> str:
+    """The folder under `braid`, also of what lies deeper; empty for the package's own modules."""
+    inside = path.relative_to(SOURCE).parts
+    return inside[0] if len(inside) > 1 else ""
+
+
 def imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Everywhere in the module, but not what only the type checker imports."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -43,29 +76,55 @@ def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+def named(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
 def test_every_folder_has_its_place_in_the_layers() -> None:
-    folders = {path.parent.name for path in modules()} - {"braid"}
-    assert folders == set(MAY_IMPORT)
+    assert {layer_of(path) for path in modules()} - {""} == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", [path for path in modules() if layer_of(path)], ids=named)
 def test_imports_go_downwards(path: Path) -> None:
-    layer = path.parent.name
-    if layer == "braid":
-        return
+    layer = layer_of(path)
     allowed = MAY_IMPORT[layer] | {layer}
     for name in imports_of(path):
         parts = name.split(".")
         if parts[0] == "braid" and len(parts) > 1:
-            assert parts[1] in allowed, f"{layer}/{path.name} must not know {name}"
+            assert parts[1] in allowed, f"{named(path)} must not know {name}"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in modules() if path.parent.name in BROKERS_PATH],
-    ids=lambda path: str(path.relative_to(SOURCE)),
-)
+@pytest.mark.parametrize("path", [path for path in modules() if layer_of(path) in BROKERS_PATH], ids=named)
 def test_storage_opens_no_batch_body(path: Path) -> None:
     for name in imports_of(path):
         assert name.split(".")[0] not in NEVER_ON_A_BROKERS_PATH
         assert name not in ("braid.model.columns", "braid.model.body", "braid.model.encode")
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if layer_of(path) != "spark"], ids=named)
+def test_only_the_spark_folder_needs_spark(path: Path) -> None:
+    for name in imports_of(path):
+        assert name.split(".")[0] not in NEEDS_SPARK, f"{named(path)} must not import {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if layer_of(path) == "spark"], ids=named)
+def test_spark_reads_storage_and_never_writes_a_log(path: Path) -> None:
+    for name in imports_of(path):
+        assert not re.match(rf"braid\.storage\.({'|'.join(WRITES_LOGS)})(\.|$)", name), f"{named(path)}: {name}"
+
+
+def test_every_command_is_there_without_spark() -> None:
+    """Everything but the folder `spark` can be imported where PySpark is not installed, and imports none of it."""
+    wanted = [path for path in modules() if layer_of(path) != "spark"]
+    names = [".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in wanted]
+    done = subprocess.run([sys.executable, "-c", IMPORT_WITHOUT_SPARK, *names], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+IMPORT_WITHOUT_SPARK = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys({sorted(NEEDS_SPARK)}))  # importing one of them is an error from now on
+for name in sys.argv[1:]:
+    importlib.import_module(name.removesuffix(".__init__"))
+print([name for name in sys.modules if name.startswith("braid.spark")])
+"""

@@ -22,6 +22,7 @@
     │   ├── LogDamaged                  a range of confirmed records cannot be read
     │   ├── OutOfSequence               a producer neither continues nor repeats what it stored
     │   ├── OffsetOutOfRange
+    │   ├── DataLoss                    records that a reader was to read are gone
     │   ├── RecoveryConflict            two pieces of evidence contradict each other
     │   ├── RecoveryUnsafe              the last owner's unexported tail is not here
     │   ├── Fenced                      another owner has taken the segment
@@ -66,7 +67,11 @@
     ├── ClientClosed                    the client, producer or consumer was closed before this was done
     ├── ProducerFull                    more was submitted than may wait to be confirmed: await flush()
     ├── TimedOut                        the client gave up; whether it happened is not known
+    ├── RepeatDiffers                   what is written again is not what was written the first time
     ├── InvalidConfig
+    ├── JobFailed                       Spark ended a job for a reason of its own
+    ├── TableMismatch                   the table is not one that the topic can land in
+    ├── TableConflict                   another writer has committed to the table meanwhile
     └── BrokenInvariant                 our bug; the message names the promise
 
 Each class has a stable `code`, which travels on the wire and stands in logs, and `retriable`: whether the same request
@@ -189,6 +194,10 @@ class OffsetOutOfRange(StorageError, code="offset-out-of-range"):
         super().__init__(message)
         self.earliest = earliest
         self.end = end
+
+
+class DataLoss(StorageError, code="data-loss"):
+    pass
 
 
 class RecoveryConflict(StorageError, code="recovery-conflict"):
@@ -375,7 +384,23 @@ class TimedOut(BraidError, code="timed-out"):
     pass
 
 
+class RepeatDiffers(BraidError, code="repeat-differs"):
+    pass
+
+
 class InvalidConfig(BraidError, code="invalid-config"):
+    pass
+
+
+class JobFailed(BraidError, code="job-failed"):
+    pass
+
+
+class TableMismatch(BraidError, code="table-mismatch"):
+    pass
+
+
+class TableConflict(BraidError, code="table-conflict", retriable=True):
     pass
 
 
