@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from braid.model.batch import Codec
+from braid.model.batch import BatchHeader, Codec
 from braid.model.body import Data
 from braid.model.encode import Headers, encode_batch, encode_one, gather_table
 from braid.model.errors import BraidError
@@ -48,6 +48,7 @@ class Batch:
         "deadline",
         "done",
         "doubtful",
+        "duplicate",
         "error",
         "first_sequence",
         "future",
@@ -58,6 +59,7 @@ class Batch:
         "now_us",
         "opened_at",
         "segment",
+        "sent_header",
         "size",
         "submitted",
         "table",
@@ -97,7 +99,12 @@ class Batch:
         self.doubtful = False
         """It was sent, and whether it was stored then is not known: it must never be sent under another number."""
 
+        self.sent_header: BatchHeader | None = None
+        """Kept of a batch under a fixed identity, for comparing it with what is stored under its number."""
+
         self.done = False
+        self.duplicate = False
+        """It was stored before it was sent, or before it was sent again."""
         self.base_offset = 0
         self.error: BraidError | None = None
         self.future: asyncio.Future[None] | None = None

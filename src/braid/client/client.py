@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or con
     from braid.client.checkpoint import CheckpointConsumer
     from braid.client.consumer import Consumer
     from braid.client.producer import Producer
+    from braid.client.repeatable import RepeatableProducer
     from braid.client.stream import StreamConsumer
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -136,6 +137,27 @@ class Client:
         self._producers[producer] = None
         return producer
 
+    def repeatable_producer(
+        self,
+        topic: str,
+        *,
+        app: str,
+        part: int,
+        era: int,
+        compression: str | None = None,
+        timeout: float | None = None,
+    ) -> RepeatableProducer:
+        """A producer that is part number `part` of `app`, to be used as `async with`. Others may be the same: what is
+        given as one `era` is stored once, however often it is given. An era is complete before the next one begins."""
+        from braid.client.producer import ProducerOptions
+        from braid.client.repeatable import RepeatableProducer
+
+        options = ProducerOptions(compression=compression, timeout_s=self.timeout_s if timeout is None else timeout)
+        self._check_open()
+        repeatable = RepeatableProducer(self, TopicName.parse(topic), options, app=app, part=part, era=era)
+        self._producers[repeatable.producer] = None
+        return repeatable
+
     def stream_consumer(
         self,
         topic: str,
@@ -182,6 +204,10 @@ class Client:
         """Close the producers, which waits for what they sent, the consumers, which stores their acks, then every link.
         Closing twice is fine."""
         await self._close(wait=True)
+
+    async def abandon(self) -> None:
+        """Close without waiting for anything: what is not confirmed may be stored or not."""
+        await self._close(wait=False)
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -23,6 +23,10 @@ Replies belong to the round in which their request was sent; those of an earlier
 A batch that is not confirmed by its deadline fails with `TimedOut`. It stays in its place and is sent again as long as
 batches behind it, which may have been stored, still hope: without it they would be out of sequence. When all that was
 sent has timed out, the lane forgets it and goes on under a new id.
+
+A producer with a fixed identity (repeatable.py) has lanes that never take another id: somebody else is to come to the
+same numbers. What would be renumbered, or given up and left behind, ends such a lane: its first failure is that of all
+that waits in it and of all that comes later.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from braid.client.batcher import UNKNOWN_OFFSET, Batch
 from braid.client.routing import OwnerSearch
-from braid.model.batch import Codec, renumber
+from braid.model.batch import Codec, parse_header, renumber
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -52,6 +56,7 @@ from braid.model.errors import (
     StaleRoute,
     TimedOut,
 )
+from braid.model.identity import ERA_RECORDS
 from braid.wire.frame import Frame
 from braid.wire.link import Link
 from braid.wire.operations import Kind, Published, decode
@@ -134,8 +139,11 @@ class Lane:
         """Full, or cut off by something behind them; never sent yet, so without a number."""
         self._sent: deque[Batch] = deque()
         """Numbered; the oldest unconfirmed one and all behind it."""
-        self._id = producer.new_id()
-        self._next_sequence = 0
+        self._identity = producer.identity
+        self._id = self._identity.id if self._identity is not None else producer.new_id()
+        self._next_sequence = self._identity.first_sequence if self._identity is not None else 0
+        self._ended: BraidError | None = None
+        """Why nothing is sent any more; only with a fixed identity."""
         self._link: Link | None = None
         self._route = b""
         self._round = 0
@@ -165,6 +173,8 @@ class Lane:
         """Open a batch. Unless it lingers, it leaves at the end of the loop's turn, with all that came in that turn."""
         producer = self._producer
         producer.check_room()
+        if self._ended is not None:
+            raise self._ended.again()
         now = self._loop.time()
         batch = self.open = Batch(self.segment, now, now + self._options.timeout_s, producer.client.clock.now_us())
         producer.watch_deadlines()
@@ -264,6 +274,7 @@ class Lane:
     def _number(self, batch: Batch, link: Link) -> bool:
         """Encode it under the next number. False: it can never be sent, and has failed."""
         try:
+            self._check_era(batch)
             data = batch.encode(self._codec, self._id, self._next_sequence)
             size = sum(map(len, data))
             if size + len(self._route) + 8 > link.max_frame_bytes:
@@ -271,15 +282,33 @@ class Lane:
                     f"a batch of {size} bytes is above the broker's limit of {link.max_frame_bytes} for a frame"
                 )
         except BraidError as error:
-            self._settle(batch, 0, error)
+            self._refuse(batch, error)
             return False
         except Exception as error:  # what Arrow or numpy say to a strange table; the lane must live on
             refusal = InvalidArgument(f"the records cannot be encoded: {error}")
             refusal.__cause__ = error
-            self._settle(batch, 0, refusal)
+            self._refuse(batch, refusal)
             return False
+        if self._identity is not None:
+            batch.sent_header = parse_header(data[0])
         self._next_sequence += batch.count
         return True
+
+    def _check_era(self, batch: Batch) -> None:
+        if self._identity is not None:
+            numbered = self._next_sequence - self._identity.first_sequence
+            if numbered + batch.count > ERA_RECORDS:
+                raise InvalidArgument(
+                    f"{numbered} records were written to segment {self.segment} in era {self._identity.era}, and "
+                    f"{batch.count} more do not fit: an era numbers {ERA_RECORDS} records in a segment; write fewer "
+                    f"at once, or from more writers"
+                )
+
+    def _refuse(self, batch: Batch, error: BraidError) -> None:
+        """It was never sent, and cannot be."""
+        self._settle(batch, 0, error)
+        if self._identity is not None:
+            self.fail_all(error)
 
     def _send(self, batch: Batch, link: Link) -> None:
         assert batch.data is not None
@@ -297,7 +326,7 @@ class Lane:
         self._unanswered -= 1
         if reply is not None and error is None:
             try:
-                self._on_stored(batch, decode(Published, reply.body).base_offset, link)
+                self._on_stored(batch, decode(Published, reply.body), link)
             except ProtocolError as unreadable:
                 error = ConnectionLost(f"the broker's confirm cannot be read: {unreadable}")
         if error is not None:
@@ -315,13 +344,15 @@ class Lane:
         elif not self._sent:
             self.cut_bytes = self._early_bytes
 
-    def _on_stored(self, batch: Batch, base_offset: int, link: Link) -> None:
+    def _on_stored(self, batch: Batch, published: Published, link: Link) -> None:
         self._owner.worked()
         self._last_error = None
         if batch.done:  # Timed out before; now it is stored after all.
             batch.answer = None
             batch.data = None
         else:
+            base_offset = published.base_offset
+            batch.duplicate = published.duplicate
             batch.settle(base_offset if base_offset >= 0 else UNKNOWN_OFFSET, None)
             if batch.futures:
                 link.wake_at_end(batch.futures)
@@ -347,6 +378,9 @@ class Lane:
         fates = verdict(
             [Answered(batch.data is None, batch.answer, batch.doubtful, batch.first_sequence) for batch in sent]
         )
+        if self._identity is not None and (failed := _first_failure(sent, fates)) is not None:
+            self.fail_all(failed)
+            return
         cause = next((batch.answer for batch, fate in zip(sent, fates) if fate in (Fate.FAIL, Fate.UNKNOWN)), None)
         self._sent.clear()
         renumbered: list[Batch] = []
@@ -369,6 +403,8 @@ class Lane:
 
     def _start_anew(self, batches: Sequence[Batch]) -> None:
         """Go on under another producer id, with these batches first."""
+        if self._identity is not None:
+            return  # This lane has no other id: it has ended.
         self._id = self._producer.new_id()
         self._next_sequence = 0
         for batch in batches:
@@ -436,6 +472,9 @@ class Lane:
 
     def expire(self, now: float, open_age_s: float) -> None:
         """Fail what has passed its deadline; close what has been open for so long."""
+        if self._identity is not None and (late := self._late(now)) is not None:
+            self.fail_all(self._timed_out(late, "whether they are stored is not known"))
+            return
         if self.open is not None and now - self.open.opened_at >= open_age_s and self._options.linger_s < open_age_s:
             self.close_open()
         for batch in self._sent:
@@ -452,18 +491,27 @@ class Lane:
             self._give_up(self._closed_batches.pop(), "they were not sent")
         self.dispatch()
 
-    def _give_up(self, batch: Batch, outcome: str) -> None:
+    def _late(self, now: float) -> Batch | None:
+        waiting = (*self._sent, *self._closed_batches)
+        return next((batch for batch in waiting if batch.deadline <= now and not batch.done), None)
+
+    def _timed_out(self, batch: Batch, outcome: str) -> TimedOut:
         why = f"; the last error: {self._last_error}" if self._last_error is not None else ""
         message = f"{batch.count} records were not confirmed within {self._options.timeout_s:g} s, {outcome}{why}"
         error = TimedOut(message)
         error.__cause__ = self._last_error
+        return error
+
+    def _give_up(self, batch: Batch, outcome: str) -> None:
         keep = batch.data  # It may have to be sent again, see the theory.
-        self._settle(batch, 0, error)
+        self._settle(batch, 0, self._timed_out(batch, outcome))
         batch.data = keep
 
     def fail_all(self, error: BraidError) -> None:
         """Nothing that waits here can be sent any more."""
         self.close_open()
+        if self._identity is not None:
+            self._ended = self._ended or error
         for batch in (*self._sent, *self._closed_batches):
             self._settle(batch, 0, error)
         self._sent.clear()
@@ -488,3 +536,8 @@ class Lane:
             # Not at once: whoever goes on will call the lane that is just settling this.
             self._loop.call_soon(wake, batch.futures)
         self._producer.on_settled(batch)
+
+
+def _first_failure(sent: Sequence[Batch], fates: Sequence[Fate]) -> BraidError | None:
+    """What the first batch was refused with that cannot go again under its number."""
+    return next((batch.answer for batch, fate in zip(sent, fates) if fate is not Fate.AGAIN), None)

@@ -21,7 +21,7 @@ import asyncio
 import datetime
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -71,6 +71,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.hashing import key_hash, key_hashes
+from braid.model.identity import ProducerIdentity
 from braid.model.message import MessageId
 from braid.model.names import TopicName
 from braid.wire.wakeup import cancelled_itself, wait_on
@@ -121,11 +122,21 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Producer:
     """Made by `Client.producer`. Values, keys and header values are bytes; text is taken as UTF-8."""
 
-    def __init__(self, client: Client, topic: TopicName, options: ProducerOptions) -> None:
+    def __init__(
+        self,
+        client: Client,
+        topic: TopicName,
+        options: ProducerOptions,
+        identify: Callable[[int], ProducerIdentity] | None = None,
+    ) -> None:
+        """`identify`: who the producer is in the topic of this id; None: someone new, whose ids are drawn."""
         self.client: Final = client
         self.topic: Final = topic
         self.options: Final = options
         self.codec: Final = CODECS[options.compression]
+        self.identity: ProducerIdentity | None = None
+        """If it is fixed; known when the producer is open."""
+        self._identify = identify
         self.unconfirmed_bytes = 0
         """Of closed batches that are not settled."""
         self._only: Lane | None = None
@@ -166,6 +177,7 @@ class Producer:
             topic = await retrying(lambda: self.client.routing.topic(self.topic.path), deadline, self.client.backoff())
             self._topic_id = topic.topic_id
             self._layout_epoch = topic.route.layout_epoch
+            self.identity = self._identify(topic.topic_id) if self._identify is not None else None
             self._lanes = [Lane(self, segment.id) for segment in topic.active]
             self._starts = topic.starts
             self._keyless = self.client.random.randrange(len(self._lanes))  # many short-lived producers spread evenly
@@ -402,7 +414,7 @@ class Producer:
                     pieces.append(piece)
                     if order is not None:
                         orders.append(order)
-                    await self._pace()
+                    await self.pace()
                     if _failed(pieces):
                         break
             given += len(values)
@@ -435,7 +447,7 @@ class Producer:
                 if order is not None:
                     orders.append(order[start:end])
                 start = end
-                await self._pace()
+                await self.pace()
                 if _failed(pieces):
                     return
 
@@ -501,7 +513,7 @@ class Producer:
             return
         null = np.fromiter([key is None for key in keys], np.bool_, count)
         hashes = key_hashes([b"" if key is None else key for key in keys] if null.any() else keys)  # type: ignore[arg-type]
-        lanes = np.searchsorted(np.array(self._starts), hashes, "right") - 1
+        lanes = self.lane_numbers(hashes)
         lanes[null] = keyless
         for at, lane in enumerate(self._lanes):
             chosen = np.flatnonzero(lanes == at)
@@ -519,17 +531,32 @@ class Producer:
         for lane, chosen in self._by_lane(keys, rows.num_rows):
             yield lane, rows.take(pa.array(chosen)) if keys is not None else rows, chosen + given
 
-    async def _pace(self) -> None:
+    async def pace(self) -> None:
         """Between two batches: let the loop send, and wait while too much is under way."""
         if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room:
             await self._room(0)
         else:
             await asyncio.sleep(0)
 
+    # What a repeatable producer asks (repeatable.py).
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """In order of their segments' ranges."""
+        return self._lanes
+
+    @property
+    def topic_id(self) -> int:
+        return self._topic_id
+
+    def lane_numbers(self, hashes: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
+        """Which of `lanes` takes a key with this hash, for each of them."""
+        return np.searchsorted(np.array(self._starts), hashes, "right") - 1
+
     # What the lanes ask and tell.
 
     def new_id(self) -> int:
-        return self.client.random.getrandbits(64) or 1
+        return self.client.random.getrandbits(63) or 1  # The highest bit is that of derived ids.
 
     def check_room(self) -> None:
         """Whether another batch may be begun."""

@@ -70,6 +70,12 @@ class ReceivedBatch:
             return RECORD_SCHEMA.empty_table().select(list(names))
         return pa.Table.from_batches(self._rows(names))
 
+    def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """The batches as they were stored, each with its header, checked. The first may begin before `base_offset`."""
+        for header, position in self._parts:
+            if not header.is_control:
+                yield header, self._payload[position : position + header.size]
+
     def values(self) -> list[bytes]:
         """The values alone, in order: the fast way to Python objects."""
         values: list[bytes] = []
@@ -84,6 +90,10 @@ class ReceivedBatch:
         # Only the first batch can begin too early.
         early = self._early_records()
         return messages[early:] if early else messages
+
+    def batch_headers(self) -> list[BatchHeader]:
+        """Of the batches that hold the records, as they are stored."""
+        return [header for header, _ in self._parts]
 
     def _rows(self, names: Sequence[str]) -> Iterator[Any]:
         early = self._early_records()

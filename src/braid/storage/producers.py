@@ -8,6 +8,14 @@ without its offsets.
 
 A producer that is not in the table must start at sequence 0. So everything below a known producer's next sequence has
 been stored, and "older than remembered" never means "never arrived".
+
+A *derived* producer (model/identity.py) counts in eras: it may go on at number 0 of any later era. Inside an era there
+are no gaps, as above. Between two eras there are, so what "older than remembered" means rests on a promise that the
+table cannot check: when an era begins, those before it are complete. A batch of an earlier era is then a late copy of
+one that is stored, and is answered so. What the table can still see is held to that: a batch that would stand between
+two remembered ones, or is cut in another way than they are, is out of sequence and not a copy. An era may begin only at
+its number 0, and what is not known begins one. So whoever repeats an era from its beginning, completely and cut in the
+same way, as often as he likes and beside others who do the same, stores each of its batches once.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from typing import Final, NamedTuple
 
 from braid.model.batch import BatchHeader
 from braid.model.errors import ChunkCorrupt, OutOfSequence
+from braid.model.identity import begins_era, era_of, leaves_era
 from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000
@@ -59,29 +68,35 @@ class ProducerTable:
 
     def check(self, header: BatchHeader) -> Duplicate | None:
         """Whether the batch is a retry. `OutOfSequence` if it neither continues nor repeats what is stored."""
-        if header.producer_id == 0:
+        producer, first = header.producer_id, header.first_sequence
+        if producer == 0:
             return None
-        known = self._batches.get(header.producer_id)
+        if leaves_era(producer, first, header.count):
+            raise OutOfSequence(
+                f"producer {producer:#x} sent {header.count} records of which some do not fit era {era_of(first)}; "
+                f"a batch lies in one era"
+            )
+        known = self._batches.get(producer)
         if known is None:
-            if header.first_sequence:
+            if first and not begins_era(producer, first):
                 raise OutOfSequence(
-                    f"producer {header.producer_id:#x} is not known here and sent sequence {header.first_sequence}; "
+                    f"producer {producer:#x} is not known here and sent sequence {first}; "
                     f"a producer starts at 0, under a new id if it was forgotten"
                 )
             return None
         last_sequence, _, last_records = known[-1]
         expected = last_sequence + last_records
-        if header.first_sequence == expected:
+        if first == expected or (first > expected and begins_era(producer, first)):
             return None
-        if header.first_sequence + header.count <= expected:
+        if first + header.count <= expected:
             for first_sequence, base_offset, records in known:
-                if first_sequence == header.first_sequence and records == header.count:
+                if first_sequence == first and records == header.count:
                     return Duplicate(base_offset, Offset(base_offset + records))
             oldest_sequence, oldest_offset, _ = known[0]
-            if header.first_sequence + header.count <= oldest_sequence:
+            if first + header.count <= oldest_sequence:
                 return Duplicate(None, oldest_offset)
         raise OutOfSequence(
-            f"producer {header.producer_id:#x} sent sequences {header.first_sequence}–{header.last_sequence}, "
+            f"producer {producer:#x} sent sequences {first}–{header.last_sequence}, "
             f"but its next sequence in this log is {expected}"
         )
 

@@ -1,0 +1,222 @@
+"""A producer whose work may be repeated, by anybody, anywhere, at the same time, and is stored once.
+
+It is told who it is (`app`, `part`, `era`) instead of drawing an id, and takes *blocks*, tables of rows. Whoever is the
+same and gives the same blocks sends the same batches under the same numbers, and the logs recognise what they have
+(model/identity.py, storage/producers.py). For that nothing here may depend on time, on the network or on chance:
+
+    block ─┬─► the segment of each row: by its key's hash; rows without a key all to one, the next one for each block
+           └─► one batch for each segment that gets rows, numbered from 0 in the era, in the order of the blocks
+
+**A repeat that is not the same.** The numbers alone would take another row under a known number for the old one, and
+lose it. So a batch that a log has already is compared with what is stored, as far as the log still says where: the
+headers' halves that the producers wrote, which hold the checksum of the rows. `RepeatDiffers` if they are not equal.
+
+A repeat that comes later fails before it stores anything in that segment behind the difference; of attempts that run at
+the same time, a few batches may be under way by then. A segment is *fresh* when the last batch sent to it was new to
+its log. Blocks for fresh segments follow each other without waiting. If one is not fresh, as none is at the start, the
+next block waits until this one is confirmed and compared. And what is compared is enough: a log remembers the last 8
+batches of a producer. Whoever stores a batch as new has sent the batch before it just then, which was the last one that
+the log had from this producer, so its place was known. So between what one attempt has stored and what another adds
+behind it, there is always a batch that both had and that was compared.
+
+Compared is the content, not the time: rows without a timestamp get the time of the batch, which is in the header alone,
+and the first one counts.
+
+**A repeat that comes too late.** At the end of a repeat, the last batch of each segment is new, or stored at a place
+that the log remembers. If neither, a later era has begun, or the first attempt had more rows: `Written.outlived`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from braid.client.batcher import UNKNOWN_OFFSET, Batch
+from braid.client.lane import Lane
+from braid.client.producer import Producer, ProducerOptions
+from braid.client.segment_range import read_segment_range
+from braid.model.batch import BatchHeader
+from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, RepeatDiffers
+from braid.model.hashing import key_hashes
+from braid.model.identity import ProducerIdentity, derived_id
+from braid.model.names import TopicName
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+
+class Written(msgspec.Struct, frozen=True):
+    records: int
+    duplicates: int
+    """How many of them had been stored before."""
+    outlived: bool
+    """Whether some were stored before so much else that nothing could be compared: see the theory."""
+
+
+class _Given(NamedTuple):
+    batch: Batch
+    timed: bool
+    """Whether its rows brought their times."""
+
+
+class RepeatableProducer:
+    """Made by `Client.repeatable_producer`. One task at a time gives blocks."""
+
+    def __init__(
+        self, client: Client, topic: TopicName, options: ProducerOptions, *, app: str, part: int, era: int
+    ) -> None:
+        def identify(topic_id: int) -> ProducerIdentity:
+            return ProducerIdentity(derived_id(app, topic_id, part), era)
+
+        self.topic: Final = topic
+        self.producer: Final = Producer(client, topic, options, identify)
+        self._client = client
+        self._era = era
+        self._blocks = 0
+        self._given: deque[_Given] = deque()
+        self._fresh: set[int] = set()
+        """Segments whose last batch was new to their log."""
+        self._outlived: set[int] = set()
+        """Segments whose last batch is stored, nobody knows where."""
+        self._records = 0
+        self._duplicates = 0
+
+    async def add(self, block: Any) -> None:
+        """Give an Arrow table of rows (columns value, and if wanted key, timestamp, headers), at least one, which
+        become one batch in each segment that gets some. Waits for room, and as long as the theory says."""
+        await self.producer.open()
+        timed = "timestamp" in block.column_names
+        for lane, rows in self._routed(block):
+            try:
+                batch = lane.add_table(rows, rows.num_rows, rows.nbytes)
+            except OutOfSequence as error:  # of a block before this one
+                raise self._out_of_sequence(error) from error
+            self._given.append(_Given(batch, timed))
+        self._blocks += 1
+        await self.producer.pace()
+        if any(given.batch.segment not in self._fresh for given in self._given):
+            await self._review_all()
+        while self._given and self._given[0].batch.done:
+            await self._review(self._given.popleft())
+
+    async def finish(self) -> Written:
+        """Wait until everything is stored."""
+        await self._review_all()
+        return Written(self._records, self._duplicates, bool(self._outlived))
+
+    async def __aenter__(self) -> Self:
+        await self.producer.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.producer.end()
+
+    def _routed(self, block: Any) -> Iterator[tuple[Lane, Any]]:
+        lanes = self.producer.lanes
+        identity = self.producer.identity
+        assert identity is not None
+        turn = (identity.id + self._blocks) % len(lanes)
+        if "key" not in block.column_names or len(lanes) == 1:
+            yield lanes[turn], block
+            return
+        keys = block.column("key").cast(pa.binary())
+        places = self.producer.lane_numbers(key_hashes(keys.fill_null(b"").to_pylist()))
+        if keys.null_count:
+            places[keys.is_null().to_numpy()] = turn
+        order = np.argsort(places, kind="stable")
+        ordered = block.take(pa.array(order))
+        ends = np.searchsorted(places[order], np.arange(len(lanes)), "right")
+        start = 0
+        for lane, end in zip(lanes, ends.tolist()):
+            if end > start:
+                yield lane, ordered.slice(start, end - start)
+            start = end
+
+    async def _review_all(self) -> None:
+        while self._given:
+            await self._review(self._given.popleft())
+
+    async def _review(self, given: _Given) -> None:
+        """What became of the oldest batch that was not looked at yet."""
+        batch = given.batch
+        await batch.settled()
+        try:
+            batch.raise_error()
+        except OutOfSequence as error:
+            raise self._out_of_sequence(error) from error
+        self._records += batch.count
+        segment = batch.segment
+        self._outlived.discard(segment)
+        if not batch.duplicate:
+            self._fresh.add(segment)
+            return
+        self._duplicates += batch.count
+        self._fresh.discard(segment)
+        if batch.base_offset == UNKNOWN_OFFSET:
+            self._outlived.add(segment)
+        else:
+            await self._compare(given)
+
+    def _out_of_sequence(self, error: OutOfSequence) -> RepeatDiffers:
+        return RepeatDiffers(
+            f"the rows for {self.topic.path} neither continue nor repeat what was written as era {self._era} before: "
+            f"the first try had another number of rows, or of another size, or the writer was forgotten ({error})"
+        )
+
+    async def _compare(self, given: _Given) -> None:
+        batch = given.batch
+        sent = batch.sent_header
+        assert sent is not None
+        stored = await self._stored_header(batch)
+        if stored is None or _content(stored, timed=given.timed) == _content(sent, timed=given.timed):
+            return
+        if (stored.producer_id, stored.first_sequence) != (sent.producer_id, sent.first_sequence):
+            raise BrokenInvariant(
+                f"I10: the log of segment {batch.segment} of {self.topic.path} says that a batch of producer "
+                f"{sent.producer_id:#x} stands at offset {batch.base_offset}, but it is one of {stored.producer_id:#x}"
+            )
+        raise RepeatDiffers(
+            f"{batch.count} rows for segment {batch.segment} of {self.topic.path} are not those that the first try of "
+            f"era {self._era} has stored at offsets {batch.base_offset} to {batch.base_offset + batch.count - 1}, or "
+            f"they come in another order"
+        )
+
+    async def _stored_header(self, batch: Batch) -> BatchHeader | None:
+        """Of the batch that is stored where this one is said to be; None if that is not kept any more."""
+        first = batch.base_offset
+        reading = read_segment_range(
+            self._client, self.topic.path, self.producer.topic_id, batch.segment, first, first + batch.count
+        )
+        try:
+            async with contextlib.aclosing(reading):
+                async for received in reading:
+                    return received.batch_headers()[0]
+        except OffsetOutOfRange:
+            pass
+        return None
+
+
+def _content(header: BatchHeader, *, timed: bool) -> tuple[int, ...]:
+    """What the producer said of a batch."""
+    content = (
+        header.producer_id,
+        header.first_sequence,
+        header.count,
+        header.schema_id,
+        header.codec,
+        header.body_length,
+        header.raw_length,
+        header.body_crc,
+        header.min_key_hash,
+        header.max_key_hash,
+    )
+    return (*content, header.min_timestamp, header.max_timestamp) if timed else content

@@ -1,0 +1,82 @@
+"""One range of one segment's offsets, read from whoever owns it, wherever that goes meanwhile.
+
+For readers that know exactly what they want, such as the tasks of a Spark job. They belong to no subscription and leave
+nothing on the brokers. A move, a redirect, a lost connection, a restart of the owner: reading goes on behind what has
+arrived. Only when nothing at all arrives for as long as the client's timeout, it fails, with the last reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from braid.client.channel import Channel, checked_window
+from braid.client.consumer import may_pass
+from braid.client.received import ReceivedBatch
+from braid.client.routing import OwnerSearch
+from braid.model.errors import BraidError, OffsetOutOfRange, TimedOut
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+
+async def read_segment_range(
+    client: Client, topic: str, topic_id: int, segment: int, first: int, until: int, *, window_bytes: int | None = None
+) -> AsyncGenerator[ReceivedBatch, None]:
+    """What arrives, delivery by delivery, in order: the offsets from `first` on. The last delivery may reach beyond
+    `until`, because batches travel whole.
+
+    `OffsetOutOfRange` if the next offset is not kept any more, or if the segment ends before it. The caller closes the
+    iterator (`aclose`) if it stops early.
+    """
+    loop = asyncio.get_running_loop()
+    owner = OwnerSearch(client.routing, topic, segment, client.backoff())
+    offset = first
+    deadline = loop.time() + client.timeout_s
+    failure: BraidError | None = None
+    while offset < until:
+        channel: Channel | None = None
+        try:
+            if failure is not None:
+                await owner.after(failure)
+            arrived = asyncio.Event()
+            opening = Channel(await owner.link(), topic, segment, checked_window(window_bytes), arrived.set)
+            await opening.open(topic_id, offset=offset, timeout_s=max(0.0, deadline - loop.time()))
+            channel = opening
+            channel.begin(offset)
+            while offset < until:
+                batch = await _next(channel, arrived, deadline)
+                offset = batch.next_offset
+                yield batch
+                owner.worked()
+                failure, deadline = None, loop.time() + client.timeout_s
+        except TimeoutError:
+            raise TimedOut(
+                f"offset {offset} of segment {segment} of {topic} did not arrive within {client.timeout_s:g} s"
+            ) from failure
+        except OffsetOutOfRange as error:
+            if channel is None or channel.ended or loop.time() >= deadline:
+                raise
+            failure = error  # Opening again tells what is kept now.
+        except BraidError as error:
+            if not may_pass(error) or loop.time() >= deadline:
+                raise
+            failure = error
+        finally:
+            if channel is not None and channel.working:
+                channel.abandon()
+
+
+async def _next(channel: Channel, arrived: asyncio.Event, deadline: float) -> ReceivedBatch:
+    while (batch := channel.take()) is None:
+        if channel.over is not None:
+            raise channel.over
+        if channel.ended:
+            raise OffsetOutOfRange(
+                f"segment {channel.segment} of {channel.topic} has ended at offset {channel.end}", 0, channel.end
+            )
+        arrived.clear()
+        async with asyncio.timeout_at(deadline):
+            await arrived.wait()
+    return batch

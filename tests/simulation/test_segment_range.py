@@ -1,0 +1,167 @@
+"""A range of one segment read from its owner, in virtual time, while the segment moves and brokers stop and die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from braid.client.client import Client
+from braid.client.segment_range import read_segment_range
+from braid.model.columns import decode_messages
+from braid.model.errors import BraidError, OffsetOutOfRange, SegmentNotFound, TimedOut, TopicNotFound
+from tests.brokers_kit import PATH, Brokers, until, with_brokers
+
+RECORDS = 400
+WINDOW = 64 << 10
+"""As small as it may be: much of the range is still on the broker when something happens."""
+
+
+async def filled(brokers: Brokers, client: Client) -> int:
+    """A topic of one segment with numbered records of 1 KiB in batches of ten; its id."""
+    await client.admin.create_topic("orders")
+    await until(lambda: brokers.owner(0))
+    async with client.producer("orders", max_batch_records=10) as producer:
+        for first in range(0, RECORDS, 10):
+            await producer.send_many([b"%d" % number + bytes(1_000) for number in range(first, first + 10)])
+    return (await client.routing.topic(PATH)).topic_id
+
+
+class Reading:
+    """What has arrived of the range; `event` runs once, when `after` records have."""
+
+    def __init__(self, client: Client, topic_id: int, first: int = 0, until_offset: int = RECORDS) -> None:
+        self.offsets: list[int] = []
+        self.numbers: list[int] = []
+        self._range = read_segment_range(client, PATH, topic_id, 0, first, until_offset, window_bytes=WINDOW)
+        self._first, self._until = first, until_offset
+
+    async def run(self, event: Callable[[], Awaitable[None]] | None = None, after: int = 60) -> None:
+        async for delivery in self._range:
+            for header, data in delivery.batches():
+                for message in decode_messages(data, header):
+                    if self._first <= message.offset < self._until:
+                        self.offsets.append(message.offset)
+                        self.numbers.append(int(message.value.rstrip(b"\0")))
+            if event is not None and len(self.offsets) >= after:
+                await event()
+                event = None
+        assert event is None, "the range was read before anything could happen"
+
+
+def play(body: Callable[[Brokers, Client, int], Awaitable[None]], timeout: float = 30.0) -> None:
+    async def main(brokers: Brokers) -> None:
+        async with brokers.client(timeout=timeout) as client:
+            await body(brokers, client, await filled(brokers, client))
+
+    with_brokers(main)
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, RECORDS), (0, 1), (17, 33), (395, 400), (40, 50), (7, 7)])
+def test_exactly_the_offsets_of_the_range_arrive(first: int, end: int) -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        reading = Reading(client, topic_id, first, end)
+        await reading.run()
+        assert reading.offsets == reading.numbers == list(range(first, end))
+
+    play(body)
+
+
+def test_reading_goes_on_where_it_was_when_the_segment_moves() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        async def move() -> None:
+            await brokers.move(0, next(name for name in brokers.running if name != brokers.owner(0)))
+
+        reading = Reading(client, topic_id)
+        await reading.run(move)
+        assert reading.offsets == reading.numbers == list(range(RECORDS))
+
+    play(body)
+
+
+def test_reading_goes_on_when_the_owner_stops_and_another_broker_takes_over() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        async def stop() -> None:
+            await brokers.stop(brokers.owner(0))
+
+        reading = Reading(client, topic_id)
+        await reading.run(stop)
+        assert reading.offsets == list(range(RECORDS))
+
+    play(body)
+
+
+def test_reading_waits_for_an_owner_that_was_killed_and_comes_back() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        async def restart() -> None:
+            owner = brokers.owner(0)
+            brokers.kill(owner)
+            await asyncio.sleep(5)
+            await brokers.start(owner)
+
+        reading = Reading(client, topic_id)
+        await reading.run(restart)
+        assert reading.offsets == list(range(RECORDS))
+
+    play(body, timeout=60.0)
+
+
+def test_reading_gives_up_after_the_timeout_when_nobody_serves_the_segment() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        begun = 0.0
+
+        async def kill() -> None:
+            nonlocal begun
+            begun = asyncio.get_running_loop().time()
+            brokers.kill(brokers.owner(0))
+
+        with pytest.raises(BraidError):
+            await Reading(client, topic_id).run(kill)
+        assert 9 <= asyncio.get_running_loop().time() - begun <= 15
+
+    play(body, timeout=10.0)
+
+
+def test_offsets_that_do_not_exist_yet_time_out_and_say_which() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        with pytest.raises(TimedOut, match="offset 400 of segment 0"):
+            await Reading(client, topic_id, 390, RECORDS + 10).run()
+
+    play(body, timeout=5.0)
+
+
+def test_offsets_far_beyond_the_end_are_out_of_range() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        with pytest.raises(OffsetOutOfRange) as caught:
+            await Reading(client, topic_id, RECORDS + 10, RECORDS + 20).run()
+        assert (caught.value.earliest, caught.value.end) == (0, RECORDS)
+
+    play(body)
+
+
+def test_a_topic_that_was_created_again_is_another_topic() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        with pytest.raises(TopicNotFound):
+            await Reading(client, topic_id + 1).run()
+
+    play(body)
+
+
+def test_a_segment_that_the_topic_does_not_have_is_refused() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        with pytest.raises(SegmentNotFound):
+            async for _ in read_segment_range(client, PATH, topic_id, 9, 0, 5):
+                pass
+
+    play(body)
+
+
+def test_who_stops_early_leaves_no_channel_open() -> None:
+    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+        deliveries = read_segment_range(client, PATH, topic_id, 0, 0, RECORDS, window_bytes=WINDOW)
+        await anext(deliveries)
+        await deliveries.aclose()
+        assert all(not link._channels for link in client.pool.links())
+
+    play(body)
