@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
@@ -22,6 +22,7 @@ from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic, TopicPolicies
+from braid.storage.objects import Objects
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation
 from braid.testing.network import SimulatedNetwork
@@ -39,7 +40,7 @@ class Machine:
         self.host = SimulatedNetwork(simulation.random).host("machine")
         self.config = BrokerConfig(data="/data", listen="machine:6660", auth=auth)
 
-    async def start(self) -> Broker:
+    async def start(self, objects: Objects | None = None) -> Broker:
         return await Broker.open(
             self.config,
             network=self.host,
@@ -47,6 +48,7 @@ class Machine:
             disk=self.disk,
             clock=self.simulation.clock,
             random=self.simulation.random,
+            objects=objects,
         )
 
 
@@ -73,6 +75,8 @@ class PlainSegment:
         """Of the records from offset 0 on, µs."""
         self.closed: list[tuple[str, str, Offset | None]] = []
         """Subscription, code, and where its cursor stood when its channels were closed."""
+        self.replaced: list[tuple[list[str], str]] = []
+        """Objects of chunks, and of the one that took their place."""
         self._ends = ends
 
     @property
@@ -93,6 +97,11 @@ class PlainSegment:
 
     def close_channels(self, subscription: str, closed_code: str, message: str) -> None:
         self.closed.append((subscription, closed_code, self.cursors.offset(subscription)))
+
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        await asyncio.sleep(0)
+        self.replaced.append((list(old), new))
+        return len(self.replaced)
 
 
 async def plain_segment(

@@ -92,6 +92,12 @@ def test_stats_show_segments_and_subscriptions(broker: AdminBroker, orders: str)
     assert stats["subscriptions"]["billing"]["backlog"] == 20
 
 
+def test_readers_without_a_broker_are_told_where_a_topics_storage_is(broker: AdminBroker, orders: str) -> None:
+    assert broker.ask("GET", f"{ORDERS}/storage").json == {"storage": ""}
+    absent = broker.ask("GET", f"{ORDERS}-absent/storage")
+    assert (absent.status, absent.error) == (404, "topic-not-found")
+
+
 MALFORMED: dict[str, tuple[str, str, Any]] = {
     "a segment count of 0": ("PUT", f"{ORDERS}?numInitialSegments=0", None),
     "a segment count of words": ("PUT", f"{ORDERS}?numInitialSegments=many", None),

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from braid.broker.auth import ANONYMOUS, Principal
@@ -37,6 +38,7 @@ from braid.model.subscription import Cursor, encode
 from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
 from braid.testing.loop import Simulation, run_simulation
+from braid.testing.objects import MemoryObjects
 from tests.control_kit import ORDERS, Machine, Readers, Recorder, faults, wait_until
 
 Call = Callable[..., Awaitable[Any]]
@@ -527,9 +529,28 @@ GRANTS = (
     Grant(role="operator", on="*", allow=("admin",)),
     Grant(role="stranger", on="public/default/other", allow=("produce", "consume")),
 )
+
+
+@pytest.mark.parametrize("storage", ["local", "file:///history", "s3://bucket/prefix?region=eu"])
+def test_readers_are_told_where_storage_is_unless_each_broker_keeps_its_own(storage: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation)
+        machine.config = msgspec.structs.replace(machine.config, storage=storage)
+        broker = await machine.start(MemoryObjects(simulation.clock) if storage != "local" else None)
+        call = caller(broker)
+        await call("create_topic", topic="orders")
+        assert await call("topic_storage", topic="orders") == {"storage": "" if storage == "local" else storage}
+        with pytest.raises(TopicNotFound):
+            await call("topic_storage", topic="absent")
+        await broker.close()
+
+    run_simulation(1, main)
+
+
 TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "get_topic": {},
     "topic_stats": {},
+    "topic_storage": {},
     "list_subscriptions": {},
     "get_subscription": {"subscription": "billing"},
     "create_subscription": {"subscription": "new"},
@@ -543,7 +564,7 @@ KNOW = {"get_topic", "topic_stats", "list_subscriptions", "get_subscription"}
 SUBSCRIBE = {name for name in TOPIC_CALLS if name.endswith("_subscription")}
 ALLOWED = {
     "producer": KNOW,
-    "consumer": KNOW | SUBSCRIBE,
+    "consumer": KNOW | SUBSCRIBE | {"topic_storage"},
     "owner": set(TOPIC_CALLS) | {"create_topic"},
     "operator": set(TOPIC_CALLS) | {"create_topic", "list_brokers", "topology", "drain_broker"},
     "stranger": set[str](),

@@ -231,6 +231,11 @@ class Subscription(_Answer):
     consumers: dict[str, Consumer]
 
 
+class TopicStorage(_Answer):
+    storage: str
+    """The URL of the topic's chunks and manifests; empty where each broker keeps its own."""
+
+
 class TopicStats(_Answer):
     """Counts since the broker started."""
 

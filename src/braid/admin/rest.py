@@ -41,6 +41,7 @@ from braid.admin.models import (
     Topic,
     TopicPath,
     TopicStats,
+    TopicStorage,
     Topology,
 )
 from braid.broker.auth import Principal
@@ -142,6 +143,10 @@ def _add_topics(router: APIRouter, call: Call) -> None:
     @router.get(TOPIC + "/stats", tags=["topics"], responses={200: {"model": TopicStats}, **errors(404)})
     async def topic_stats(request: Request, path: TopicOf, _: NothingElse) -> Response:
         return answer(await call(request, "topic_stats", topic=path))
+
+    @router.get(TOPIC + "/storage", tags=["topics"], responses={200: {"model": TopicStorage}, **errors(404)})
+    async def topic_storage(request: Request, path: TopicOf, _: NothingElse) -> Response:
+        return answer(await call(request, "topic_storage", topic=path))
 
 
 def _add_subscriptions(router: APIRouter, call: Call) -> None:

@@ -253,8 +253,8 @@ class Broker:
             self.peers.call,
         )
         self.reports.answer_for(self.peer_calls)
-        accesses = SegmentAccesses(self.id, self.segments, self.owners, self.members, self.peers.call)
-        self.subscriptions = Subscriptions(store, self.topics, self.segments, accesses, self._clock)
+        self.accesses = SegmentAccesses(self.id, self.segments, self.owners, self.members, self.peers.call)
+        self.subscriptions = Subscriptions(store, self.topics, self.segments, self.accesses, self._clock)
         self.topology = TopologyView(self.id, self.topics, self.owners, self.members, self.controllers.address)
         self.controllers.table.on_change.append(self.topology.changed)
         self.calls = Calls(self)

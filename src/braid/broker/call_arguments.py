@@ -118,6 +118,14 @@ class OnSegment(OnTopic, frozen=True):
     subscriptions: list[str] = []
 
 
+class ReplaceChunks(OnTopic, frozen=True):
+    segment: int
+    old: list[str]
+    """The objects of neighbouring chunks, oldest first."""
+    new: str
+    """The object that holds the same batches."""
+
+
 class OnBroker(Arguments, frozen=True):
     broker: str
 

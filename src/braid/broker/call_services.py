@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from braid.broker.auth import Access
+from braid.broker.config import BrokerConfig
 from braid.broker.deletion import Deletion
 from braid.broker.groups import Groups
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.reports import Reports
+from braid.broker.segment_access import SegmentAccesses
 from braid.broker.segments import Segments
 from braid.broker.subscriptions import Subscriptions
 from braid.broker.topics import Topics
@@ -25,6 +27,7 @@ class CallServices(Protocol):
     metrics: BrokerMetrics
     topics: Topics
     segments: Segments
+    accesses: SegmentAccesses
     subscriptions: Subscriptions
     reports: Reports
     groups: Groups
@@ -34,3 +37,6 @@ class CallServices(Protocol):
     members: Members
     leader: Leader
     deletion: Deletion
+
+    @property
+    def config(self) -> BrokerConfig: ...

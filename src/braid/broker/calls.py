@@ -1,13 +1,14 @@
 """Every administrative call, once, for the REST interface and for the wire's ADMIN.
 
 A call has a name, arguments (`call_arguments.py`) and a result (`call_results.py`), all of them JSON. What it does is
-in `topic_calls.py`, `move_calls.py`, `subscription_calls.py` and `cluster_calls.py`; here is the table of them, and
-what all have in common.
+in `topic_calls.py`, `move_calls.py`, `history_calls.py`, `subscription_calls.py` and `cluster_calls.py`; here is the
+table of them, and what all have in common.
 
     who may                                                             needs, on the topic
     create, delete and change topics                                    admin
     create, delete, seek and skip subscriptions                         consume, or admin
     know of a topic or a subscription: get, list, stats                 produce, consume or admin
+    know where a topic's storage is                                     consume, or admin
     know of the cluster: brokers, topology; change it                   admin on everything ("*")
 
 A call is carried to its end even if the one who asked is gone meanwhile (`errands.py`).
@@ -36,6 +37,7 @@ from braid.broker.call_arguments import (
     OnTopic,
     RecoverTopic,
     RepartitionTopic,
+    ReplaceChunks,
     SeekSubscription,
     SetAutoScalePolicy,
     SkipSubscription,
@@ -45,6 +47,7 @@ from braid.broker.call_arguments import (
 from braid.broker.call_services import CallServices
 from braid.broker.cluster_calls import ClusterCalls
 from braid.broker.errands import Errands
+from braid.broker.history_calls import HistoryCalls
 from braid.broker.move_calls import MoveCalls
 from braid.broker.refusal import told_to_clients
 from braid.broker.subscription_calls import SubscriptionCalls
@@ -61,6 +64,7 @@ class Calls:
     def __init__(self, services: CallServices) -> None:
         topics, moves = TopicCalls(services), MoveCalls(services)
         subscriptions, cluster = SubscriptionCalls(services), ClusterCalls(services)
+        history = HistoryCalls(services)
         self._view = services.owners.view
         self._errands = Errands()
         self._calls = {
@@ -69,6 +73,7 @@ class Calls:
             "get_topic": _Call(OnTopic, topics.get_topic),
             "delete_topic": _Call(DeleteTopic, topics.delete_topic),
             "topic_stats": _Call(OnTopic, topics.topic_stats),
+            "topic_storage": _Call(OnTopic, topics.topic_storage),
             "create_subscription": _Call(CreateSubscription, subscriptions.create_subscription),
             "list_subscriptions": _Call(OnTopic, subscriptions.list_subscriptions),
             "get_subscription": _Call(OnSubscription, subscriptions.get_subscription),
@@ -88,6 +93,7 @@ class Calls:
             "terminate_segment": _Call(OnSegment, topics.change_layout),
             "move_topic": _Call(MoveTopic, moves.move_topic),
             "recover_topic": _Call(RecoverTopic, moves.recover_topic),
+            "replace_chunks": _Call(ReplaceChunks, history.replace_chunks),
             "drain_broker": _Call(OnBroker, cluster.drain_broker),
             "activate_broker": _Call(OnBroker, cluster.activate_broker),
             "balance": _Call(Balance, cluster.balance),

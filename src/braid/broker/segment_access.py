@@ -1,4 +1,5 @@
-"""What may be asked of a segment wherever it is served: its ends, its cursors, and to place or remove one.
+"""What may be asked of a segment wherever it is served: its ends, its cursors, to place or remove one, and to let
+joined chunks take the place of small ones.
 
 Any broker takes any call. What needs a segment asks for it here and does not care whose it is: an own one is asked
 directly (`LocalAccess`), another one through its owner (`RemoteAccess`, which arrives at the owner's `LocalAccess`).
@@ -79,6 +80,8 @@ class Segment(Protocol):
 
     def close_channels(self, subscription: str, closed_code: str, message: str) -> None: ...
 
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int: ...
+
 
 class ServedSegments(Protocol):
     """Those of this broker. `get` raises what tells where else to ask, or why not here."""
@@ -103,6 +106,9 @@ class SegmentAccess(Protocol):
 
     async def remove_cursor(self, subscription: str) -> None:
         """Of a subscription that was deleted. Its channels are closed for good."""
+
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        """Swap a joined chunk in (`SegmentStorage.replace_chunks`); returns how many chunks there are now."""
 
 
 class LocalAccess:
@@ -137,6 +143,9 @@ class LocalAccess:
         message = f"subscription {subscription} of {segment.name.topic} was deleted"
         segment.close_channels(subscription, SubscriptionNotFound.code, message)
         await _served(segment.cursors.remove(subscription))
+
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        return await _served(self._segment.replace_chunks(old, new))
 
 
 async def _served(work: Awaitable[T]) -> T:
@@ -183,6 +192,10 @@ class RemoteAccess:
     async def remove_cursor(self, subscription: str) -> None:
         await self._call("remove_cursor", subscription=subscription)
 
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        chunks: int = await self._call("replace_chunks", old=list(old), new=new)
+        return chunks
+
 
 def answer_for(segments: ServedSegments, calls: PeerCalls) -> None:
     """Register the owner's side of `RemoteAccess`."""
@@ -207,7 +220,10 @@ def answer_for(segments: ServedSegments, calls: PeerCalls) -> None:
     async def remove_cursor(arguments: Arguments) -> None:
         await found(arguments).remove_cursor(arguments["subscription"])
 
-    for handler in (positions, progress, begin_cursor, place_cursor, remove_cursor):
+    async def replace_chunks(arguments: Arguments) -> int:
+        return await found(arguments).replace_chunks(arguments["old"], arguments["new"])
+
+    for handler in (positions, progress, begin_cursor, place_cursor, remove_cursor, replace_chunks):
         calls.register(handler.__name__, handler)
 
 
@@ -265,6 +281,9 @@ class AnywhereAccess:
 
     async def remove_cursor(self, subscription: str) -> None:
         return await self._try(lambda access: access.remove_cursor(subscription))
+
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        return await self._try(lambda access: access.replace_chunks(old, new))
 
     async def _try(self, ask: Callable[[SegmentAccess], Awaitable[T]]) -> T:
         clock = asyncio.get_running_loop().time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from braid.broker.cursors import Cursors
@@ -78,6 +78,10 @@ class ServedSegment:
                 if header.max_timestamp >= timestamp_us:
                     return header.base_offset
         return self.end
+
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        await self.storage.replace_chunks(old, new)
+        return len(self.storage.catalog.chunks)
 
     def add_channel(self, channel: Channel) -> None:
         self._channels[channel] = None

@@ -14,6 +14,7 @@ from braid.broker.auth import Action, Principal
 from braid.broker.call_arguments import CreateTopic, DeleteTopic, OnNamespace, OnTopic
 from braid.broker.call_results import some_names, topic_json, topic_stats_json
 from braid.broker.call_services import CallServices
+from braid.broker.shelf import LOCAL
 from braid.broker.subscription_calls import subscription_described
 from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
 from braid.model.names import TopicName, check_name
@@ -88,6 +89,13 @@ class TopicCalls:
             report,
             {each: subscription_described(each, found[each], report) for each in sorted(found)},
         )
+
+    async def topic_storage(self, arguments: OnTopic, principal: Principal) -> dict[str, Any]:
+        """Where readers without a broker find the topic's chunks; nowhere if each broker keeps its own."""
+        self._access.check_topic(principal, arguments.name, Action.CONSUME, Action.ADMIN)
+        self._services.topics.get(arguments.name.path)
+        storage = self._services.config.storage
+        return {"storage": "" if storage == LOCAL else storage}
 
     async def change_layout(self, arguments: OnTopic, principal: Principal) -> None:
         self._access.check_topic(principal, arguments.name, Action.ADMIN)

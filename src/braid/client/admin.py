@@ -117,6 +117,11 @@ class Admin:
         result: Json = await self._call("topic_stats", {"topic": topic})
         return result
 
+    async def topic_storage(self, topic: str) -> Json:
+        """Under `storage`, the URL of the topic's chunks and manifests; empty where each broker keeps its own."""
+        result: Json = await self._call("topic_storage", {"topic": topic})
+        return result
+
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic and everything in it. `force`: also if it has connected consumers."""
         await self._call("delete_topic", {"topic": topic, "force": force}, done=(TopicNotFound, _nothing))
@@ -158,6 +163,12 @@ class Admin:
         answer says of each segment what that is. Without `accept_loss` nothing is changed: the error says it."""
         arguments = {"topic": topic, "segment": segment, "to": to, "acceptLoss": accept_loss, "timeout": timeout}
         return await self._change("recover_topic", arguments, timeout_s=timeout)
+
+    async def replace_chunks(self, topic: str, segment: int, old: list[str], new: str) -> Json:
+        """Let the joined chunk `new`, an object that stands in the topic's storage, take the place of neighbouring
+        chunks. `braid pipeline compact` makes such objects. `ConditionFailed` if the old ones are not there now."""
+        arguments = {"topic": topic, "segment": segment, "old": old, "new": new}
+        return await self._change("replace_chunks", arguments, repeatable=True)
 
     async def auto_scale_policy(self, topic: str) -> Json:
         return await self._change("get_auto_scale_policy", {"topic": topic})

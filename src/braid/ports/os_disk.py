@@ -51,8 +51,10 @@ def _failure(error: OSError, doing: str) -> DiskError:
 
 
 class OsDisk:
-    def __init__(self, threads: int = 4) -> None:
+    def __init__(self, threads: int = 4, *, read_only: bool = False) -> None:
+        """`read_only`: files are opened to be read, which needs no permission to write them."""
         self._threads = Threads(threads, "braid-disk")
+        self._mode = os.O_RDONLY if read_only else os.O_RDWR
         self._files: set[OsFile] = set()
         self._closed = False
 
@@ -110,7 +112,7 @@ class OsDisk:
 
     def _open(self, path: str, create: bool) -> OsFile:
         try:
-            descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
+            descriptor = os.open(path, self._mode | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
         except OSError as error:
             raise _failure(error, f"{'create' if create else 'open'} {path}") from error
         if create:

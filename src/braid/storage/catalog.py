@@ -32,6 +32,7 @@ from braid.model.errors import (
     BrokenInvariant,
     ConditionFailed,
     Fenced,
+    InvalidArgument,
     MetadataCorrupt,
     MetadataUncertain,
     OffsetOutOfRange,
@@ -43,6 +44,8 @@ T = TypeVar("T")
 MAX_UNCERTAIN_TRIES: Final = 5
 MAX_REMOVED_CHUNKS: Final = MAX_TXN_OPERATIONS - 1
 """How many chunks one transaction removes, beside the frontier that it replaces."""
+MAX_REPLACED_CHUNKS: Final = MAX_TXN_OPERATIONS - 1
+"""How many chunks one transaction replaces by one: the first one's key is written, the others' are deleted."""
 
 
 class ChunkDescriptor(msgspec.Struct, frozen=True, rename="camel"):
@@ -236,6 +239,38 @@ class Catalog:
                 some = chunks[first : first + MAX_REMOVED_CHUNKS]
                 await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in some])
                 self.chunks = self.chunks[len(some) :]
+
+    async def replace(self, old: Sequence[ChunkDescriptor], new: ChunkDescriptor) -> None:
+        """Put one chunk in the place of neighbours that hold the same batches, in one transaction."""
+        async with self._turn:
+            await self._settle()
+            if new in self.chunks:
+                return  # An earlier try, whose answer was lost.
+            at = self.chunks.index(old[0]) if old and old[0] in self.chunks else len(self.chunks)
+            if not old or list(old) != self.chunks[at : at + len(old)]:
+                raise ConditionFailed(
+                    f"{len(old)} chunks of {'/'.join(self._keys)} were not replaced: they are not neighbours in the "
+                    "catalog any more"
+                )
+            if len(old) > MAX_REPLACED_CHUNKS:
+                raise InvalidArgument(f"{len(old)} chunks cannot be replaced at once, at most {MAX_REPLACED_CHUNKS}")
+            if (new.base_offset, new.next_offset) != (old[0].base_offset, old[-1].next_offset):
+                raise BrokenInvariant(
+                    f"I1: offsets {old[0].base_offset}–{old[-1].next_offset} cannot be replaced by a chunk of "
+                    f"{new.base_offset}–{new.next_offset}"
+                )
+            put = Put(paths.chunk(*self._keys, new.base_offset), msgspec.json.encode(new))
+            deletes = [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in old[1:]]
+            await self._write(self._own(), [put, *deletes])
+            self.chunks = [*self.chunks[:at], new, *self.chunks[at + len(old) :]]
+
+    async def check_held(self) -> None:
+        """Raise `Fenced` if somebody else has the catalog now, so that this view of it is too old to delete by."""
+        async with self._turn:
+            await self._settle()
+            entry = await self._store.get(self._frontier_key)
+            if entry is None or entry.revision != self._frontier_revision:
+                raise self._lost(self._own().epoch, entry.value if entry is not None else None)
 
     async def skip_to(self, offset: Offset) -> None:
         """Records below `offset` are about to be deleted that never were in a chunk: history goes on behind them."""

@@ -1,24 +1,112 @@
 """Reading durable history by range, from objects alone: no broker, no metadata store, no local file.
 
-What to read comes from a manifest (manifest.py) or a catalog; where it stands comes from the chunks' footers. Batches
-come whole: the first and the last may reach beyond the range that was asked for.
+What to read comes from a manifest (manifest.py) or a catalog; where it stands comes from the chunks' footers. The index
+in a footer cuts the chunk into runs of whole batches, so a range of offsets becomes a few spans of bytes, each read at
+once; runs that cannot hold what is wanted are left out. Every batch is checked, and that each begins where the one
+before it ended (I1). Batches come whole: the first and the last may reach beyond the range that was asked for.
+
+Which spans to read and what is in their bytes are plain functions, for those who fetch bytes in another way too.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from braid.model.errors import BatchError, ChunkCorrupt, LogDamaged, OffsetOutOfRange
+from braid.model.batch import HEADER_BYTES, BatchHeader, parse_header, verify
+from braid.model.errors import BatchCorrupt, BatchError, BatchTruncated, ChunkCorrupt, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
 from braid.storage.catalog import ChunkDescriptor
+from braid.storage.chunk import Footer, Run
 from braid.storage.handles import NO_LOG, FooterCache
 from braid.storage.manifest import SegmentManifest, segment_folder
 from braid.storage.objects import Objects
-from braid.storage.reader import Batch, ObjectBytes, read_batches
+from braid.storage.reader import Batch, ObjectBytes
 
 DEFAULT_READ_BYTES: Final = 8 << 20
 """Large, because whoever reads history reads much of it, and a remote store answers slowly."""
+
+
+class Span(NamedTuple):
+    """Bytes of a chunk that hold whole batches, with the records from `first` up to but not including `until`."""
+
+    position: int
+    length: int
+    first: int
+    until: int
+
+
+def spans(
+    footer: Footer, first: int, until: int, max_bytes: int, wanted: Callable[[Run], bool] = lambda _: True
+) -> list[Span]:
+    """What to read for these offsets, as far as its runs are `wanted`: at most `max_bytes` at once, or one run."""
+    runs = footer.index.runs
+    found: list[Span] = []
+    for number, run in enumerate(runs):
+        following = runs[number + 1] if number + 1 < len(runs) else None
+        end = following.position if following is not None else footer.batch_bytes
+        next_offset = following.offset if following is not None else footer.next_offset
+        if next_offset <= first or not wanted(run):
+            continue
+        if run.offset >= until or first >= until:
+            break
+        last = found[-1] if found else None
+        if last is not None and last.position + last.length == run.position and end - last.position <= max_bytes:
+            found[-1] = Span(last.position, end - last.position, last.first, next_offset)
+        else:
+            found.append(Span(run.position, end - run.position, run.offset, next_offset))
+    return found
+
+
+def batches_in(data: bytes, span: Span, name: str) -> list[Batch]:
+    """The batches of a span, checked. `LogDamaged`, which names the object and the offset, if one of them is bad."""
+    view = memoryview(data)
+    if len(data) < span.length:
+        place = f"bytes {span.position} to {span.position + span.length} were read, and some are missing"
+        raise LogDamaged(f"{name} cannot be read at offset {span.first}: {place}", span.first, span.until)
+    found = _walk(span, name, lambda at: verify(view, at))
+    return [Batch(header, view[at : at + header.size]) for at, header in found]
+
+
+def headers_in(read: Callable[[int, int], bytes], span: Span, name: str) -> list[BatchHeader]:
+    """The headers of a span's batches, each checked; `read` gives bytes of the object. What stands between them is not
+    read, so nothing is said about it."""
+    found = _walk(span, name, lambda at: parse_header(read(span.position + at, HEADER_BYTES)))
+    return [header for _, header in found]
+
+
+def _walk(span: Span, name: str, header_at: Callable[[int], BatchHeader]) -> Iterator[tuple[int, BatchHeader]]:
+    """Batches that have records, with their places in the span, each beginning where the one before it ended (I1)."""
+    at, expected = 0, span.first
+    try:
+        while at < span.length:
+            header = header_at(at)
+            if header.count:  # A control batch marks a place; it has no records.
+                if header.base_offset != expected:
+                    raise BatchCorrupt(f"a batch at byte {span.position + at} begins at offset {header.base_offset}")
+                expected = header.next_offset
+                yield at, header
+            at += header.size
+        if expected != span.until:
+            raise BatchTruncated(f"batches end at offset {expected}, and the index says {span.until}")
+    except BatchError as error:
+        raise LogDamaged(f"{name} cannot be read at offset {expected}: {error}", expected, span.until) from error
+
+
+async def footer_of(objects: Objects, footers: FooterCache, name: str, chunk: ChunkDescriptor) -> Footer:
+    """The footer of a chunk, if it agrees with what the catalog says of it."""
+    try:
+        footer = await footers.get(NO_LOG, name, ObjectBytes(objects, name), chunk.size)
+        if (footer.base_offset, footer.next_offset) != (chunk.base_offset, chunk.next_offset):
+            raise ChunkCorrupt(
+                f"its footer speaks of offsets {footer.base_offset}–{footer.next_offset}, the catalog of "
+                f"{chunk.base_offset}–{chunk.next_offset}"
+            )
+    except ChunkCorrupt as error:
+        raise LogDamaged(
+            f"{name} cannot be read at offset {chunk.base_offset}: {error}", chunk.base_offset, chunk.next_offset
+        ) from error
+    return footer
 
 
 class HistoryReader:
@@ -44,19 +132,15 @@ class HistoryReader:
             raise OffsetOutOfRange(text, self.earliest, self.next_offset)
         offset = first
         for chunk in self._chunks:
-            while chunk.base_offset <= offset < min(chunk.next_offset, until):
-                batches = await self._read_chunk(chunk, offset, max_bytes)
-                wanted = [batch for batch in batches if batch.header.base_offset < until]
-                offset = wanted[-1].header.next_offset
-                yield wanted
+            if chunk.base_offset <= offset < min(chunk.next_offset, until):
+                name = f"{self._folder}/{chunk.object}"
+                footer = await footer_of(self._objects, self._footers, name, chunk)
+                for span in spans(footer, offset, until, max_bytes):
+                    data = await self._objects.read(name, span.position, span.length)
+                    batches = batches_in(data, span, name)
+                    yield [
+                        each for each in batches if offset < each.header.next_offset and each.header.base_offset < until
+                    ]
+                    offset = span.until
         if offset < until:
             raise LogDamaged(f"no chunk of {self._folder} holds offset {offset}", offset, until)
-
-    async def _read_chunk(self, chunk: ChunkDescriptor, offset: int, max_bytes: int) -> list[Batch]:
-        name = f"{self._folder}/{chunk.object}"
-        source = ObjectBytes(self._objects, name)
-        try:
-            footer = await self._footers.get(NO_LOG, name, source, chunk.size)
-            return await read_batches(source, footer.index, chunk.batch_bytes, offset, chunk.next_offset, max_bytes)
-        except (BatchError, ChunkCorrupt) as error:
-            raise LogDamaged(f"{name} cannot be read at offset {offset}: {error}", offset, chunk.next_offset) from error

@@ -85,6 +85,12 @@ def open_objects(url: str, *, disk: Disk, limits: RemoteLimits = RemoteLimits())
     raise InvalidArgument(f"cannot open objects: their URL has {asked}; use one of {_SCHEMES}")
 
 
+def folder_of(url: str) -> str | None:
+    """The folder that a file URL names; None for every other store."""
+    parts = urlsplit(url)
+    return _path(parts) if parts.scheme == "file" else None
+
+
 def _path(parts: SplitResult) -> str:
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost"):

@@ -18,27 +18,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
 from braid.metadata.store import Condition, Operation, Store
 from braid.model.batch import BatchHeader
-from braid.model.errors import FileMissing, InvalidArgument, LogBusy, RecoveryUnsafe
+from braid.model.errors import FileMissing, InvalidArgument, LogBusy, NotAvailable, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk, FolderLock
 from braid.storage import checkpoint as checkpoints
 from braid.storage.cache import HotCache
-from braid.storage.catalog import Catalog, SealedState
+from braid.storage.catalog import Catalog, ChunkDescriptor, SealedState
 from braid.storage.chunk import Footer
+from braid.storage.compaction import check_joined, chosen, may_go
 from braid.storage.exporter import Exporter
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.log import Appended, Log, LogConfig
 from braid.storage.manifest import segment_folder
-from braid.storage.objects import Objects
+from braid.storage.objects import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
 from braid.storage.recovery import Recovered, Unclosed, recover, repair
 from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
@@ -310,14 +311,44 @@ class SegmentStorage:
             self._leaving = [each for each in self._leaving if each != name]
         return len(old) + len(gone)
 
+    async def replace_chunks(self, old: Sequence[str], new: str) -> ChunkDescriptor:
+        """Put the joined chunk `new`, an object that somebody has made (compaction.py), in the place of the chunks with
+        these objects. Can be repeated."""
+        if not self._shelf.mode.exports_continuously:
+            raise NotAvailable("chunks on a broker's own disk are not compacted: they are made when a segment moves")
+        async with self._housekeeping:  # What is swapped in is not being swept away, nor what is replaced retained.
+            joined = next((chunk for chunk in self.catalog.chunks if chunk.object == new), None)
+            if joined is None:
+                replaced = chosen(self.catalog.chunks, old)
+                now_us = self._shelf.clock.now_us()
+                joined = await check_joined(
+                    self._shelf.objects, self._shelf.footers, self._objects_folder, replaced, new, now_us
+                )
+                await self.catalog.replace(replaced, joined)
+            await self.exporter.write_manifest()
+            return joined
+
     async def sweep(self) -> int:
-        """Delete objects that no catalog refers to: uploads whose transaction never happened."""
-        removed = 0
-        for stat in await self._shelf.objects.list(self._objects_folder):
-            if self._is_orphan(stat.name.rpartition("/")[2]):
-                await self._shelf.objects.delete(stat.name)
-                removed += 1
-        return removed
+        """Delete objects that no catalog refers to: uploads whose transaction never happened, and, after a while, what
+        compaction has made or replaced."""
+        async with self._housekeeping:
+            now_us = self._shelf.clock.now_us()  # Before the listing: what is young in it is young.
+            stats = {
+                stat.name.rpartition("/")[2]: stat for stat in await self._shelf.objects.list(self._objects_folder)
+            }
+            orphans = [name for name in stats if self._is_orphan(name) and self._may_go(name, stats, now_us)]
+            if orphans:
+                await self.catalog.check_held()
+            removed = 0
+            for name in orphans:
+                if self._is_orphan(name):
+                    await self._shelf.objects.delete(stats[name].name)
+                    removed += 1
+            return removed
+
+    def _may_go(self, name: str, stats: Mapping[str, ObjectStat], now_us: int) -> bool:
+        holder = self.catalog.find(int(name.partition("-")[0]))
+        return may_go(stats[name], stats.get(holder.object) if holder is not None else None, now_us)
 
     def _is_orphan(self, name: str) -> bool:
         """Asked of the catalog as it is now: the exporter may have added the chunk since it was listed."""
