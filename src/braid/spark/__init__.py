@@ -1,0 +1,18 @@
+"""Braid in Spark: `spark.read`, `readStream`, `write` and `writeStream` of `format("braid")`.
+
+Spark finds the format by itself where the package `pyspark_braid`, which is installed with Braid, can be imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("braid")` known to this session, where Spark does not find it by itself."""
+    from braid.spark.source import BraidDataSource
+
+    spark.dataSource.register(BraidDataSource)

@@ -1,0 +1,121 @@
+"""One process's way to brokers and storage, for code that blocks.
+
+Spark's workers are plain blocking processes, and Braid's client and object stores belong to an event loop. So a
+connection has a loop in a thread of its own, made when it is first needed: reads that go to storage alone never connect
+to a broker. It is never pickled; each task makes its own and closes it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from braid.client.client import Client, connect
+from braid.client.loop_thread import LoopThread
+from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
+from braid.ports.os_disk import OsDisk
+from braid.spark.options import SourceOptions
+from braid.spark.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
+from braid.storage.object_urls import open_objects
+from braid.storage.objects import Objects
+
+T = TypeVar("T")
+
+
+class Connection:
+    """To be used with `with`, or until its `close`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._thread: LoopThread | None = None
+        self._client: Client | None = None
+        self._disk: OsDisk | None = None
+        self._objects: dict[str, Objects] = {}
+
+    @property
+    def has_brokers(self) -> bool:
+        return bool(self.options.url)
+
+    @property
+    def client(self) -> Client:
+        """Connected. Its coroutines run by `call`."""
+        if self._client is None:
+            self._client = self.call(self._connected())
+        return self._client
+
+    def objects(self, url: str) -> Objects:
+        """The store at this URL. Its coroutines run by `call`."""
+        if url not in self._objects:
+            if self._disk is None:
+                self._disk = OsDisk(threads=2, read_only=True)
+            self._objects[url] = open_objects(url, disk=self._disk)
+        return self._objects[url]
+
+    def snapshot(self) -> TopicSnapshot:
+        options = self.options
+        if self.has_brokers:
+            return self.call(snapshot_from_brokers(self.client, options.topic, self.objects))
+        try:
+            objects = self.objects(options.manifest)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"option manifest: {error}") from None
+        return self.call(snapshot_from_manifests(objects, options.manifest, options.topic))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run this on the loop and wait for it."""
+        return self._loop().call(work)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run this on the loop, now, without waiting for it."""
+        return self._loop().begin(work)
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.call(self._close())
+        finally:
+            thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _loop(self) -> LoopThread:
+        if self._thread is None:
+            self._thread = LoopThread()
+        return self._thread
+
+    async def _connected(self) -> Client:
+        options = self.options
+        client = connect(options.url, token=options.token, tls=options.tls, timeout=options.timeout_s, name="spark")
+        try:
+            await client.open()
+        except ConnectFailed as error:
+            raise ConnectFailed(
+                f"no broker answered at {options.url} for {options.timeout_s:g} s: {error}. Correct option url, start "
+                "a broker, or read without one by option manifest"
+            ) from None
+        return client
+
+    async def _close(self) -> None:
+        client, self._client = self._client, None
+        stores, self._objects = self._objects, {}
+        disk, self._disk = self._disk, None
+        try:
+            if client is not None:
+                await client.close()
+        except BraidError:
+            pass  # It only read.
+        for store in stores.values():
+            await store.close()
+        if disk is not None:
+            await disk.close()

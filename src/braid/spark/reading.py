@@ -1,0 +1,205 @@
+"""What an executor does: a partition's pieces become checked batches, and those become Arrow batches for Spark.
+
+    piece ─► spans of a chunk ─► bytes ─► batches ┐
+    piece ─► owner ─► deliveries ───────► batches ┴─► columns ─► 16 k rows at a time
+
+Chunks come straight from storage, by range (fetching.py). Columns stand on the bytes that were read (rows.py). They are
+copied only when small batches are joined, because each Arrow batch costs Spark as much as some thousand rows do.
+
+**A chunk that is gone.** What a task reads was fixed when it was planned, and chunks may go meanwhile: compaction
+replaces them, retention deletes them. Then the newest manifest says where the same offsets are now; what it does not
+hold is asked from the owner, if there are brokers. Only what nobody has is lost: an error, or, with `failOnDataLoss`
+false, a warning. Which records a task yields depends on none of this.
+
+**A chunk that is damaged** is always an error. It names the object and the offset: skipping it would silently turn
+damage into a shorter table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final
+
+from braid.client.segment_range import read_segment_range
+from braid.model.batch import BatchHeader
+from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
+from braid.spark.connection import Connection
+from braid.spark.fetching import ChunkBytes, chunk_bytes
+from braid.spark.options import SourceOptions
+from braid.spark.planning import (
+    NO_PRUNING,
+    ChunkPiece,
+    OwnerPiece,
+    Partition,
+    Piece,
+    Prune,
+    Range,
+    cut_by_chunks,
+)
+from braid.spark.rows import RowBuffer
+from braid.storage.chunk import Run
+from braid.storage.handles import FooterCache
+from braid.storage.history import footer_of, spans
+from braid.storage.manifest import read_segment_manifest, segment_folder
+
+__all__ = ["Connection", "raw_batches", "record_batches"]
+
+ROWS: Final = 16_384
+"""In an Arrow batch for Spark, unless one batch has more."""
+MAX_ROWS: Final = 50_000
+MAX_BYTES: Final = 16 << 20
+"""Of batches that are joined: large records come in smaller groups."""
+
+_log: Final = logging.getLogger(__name__)
+
+RawBatch = tuple[Piece, BatchHeader, memoryview]
+
+
+def raw_batches(
+    partition: Partition,
+    options: SourceOptions,
+    *,
+    prune: Prune = NO_PRUNING,
+    bodies: bool = True,
+    connection: Connection | None = None,
+) -> Iterator[RawBatch]:
+    """The whole batches that hold the partition's offsets, in order, each checked, with the piece it was read for.
+    Those that `prune` leaves out may be missing, and so may the bodies if they are not asked for: only what was read is
+    checked. Without a `connection`, one is made and closed."""
+    if connection is not None:
+        yield from _Reading(partition, connection, prune, bodies).batches()
+        return
+    with Connection(options) as own:
+        yield from _Reading(partition, own, prune, bodies).batches()
+
+
+class _Reading:
+    """One task's work on one partition."""
+
+    def __init__(self, partition: Partition, connection: Connection, prune: Prune, bodies: bool) -> None:
+        self._partition = partition
+        self._connection = connection
+        self._prune = prune
+        self._bodies = bodies
+        self._footers = FooterCache()
+        self._missing: set[str] = set()
+        """Objects that a manifest named and that were not there."""
+
+    def batches(self) -> Iterator[RawBatch]:
+        for piece in self._partition.pieces:
+            yield from self._piece(piece)
+
+    def _piece(self, piece: Piece) -> Iterator[RawBatch]:
+        at = piece.first
+        try:
+            found = self._from_chunk(piece) if isinstance(piece, ChunkPiece) else self._from_owner(piece)
+            for header, data in found:
+                if header.base_offset >= piece.until or header.next_offset <= at:
+                    continue
+                at = header.next_offset
+                if not self._prune.leaves_out(header):
+                    yield piece, header, data
+        except ObjectMissing as error:
+            if isinstance(piece, ChunkPiece):
+                yield from self._elsewhere(piece, at, error)
+            elif piece in self._partition.pieces:
+                raise  # The owner lacks a chunk of its own: nobody here knows how much of the piece that is.
+            else:
+                yield from self._what_is_left(piece, at, OffsetOutOfRange(str(error), piece.until, piece.until))
+        except OffsetOutOfRange as error:
+            yield from self._what_is_left(piece, at, error)
+
+    def _from_chunk(self, piece: ChunkPiece) -> Iterator[tuple[BatchHeader, memoryview]]:
+        connection, source, name = self._connection, self._source, piece.name
+        objects = connection.objects(self._partition.storage)
+        try:
+            footer = connection.call(footer_of(objects, self._footers, name, piece.chunk))
+            wanted = spans(footer, piece.first, piece.until, source.read_bytes, self._wants)
+            yield from source.batches(name, wanted, bodies=self._bodies)
+        except LogDamaged as error:
+            raise LogDamaged(
+                f"{error}. The object is damaged, or is not what its manifest says; nothing was skipped. Run "
+                "`braid pipeline audit` to see what else is, and restore it from a copy",
+                error.first_offset,
+                error.next_offset,
+            ) from error
+
+    @cached_property
+    def _source(self) -> ChunkBytes:
+        return chunk_bytes(self._connection, self._partition.storage)
+
+    def _wants(self, run: Run) -> bool:
+        return not self._prune.leaves_out(run)
+
+    def _from_owner(self, piece: Piece) -> Iterator[tuple[BatchHeader, memoryview]]:
+        connection, topic = self._connection, self._partition.topic
+        if not connection.has_brokers:
+            raise OffsetOutOfRange(f"no chunk in {self._partition.storage} holds them", piece.until, piece.until)
+        deliveries = read_segment_range(
+            connection.client, topic, self._partition.topic_id, piece.segment, piece.first, piece.until
+        )
+        try:
+            while True:
+                delivery = connection.call(anext(deliveries, None))
+                if delivery is None:
+                    return
+                yield from delivery.batches()
+        finally:
+            connection.call(deliveries.aclose())
+
+    def _elsewhere(self, piece: ChunkPiece, at: int, error: ObjectMissing) -> Iterator[RawBatch]:
+        """The chunk is gone: look where the offsets from `at` on are now."""
+        self._missing.add(piece.name)
+        topic, descriptor = self._partition.topic, self._partition.descriptors[piece.segment]
+        objects = self._connection.objects(self._partition.storage)
+        manifest = self._connection.call(read_segment_manifest(objects, topic, descriptor))
+        folder = segment_folder(topic, descriptor)
+        chunks = manifest.chunks if manifest is not None else ()
+        there = [chunk for chunk in chunks if f"{folder}/{chunk.object}" not in self._missing]
+        _log.info("%s: reading offsets %d to %d from elsewhere", error, at, piece.until - 1)
+        for other in cut_by_chunks(there, folder, Range(piece.segment, at, piece.until)):
+            yield from self._piece(other)
+
+    def _what_is_left(self, piece: Piece, at: int, error: OffsetOutOfRange) -> Iterator[RawBatch]:
+        """Some of the offsets from `at` on are not kept."""
+        earliest = error.earliest if error.earliest > at else piece.until
+        lost = min(earliest, piece.until)
+        text = (
+            f"offsets {at} to {lost - 1} of segment {piece.segment} of topic {self._partition.topic} are gone: {error}"
+        )
+        if self._connection.options.fail_on_data_loss:
+            raise DataLoss(
+                f"{text}. Retention has deleted them since the read was planned, or an object was lost; "
+                "set option failOnDataLoss to false to read what is left"
+            ) from error
+        _log.warning("%s; they are skipped, because failOnDataLoss is false", text)
+        if lost < piece.until:
+            yield from self._piece(OwnerPiece(piece.segment, lost, piece.until))
+
+
+def record_batches(
+    partition: Partition,
+    options: SourceOptions,
+    schema: Any,
+    *,
+    prune: Prune = NO_PRUNING,
+    connection: Connection | None = None,
+) -> Iterator[Any]:
+    """The partition's rows as `pyarrow.RecordBatch`es of exactly this Arrow schema: its offsets, as far as their
+    timestamps lie in the bounds of the options. Rows that `prune` leaves out may be missing."""
+    buffer = RowBuffer(schema, options.starting_timestamp, options.ending_timestamp)
+    bodies = buffer.opens_bodies
+    for piece, header, data in raw_batches(partition, options, prune=prune, bodies=bodies, connection=connection):
+        buffer.add(piece, header, data)
+        if buffer.rows >= ROWS or buffer.size >= MAX_BYTES:
+            yield from _slices(buffer.take())
+    if buffer.rows:
+        yield from _slices(buffer.take())
+
+
+def _slices(rows: Any) -> Iterator[Any]:
+    """A batch may hold millions of records: Spark gets them in pieces of the usual size."""
+    for start in range(0, rows.num_rows, MAX_ROWS):
+        yield rows.slice(start, MAX_ROWS)

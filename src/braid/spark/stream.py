@@ -1,0 +1,226 @@
+"""`spark.readStream.format("braid")`: the reader that Spark's driver keeps for one query.
+
+    latestOffset ──► offset journal ──► partitions ──► tasks read ──► commit journal ──► commit
+    where does the next           which task                            what was processed:
+    micro-batch end?              reads what?                           move the subscription
+
+One process on the driver holds the reader as long as the query runs, and keeps one connection. Decisions are made in
+`admission.py` (where a micro-batch ends), `offsets.py` (what of it must survive a crash) and `planning.py` (which task
+reads what); here they are only joined with what brokers and storage say.
+
+**Exactly once.** Spark journals the end of a micro-batch before it runs it. After a crash it asks for the partitions
+of the same two offsets again, in a new process that knows nothing else. What it gets depends on these offsets alone:
+the same rows, in the same order, in partitions of the same numbers. That is why the number of partitions and, where the
+start offset does not tell it, the beginning of the micro-batch lie in the end offset.
+
+**Available now.** What there is when the query starts is the target; the query ends when it is read. The target has
+the children of all segments that were sealed by then, with what was in them. They are read after their parents as
+always, so it may take as many micro-batches as there are generations.
+
+**Loss.** Records that the query was to read and that are gone (retention, a deleted topic) end the query with a
+sentence that says which, unless `failOnDataLoss` is false: then the log says it, and the query goes on with the first
+record that is there.
+
+**Commit.** Spark tells what was processed only when it has journalled the next micro-batch, so a query that waits for
+records would seem to lag by its last one for ever. But Spark asks for the next end only when everything before the
+start is processed; so if there is nothing new, the subscription moves up to there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from braid.model.errors import DataLoss, InvalidArgument
+from braid.spark.admission import Limits, admit, beginning, bounded, gone, latest, partitions, ranges, standing
+from braid.spark.connection import Connection
+from braid.spark.offsets import StreamOffset, begins, is_other_topic
+from braid.spark.options import SourceOptions
+from braid.spark.planning import Partition, Prune, plan_micro_batch
+from braid.spark.reading import record_batches
+from braid.spark.schema import arrow_schema
+from braid.spark.snapshot import TopicSnapshot
+from braid.spark.subscription import QuerySubscription
+from braid.spark.view import TopicView
+
+_log: Final = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Made by `BraidDataSource.streamReader`. Spark pickles it to executors, where only `read` is called."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._driver: _Driver | None = None
+
+    def __getstate__(self) -> Json:
+        return {**self.__dict__, "_driver": None}
+
+    @property
+    def _on_driver(self) -> _Driver:
+        """What only the driver has, made when it is first needed."""
+        if self._driver is None:
+            self._driver = _Driver(self._options)
+        return self._driver
+
+    # On the driver. The names are Spark's.
+
+    def initialOffset(self) -> Json:  # noqa: N802
+        return self._on_driver.begin().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark takes one limit. If there are two, `latestOffset` adds the other."""
+        if self._options.max_records_per_trigger is not None:
+            return ReadMaxRows(self._options.max_records_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._on_driver.freeze()
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        return self._on_driver.next_end(start, self._limits(limit))
+
+    def reportLatestOffset(self) -> Json | None:  # noqa: N802
+        return self._on_driver.latest().to_json()
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        return self._on_driver.planned(start, end)
+
+    def commit(self, end: Json) -> None:
+        self._on_driver.processed(end)
+
+    def stop(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        options = self._options
+        match limit:
+            case ReadAllAvailable():
+                return Limits()
+            case ReadMaxRows(max_rows=records):
+                return Limits(records, options.max_bytes_per_trigger)
+            case ReadMaxBytes(max_bytes=size):
+                return Limits(options.max_records_per_trigger, size)
+        raise InvalidArgument(f"Spark asks for a limit that a topic does not know: {limit}; limit records or bytes")
+
+    # On executors.
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Partition)
+        prune = Prune(since_us=self._options.starting_timestamp)
+        return record_batches(partition, self._options, self._schema, prune=prune)
+
+
+class _Driver:
+    """A query's side of the topic. Belongs to the one process that Spark keeps for the query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._connection = Connection(options)
+        self._view = TopicView(self._connection)
+        self._target: TopicSnapshot | None = None
+        """Set if the query ends when it has read what there is."""
+        self._subscription: QuerySubscription | None = None
+        if options.subscription and not self._connection.has_brokers:
+            raise InvalidArgument(
+                "options subscription and manifest were both given: a subscription is kept by brokers, and manifest "
+                "reads without any; give url instead of manifest, or leave subscription out"
+            )
+        if options.subscription:
+            self._subscription = QuerySubscription(self._connection, options.subscription)
+
+    def begin(self) -> StreamOffset:
+        snapshot = self._view.look_now()
+        since = self._options.starting_timestamp
+        at_time = None if since is None else self._view.offsets_at(since)
+        positions = beginning(self._options, snapshot, at_time)
+        if self._subscription is not None:
+            self._subscription.begin(positions, snapshot)
+        return StreamOffset.beginning(snapshot.topic, snapshot.topic_id, positions)
+
+    def freeze(self) -> None:
+        self._target = self._view.look_now()
+
+    def latest(self) -> StreamOffset:
+        snapshot = self._target or self._view.look()
+        return StreamOffset(topic=snapshot.topic, topic_id=snapshot.topic_id, positions=latest(snapshot))
+
+    def next_end(self, start: Json, limits: Limits) -> Json:
+        offset = StreamOffset.from_json(start, self._options.topic)
+        snapshot = self._view.look()
+        end = self._end_after(offset, snapshot, limits)
+        if end is None:
+            self._show(offset, snapshot)
+            if self._target is None:
+                end = self._end_after(offset, self._view.look_anew(), limits)
+        return start if end is None else end.to_json()
+
+    def _end_after(self, start: StreamOffset, snapshot: TopicSnapshot, limits: Limits) -> StreamOffset | None:
+        """None if there is nothing new."""
+        stands = standing(start, snapshot)
+        if stands.losses:
+            self._lost(stands.losses)
+        seen = snapshot if self._target is None else bounded(snapshot, self._target)
+        ends = admit(seen, stands.positions, limits)
+        if ends == stands.positions and not stands.losses:
+            return None
+        admitted = ranges(stands.positions, ends, snapshot)
+        return StreamOffset(
+            topic=snapshot.topic,
+            topic_id=snapshot.topic_id or start.topic_id,
+            positions=ends,
+            partitions=partitions(admitted, snapshot.segments, self._options.min_partitions or 0),
+            since=stands.positions if start.is_beginning or stands.losses else None,
+        )
+
+    def planned(self, start: Json, end: Json) -> list[Partition]:
+        topic = self._options.topic
+        last = StreamOffset.from_json(end, topic)
+        begin = begins(StreamOffset.from_json(start, topic), last)
+        snapshot = self._view.with_chunks_for(ranges(begin, last.positions, self._view.look()))
+        if is_other_topic(last, snapshot.topic_id):
+            self._lost((f"topic {topic} was deleted and created again: the records of this micro-batch are gone",))
+            return []
+        losses = gone(begin, last.positions, snapshot)
+        if losses:
+            self._lost(losses)
+        return plan_micro_batch(snapshot, ranges(begin, last.positions, snapshot), partitions=last.partitions)
+
+    def processed(self, end: Json) -> None:
+        if self._subscription is not None:
+            self._show(StreamOffset.from_json(end, self._options.topic), self._view.look())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _show(self, offset: StreamOffset, snapshot: TopicSnapshot) -> None:
+        if self._subscription is not None and not is_other_topic(offset, snapshot.topic_id):
+            self._subscription.move(offset.positions, snapshot)
+
+    def _lost(self, losses: tuple[str, ...]) -> None:
+        what = "; ".join(losses)
+        if self._options.fail_on_data_loss:
+            raise DataLoss(
+                f"{what}. To go on with what is there, set option failOnDataLoss to false, or begin anew with another "
+                "checkpointLocation. To prevent it, let the topic keep its records longer than the query may pause, or "
+                "name a subscription for the query: retention waits for subscriptions"
+            )
+        _log.warning("%s; the query goes on with what is there, because failOnDataLoss is false", what)

@@ -1,0 +1,109 @@
+"""A streaming query as a subscription of its topic, so that Braid shows how far it has come and how much it lags.
+
+The query does not need it: its own checkpoint is what counts. But a subscription makes the query visible where the
+topic is operated, and lets retention wait for it. So a subscription that cannot be moved is no reason to stop a query:
+it is said in the log, and the next movement makes up for it.
+
+It moves forward only. A query that was restarted tells older positions again; and one that begins anew with an older
+place leaves the subscription where it is, because what was once read is not needed by it. The subscription is the
+query's alone: a consumer that shared it would be sent elsewhere at every movement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from braid.client.admin import Admin
+from braid.client.checkpoint import END, Position
+from braid.model.errors import BraidError, SubscriptionExists, SubscriptionNotFound
+from braid.spark.connection import Connection
+from braid.spark.snapshot import TopicSnapshot
+
+PATIENCE_S: Final = 5.0
+"""The query waits meanwhile."""
+PAUSE_S: Final = 10.0
+"""After a failure. Brokers that are away would otherwise cost the query its patience at every micro-batch."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class QuerySubscription:
+    def __init__(self, connection: Connection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self._connection = connection
+        self._clock = clock
+        self._stands: dict[int, int] | None = None
+        """Its cursors as this query knows them; None: not known."""
+        self._paused_until = 0.0
+
+    def begin(self, positions: Mapping[int, Position], snapshot: TopicSnapshot) -> None:
+        """Create it there. If it exists it stays: Spark asks for the beginning of a query once more if its first
+        micro-batch has to run again, and `latest` is then behind records that were not processed."""
+        self._try(_offsets(positions, snapshot), snapshot.topic, only_if_new=True)
+
+    def move(self, positions: Mapping[int, Position], snapshot: TopicSnapshot) -> None:
+        """Everything before these positions was processed. Creates the subscription if need be; does not raise."""
+        wanted = _offsets(positions, snapshot)
+        if self._stands is None or _forward(wanted, self._stands):
+            self._try(wanted, snapshot.topic)
+
+    def _try(self, wanted: dict[int, int], topic: str, *, only_if_new: bool = False) -> None:
+        if self._clock() < self._paused_until:
+            return
+        try:
+            admin = self._connection.client.admin
+            work = asyncio.wait_for(self._move(admin, topic, wanted, only_if_new), PATIENCE_S)
+            self._stands = self._connection.call(work)
+        except (BraidError, TimeoutError) as error:
+            self._stands = None
+            self._paused_until = self._clock() + PAUSE_S
+            reason = str(error) or f"no answer for {PATIENCE_S:g} s"
+            _log.warning(
+                "subscription %s of %s does not show how far the query is: %s. The query goes on; it is tried again",
+                self.name, topic, reason,
+            )  # fmt: skip
+
+    async def _move(self, admin: Admin, topic: str, wanted: dict[int, int], only_if_new: bool) -> dict[int, int]:
+        stands, created = self._stands, False
+        if stands is None:
+            stands, created = await self._found_or_created(admin, topic)
+        forward = _forward(wanted, stands)
+        if forward and (created or not only_if_new):
+            moved = await admin.seek(topic, self.name, forward)
+            stands = stands | _by_segment(moved["offsets"])
+        return stands
+
+    async def _found_or_created(self, admin: Admin, topic: str) -> tuple[dict[int, int], bool]:
+        created = False
+        try:
+            found = await admin.subscription(topic, self.name)
+        except SubscriptionNotFound:
+            try:
+                found = await admin.create_subscription(topic, self.name, start="earliest")
+                created = True
+            except SubscriptionExists:
+                found = await admin.subscription(topic, self.name)
+        return {int(segment): each["offset"] for segment, each in found["segments"].items()}, created
+
+
+def _offsets(positions: Mapping[int, Position], snapshot: TopicSnapshot) -> dict[int, int]:
+    """As a cursor has them: END is where the segment ends. What retention has deleted is behind every cursor."""
+    found = {}
+    for number, position in positions.items():
+        segment = snapshot.segments.get(number)
+        if segment is not None:
+            offset = segment.end if position == END else position
+            found[number] = max(segment.earliest, min(offset, segment.end))
+    return found
+
+
+def _forward(wanted: Mapping[int, int], stands: Mapping[int, int]) -> dict[int, int]:
+    return {segment: offset for segment, offset in wanted.items() if offset > stands.get(segment, 0)}
+
+
+def _by_segment(offsets: Mapping[str, Any]) -> dict[int, int]:
+    return {int(segment): int(offset) for segment, offset in offsets.items()}

@@ -1,0 +1,7 @@
+"""Where Spark looks for `format("braid")`: a package `pyspark_<format>` with a class `DefaultSource`."""
+
+from __future__ import annotations
+
+from braid.spark.source import BraidDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

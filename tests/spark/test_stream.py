@@ -1,0 +1,515 @@
+"""The stream reader against a real broker, driven as Spark drives it. Spark itself: test_stream_queries.py."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import logging
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMaxRows
+
+import braid.sync
+from braid.model.errors import BraidError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from braid.model.ids import LayoutEpoch, Revision, SegmentId
+from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
+from braid.spark.connection import Connection
+from braid.spark.options import SourceOptions
+from braid.spark.view import FRESH_S, TopicView
+from braid.storage.manifest import SegmentManifest, TopicManifest
+from tests.spark.spark_kit import StoredBroker, numbered
+from tests.spark.stream_kit import EARLIEST, MicroBatch, Query, Row
+
+
+def sent_rows(sent: list[Any]) -> set[Row]:
+    return {Row(each.segment, each.offset, each.key, each.value) for each in sent}
+
+
+def check_order(batches: list[MicroBatch]) -> None:
+    """Offsets rise by one in each segment, over all micro-batches."""
+    offsets: dict[int, list[int]] = {}
+    for batch in batches:
+        for row in sorted(batch.rows):
+            offsets.setdefault(row.segment, []).append(row.offset)
+        for partition in batch.partitions:
+            for before, after in pairwise(partition):
+                assert before.segment != after.segment or after.offset == before.offset + 1
+    for found in offsets.values():
+        assert found == list(range(found[0], found[0] + len(found)))
+
+
+@pytest.fixture
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is so is seen at once, not a tenth of a second later."""
+    monkeypatch.setattr("braid.spark.view.MAX_FRESH_S", 0.0)
+
+
+# ── each record once ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"),
+    [
+        ({}, 1),
+        ({"maxRecordsPerTrigger": 700}, 5),
+        ({"maxBytesPerTrigger": 70_000}, 5),
+        ({"maxRecordsPerTrigger": 3_000, "maxBytesPerTrigger": 70_000}, 5),
+    ],
+)
+def test_each_record_is_read_once_and_in_order(broker: StoredBroker, limits: dict[str, Any], batches: int) -> None:
+    topic = broker.create(f"once-{'-'.join(map(str, limits.values()))}", 3)
+    sent = broker.fill(topic, numbered(3_000))
+    with Query(broker.url, topic, **EARLIEST, **limits) as query:
+        found = list(query.all())
+        assert query.next() is None
+        assert len(found) >= batches
+        assert all(len(batch.rows) <= limits.get("maxRecordsPerTrigger", 3_000) for batch in found)
+        more = broker.fill(topic, numbered(100))
+        found.append(query.some())
+    rows = [row for batch in found for row in batch.rows]
+    assert set(rows) == sent_rows(sent + more)
+    assert len(rows) == 3_100
+    check_order(found)
+
+
+def test_nothing_new_gives_the_start_back_to_the_letter(broker: StoredBroker) -> None:
+    topic = broker.create("idle", 2)
+    broker.fill(topic, numbered(100))
+    with Query(broker.url, topic, **EARLIEST) as query:
+        assert query.next() is not None
+        start = query.start()
+        for limit in (ReadAllAvailable(), ReadMaxRows(1), ReadMaxBytes(1)):
+            assert query.reader.latestOffset(start, limit) is start
+        assert query.reader.partitions(start, start) == []
+
+
+def test_a_query_may_begin_before_the_first_record(broker: StoredBroker) -> None:
+    topic = broker.create("empty")
+    with Query(broker.url, topic) as query:
+        assert query.next() is None
+        sent = broker.fill(topic, numbered(10))
+        assert set(query.some().rows) == sent_rows(sent)
+
+
+def test_a_stream_begins_at_the_latest_records_unless_told_otherwise(broker: StoredBroker) -> None:
+    topic = broker.create("latest", 2)
+    broker.fill(topic, numbered(100))
+    with Query(broker.url, topic) as query:
+        assert query.next() is None
+        sent = broker.fill(topic, numbered(10))
+        assert set(query.some().rows) == sent_rows(sent)
+
+
+def test_a_stream_begins_at_the_offsets_that_are_named(broker: StoredBroker) -> None:
+    topic = broker.create("named", 3)
+    sent = broker.fill(topic, numbered(1_000))
+    with Query(broker.url, topic, startingOffsets='{"0": 17, "1": "END"}') as query:
+        rows = [row for batch in query.all() for row in batch.rows]
+    expected = {row for row in sent_rows(sent) if row.segment == 2 or (row.segment == 0 and row.offset >= 17)}
+    assert set(rows) == expected
+
+
+def test_rows_before_the_starting_time_are_never_given(broker: StoredBroker) -> None:
+    topic = broker.create("timed", 2)
+    broker.fill(topic, numbered(500))
+    with braid.sync.connect(broker.url) as client, client.producer(topic) as producer:
+        limit = datetime.datetime.now(datetime.UTC)
+        old, new = limit - datetime.timedelta(hours=1), limit + datetime.timedelta(hours=1)
+        times = [old, new, old, new]  # not in order, in one batch
+        receipts = [producer.submit(b"%d" % number, key=b"k", timestamp=each) for number, each in enumerate(times)]
+        producer.flush()
+        assert all(receipt.result() for receipt in receipts)
+    with Query(broker.url, topic, startingTimestamp=limit.isoformat()) as query:
+        rows = [row for batch in query.all() for row in batch.rows]
+        assert sum(query.start()["positions"].values()) == 504
+        assert sum(json.loads(query.journal[0])["from"].values()) >= 250, "the brokers' time index was not used"
+    assert [row.value for row in rows] == [b"1", b"3"]
+
+
+# ── restarts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_restarted_query_goes_on_where_its_checkpoint_is(broker: StoredBroker) -> None:
+    topic = broker.create("restarted", 2)
+    sent = broker.fill(topic, numbered(1_000))
+    journal: list[str] = []
+    found: list[MicroBatch] = []
+    for _ in range(10):
+        # `latest` and `earliest` mean nothing any more: the checkpoint counts.
+        place = "latest" if journal else "earliest"
+        with Query(broker.url, topic, journal, startingOffsets=place, maxRecordsPerTrigger=150) as query:
+            batch = query.next()
+            found.extend([batch] if batch is not None else [])
+    assert {row for batch in found for row in batch.rows} == sent_rows(sent)
+    assert sum(len(batch.rows) for batch in found) == 1_000
+    check_order(found)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+def test_a_micro_batch_that_runs_again_has_the_same_rows_in_the_same_partitions(
+    broker: StoredBroker, partitions: int
+) -> None:
+    topic = broker.create(f"again-{partitions}", 3)
+    broker.fill(topic, numbered(900))
+    options = {**EARLIEST, "maxRecordsPerTrigger": 600}
+    with Query(broker.url, topic, minPartitions=partitions, **options) as query:
+        query.next()
+        second = query.next()
+        assert second is not None
+        assert len(second.partitions) == partitions
+        journal = query.journal
+    chunks = len(broker.chunks(topic))
+    broker.fill(topic, numbered(5_000))  # What was read from the owner is in chunks afterwards.
+    broker.until_chunks(topic, chunks + 3)
+    with Query(broker.url, topic, journal, minPartitions=partitions + 5, **options) as query:
+        assert query.again() == second
+
+
+def test_the_first_micro_batch_runs_again_from_where_it_began(broker: StoredBroker) -> None:
+    """Its beginning is in no journal of Spark's, and `latest` is another place after the crash."""
+    topic = broker.create("first")
+    broker.fill(topic, numbered(100))
+    with Query(broker.url, topic) as query:
+        assert query.next() is None
+        sent = broker.fill(topic, numbered(50))
+        first = query.some()
+        journal = query.journal
+    broker.fill(topic, numbered(70))
+    with Query(broker.url, topic, journal) as query:
+        assert query.again().partitions == first.partitions
+        assert set(first.rows) == sent_rows(sent)
+        following = query.next()
+        assert following is not None
+        assert len(following.rows) == 70
+
+
+def test_an_empty_first_micro_batch_runs_again_empty(broker: StoredBroker) -> None:
+    topic = broker.create("first-empty")
+    broker.fill(topic, numbered(100))
+    with Query(broker.url, topic) as query:
+        start = query.start()
+        journal = [json.dumps(query.reader.latestOffset(start, query.limit))]  # Spark runs it although it is empty.
+    broker.fill(topic, numbered(70))
+    with Query(broker.url, topic, journal) as query:
+        assert query.again().rows == []
+        following = query.next()
+        assert following is not None
+        assert len(following.rows) == 70
+
+
+def test_a_broker_that_is_killed_and_started_again_is_ridden_through(tmp_path: Path) -> None:
+    with StoredBroker(tmp_path) as broker:
+        topic = broker.create("killed", 2)
+        sent = broker.fill(topic, numbered(2_000))
+        with Query(broker.url, topic, **EARLIEST, maxRecordsPerTrigger=300, subscription="q") as query:
+            found = []
+            for number in range(7):
+                if number in (2, 4):
+                    broker.kill()
+                    broker.start()
+                batch = query.next()
+                assert batch is not None
+                found.append(batch)
+                query.reader.commit(batch.end)
+            assert query.next() is None
+    rows = [row for batch in found for row in batch.rows]
+    assert set(rows) == sent_rows(sent)
+    assert len(rows) == 2_000
+
+
+# ── available now ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_available_now_reads_what_is_there_and_ends(broker: StoredBroker) -> None:
+    topic = broker.create("now", 2)
+    sent = broker.fill(topic, numbered(1_000))
+    journal: list[str] = []
+    with Query(broker.url, topic, journal, **EARLIEST, maxRecordsPerTrigger=300) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        found = []
+        for batch in query.all():
+            found.append(batch)
+            assert len(found) < 10, "it does not end"
+            broker.fill(topic, numbered(50))
+        assert {row for batch in found for row in batch.rows} == sent_rows(sent)
+        target = query.reader.reportLatestOffset()
+        assert target is not None
+        assert target["positions"] == query.start()["positions"]
+    with Query(broker.url, topic, journal) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        assert sum(len(batch.rows) for batch in query.all()) == 50 * len(found)
+
+
+# ── parents and children ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Family:
+    """A topic that was split and merged again, in storage only: 0 → (1, 2) → 3. No broker makes one yet."""
+
+    topic = "public/default/family"
+
+    def __init__(self, broker: StoredBroker, folder: Path) -> None:
+        self.url = f"file://{folder}"
+        self._folder = folder / self.topic
+        whole, left, right = HashRange(0, 0xFFFF), HashRange(0, 0x7FFF), HashRange(0x8000, 0xFFFF)
+        self.ends: dict[int, int] = {}
+        self._layouts = [
+            self._layout(0, [(0, whole, (), (), 0, 0)]),
+            self._layout(2, [
+                (0, whole, (), (1, 2), 0, 1), (1, left, (0,), (3,), 1, 2), (2, right, (0,), (3,), 1, 2),
+                (3, whole, (1, 2), (), 2, 0),
+            ]),
+        ]  # fmt: skip
+        for number, hashes in enumerate([whole, left, right, whole]):
+            source = broker.create(f"family-{number}")
+            broker.fill(source, numbered(1_500 + number))
+            broker.until_chunks(source, 2)
+            self._adopt(broker.folder / "history" / "public/default" / source / "0000-ffff-0", number, hashes)
+
+    def at(self, folder: Path) -> Self:
+        """A copy of it lies there."""
+        other = copy.copy(self)
+        other.url, other._folder = f"file://{folder}", folder / self.topic
+        return other
+
+    def _layout(self, epoch: int, infos: list[tuple[Any, ...]]) -> Layout:
+        segments = {
+            SegmentId(number): SegmentInfo(
+                SegmentId(number), hashes, SegmentState.SEALED if sealed else SegmentState.ACTIVE, parents, children,
+                LayoutEpoch(created), LayoutEpoch(sealed),
+            )
+            for number, hashes, parents, children, created, sealed in infos
+        }  # fmt: skip
+        return Layout(LayoutEpoch(epoch), SegmentId(len(segments)), segments)
+
+    def _adopt(self, source: Path, number: int, hashes: HashRange) -> None:
+        """Take over the segment of another topic, as far as its newest manifest tells."""
+        descriptor = f"{hashes}-{number}"
+        folder = self._folder / descriptor
+        found = msgspec.json.decode(max((source / "manifests").glob("*.json")).read_bytes(), type=SegmentManifest)
+        adopted = msgspec.structs.replace(found, topic=self.topic, descriptor=descriptor, sealed=number != 3)
+        (folder / "manifests").mkdir(parents=True)
+        (folder / "manifests" / f"{found.revision:020d}.json").write_bytes(msgspec.json.encode(adopted))
+        for chunk in found.chunks:
+            shutil.copyfile(source / chunk.object, folder / chunk.object)
+        self.ends[number] = found.next_offset
+
+    def show(self, layout: int) -> None:
+        """As it was before the split (0), or is now (1)."""
+        folder = self._folder / "manifests"
+        folder.mkdir(exist_ok=True)
+        manifest = TopicManifest(self.topic, Revision(layout + 1), self._layouts[layout])
+        (folder / f"{layout + 1:020d}.json").write_bytes(msgspec.json.encode(manifest))
+
+
+@pytest.fixture(scope="module")
+def family(broker: StoredBroker, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    family = Family(broker, tmp_path_factory.mktemp("family"))
+    family.show(1)
+    return family
+
+
+def test_parents_are_read_before_their_children_and_never_beside_them(family: Family) -> None:
+    with Query("", family.topic, **EARLIEST, manifest=family.url, maxRecordsPerTrigger=400) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        found = list(query.all())
+    generations = [{row.segment for row in batch.rows} for batch in found]
+    assert all(each in ({0}, {1}, {2}, {1, 2}, {3}) for each in generations)
+    oldest = [min(each) for each in generations]
+    assert oldest == sorted(oldest)
+    check_order(found)
+    rows = [row for batch in found for row in batch.rows]
+    assert {number: sum(row.segment == number for row in rows) for number in range(4)} == family.ends
+    assert found[-1].end["positions"] == {"0": "END", "1": "END", "2": "END", "3": family.ends[3]}
+
+
+def test_a_checkpoint_of_an_older_layout_goes_on_with_the_children(family: Family) -> None:
+    stored = {"version": 1, "topic": family.topic, "topicId": 0, "positions": {"0": 100}, "partitions": 1}
+    with Query("", family.topic, [json.dumps(stored)], manifest=family.url) as query:
+        found = list(query.all())
+    assert [{row.segment for row in batch.rows} for batch in found] == [{0}, {1, 2}, {3}]
+    assert min(found[0].rows).offset == 100
+    assert sum(len(batch.rows) for batch in found) == sum(family.ends.values()) - 100
+
+
+def test_new_segments_are_read_from_their_beginning_by_a_running_query(family: Family, tmp_path: Path) -> None:
+    shutil.copytree(family.url.removeprefix("file://"), tmp_path, dirs_exist_ok=True)
+    grown = family.at(tmp_path)
+    shutil.rmtree(tmp_path / family.topic / "manifests")
+    grown.show(0)
+    with Query("", family.topic, **EARLIEST, manifest=grown.url) as query:
+        first = query.next()
+        assert first is not None
+        assert first.end["positions"] == {"0": "END"}
+        assert query.next() is None
+        grown.show(1)
+        second = query.some()
+        assert min(second.rows).offset == 0
+        assert {row.segment for row in second.rows} == {1, 2}
+
+
+# ── the subscription ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(broker: StoredBroker, topic: str, subscription: str) -> dict[str, Any]:
+    with braid.sync.connect(broker.url) as client:
+        found: dict[str, Any] = client.admin.subscription(topic, subscription)
+        return found
+
+
+def test_the_subscription_shows_how_far_the_query_is(broker: StoredBroker) -> None:
+    topic = broker.create("shown", 2)
+    broker.fill(topic, numbered(1_000))
+    with Query(broker.url, topic, **EARLIEST, maxRecordsPerTrigger=400, subscription="spark") as query:
+        query.start()
+        assert shown(broker, topic, "spark")["backlog"] == 1_000
+        first = query.next()
+        assert first is not None
+        assert query.next() is not None
+        query.reader.commit(first.end)
+        assert shown(broker, topic, "spark")["backlog"] == 600
+        query.reader.commit(first.start)  # as after a restart
+        assert shown(broker, topic, "spark")["backlog"] == 600
+        assert query.next() is not None
+        assert query.next() is None  # Nothing new: everything before was processed.
+        assert shown(broker, topic, "spark")["backlog"] == 0
+        assert shown(broker, topic, "spark")["kind"] == "stream"
+
+
+def test_a_restarted_query_does_not_set_its_subscription_back(broker: StoredBroker) -> None:
+    topic = broker.create("not-back")
+    broker.fill(topic, numbered(300))
+    journal: list[str] = []
+    options = {**EARLIEST, "maxRecordsPerTrigger": 100, "subscription": "spark"}
+    with Query(broker.url, topic, journal, **options) as query:
+        assert sum(len(batch.rows) for batch in query.all()) == 300
+    assert shown(broker, topic, "spark")["backlog"] == 0
+    with Query(broker.url, topic, journal[:1], **options) as query:
+        query.reader.commit(query.start())
+        assert shown(broker, topic, "spark")["backlog"] == 0
+        broker.fill(topic, numbered(50))
+        assert shown(broker, topic, "spark")["backlog"] == 50
+
+
+def test_a_query_from_latest_begins_its_subscription_there(broker: StoredBroker) -> None:
+    topic = broker.create("from-latest")
+    broker.fill(topic, numbered(300))
+    with Query(broker.url, topic, subscription="spark") as query:
+        query.start()
+        assert shown(broker, topic, "spark")["backlog"] == 0
+
+
+def test_a_beginning_that_is_asked_for_again_does_not_hide_what_was_not_processed(broker: StoredBroker) -> None:
+    topic = broker.create("begun-again")
+    with Query(broker.url, topic, subscription="spark") as query:
+        query.start()
+        broker.fill(topic, numbered(40))
+        journal = query.journal
+        assert len(query.some().rows) == 40
+    with Query(broker.url, topic, journal, subscription="spark") as query:  # It was not committed.
+        assert len(query.again().rows) == 40
+        assert shown(broker, topic, "spark")["backlog"] == 40
+
+
+def test_a_subscription_that_cannot_be_moved_does_not_stop_the_query(
+    broker: StoredBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = broker.create("deleted-subscription")
+    broker.fill(topic, numbered(300))
+    with Query(broker.url, topic, **EARLIEST, maxRecordsPerTrigger=100, subscription="spark") as query:
+        first = query.next()
+        assert first is not None
+        with braid.sync.connect(broker.url) as client:
+            client.admin.delete_subscription(topic, "spark")
+        with caplog.at_level(logging.WARNING):
+            query.reader.commit(first.end)
+        assert "subscription spark of public/default/deleted-subscription does not show" in caplog.text
+        assert sum(len(batch.rows) for batch in query.all()) == 200
+
+
+# ── what Spark relies on ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_limits_are_told_to_spark(broker: StoredBroker) -> None:
+    topic = broker.create("limits")
+    assert Query(broker.url, topic).limit == ReadAllAvailable()
+    assert Query(broker.url, topic, maxRecordsPerTrigger=5).limit == ReadMaxRows(5)
+    assert Query(broker.url, topic, maxBytesPerTrigger=5).limit == ReadMaxBytes(5)
+    assert Query(broker.url, topic, maxBytesPerTrigger=5, maxRecordsPerTrigger=6).limit == ReadMaxRows(6)
+    broker.fill(topic, numbered(10))
+    with Query(broker.url, topic, **EARLIEST, maxRecordsPerTrigger=5) as query:
+        with pytest.raises(InvalidArgument, match="limit"):
+            query.next(ReadMaxFiles(1))
+        everything = query.next(ReadAllAvailable())  # Some triggers ask for it, and it goes before the options.
+        assert everything is not None
+        assert len(everything.rows) == 10
+
+
+def test_the_latest_offset_is_reported_for_the_lag(broker: StoredBroker) -> None:
+    topic = broker.create("reported", 2)
+    broker.fill(topic, numbered(100))
+    with Query(broker.url, topic, **EARLIEST, maxRecordsPerTrigger=10) as query:
+        assert query.next() is not None
+        reported = query.reader.reportLatestOffset()
+        assert reported is not None
+        assert sum(reported["positions"].values()) == 100
+
+
+def test_the_topic_is_looked_at_ten_times_a_second_at_most(broker: StoredBroker) -> None:
+    topic = broker.create("looked-at")
+    now = 100.0
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
+    with Connection(SourceOptions.parse({"url": broker.url, "topic": topic})) as connection:
+        view = TopicView(connection, clock=lambda: now, sleep=sleep)
+        first = view.look()
+        broker.fill(topic, numbered(10))
+        assert all(view.look() is first for _ in range(100))
+        second = view.look_anew()
+        assert pauses == [pytest.approx(FRESH_S)]
+        assert (first.segments[0].end, second.segments[0].end) == (0, 10)
+        now += FRESH_S
+        assert view.look() is not second
+
+
+@pytest.fixture(scope="module")
+def plain(broker: StoredBroker) -> str:
+    return broker.create("plain")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"topic": "nowhere"}, TopicNotFound, "nowhere"),
+        ({"startingOffsets": '{"9": 0}'}, InvalidArgument, "startingOffsets names segment 9"),
+        ({"startingOffsets": '{"0": 99}'}, OffsetOutOfRange, "startingOffsets names offset 99"),
+        ({"endingOffsets": "latest"}, InvalidArgument, "endingOffsets"),
+        ({"maxRecordsPerTrigger": "0"}, InvalidArgument, "maxRecordsPerTrigger"),
+        ({"subscription": "a/b"}, InvalidArgument, "subscription"),
+        ({"subscription": "a", "manifest": "file:///nowhere"}, InvalidArgument, "subscription and manifest"),
+    ],
+)
+def test_wrong_options_are_named(
+    broker: StoredBroker, plain: str, options: dict[str, Any], error: type[BraidError], message: str
+) -> None:
+    with pytest.raises(error, match=message), Query(broker.url, **({"topic": plain} | options)) as query:
+        query.next()
+
+
+def test_a_checkpoint_of_another_topic_is_refused(broker: StoredBroker) -> None:
+    topic = broker.create("another")
+    stored = {"version": 1, "topic": "public/default/orders", "topicId": 3, "positions": {"0": 7}, "partitions": 1}
+    with Query(broker.url, topic, [json.dumps(stored)]) as query, pytest.raises(InvalidArgument, match="is of topic"):
+        query.next()
