@@ -1,0 +1,123 @@
+"""What users say in `.option(…)` of a write, checked once, on the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final, Self
+
+import msgspec
+
+from braid.client.client import DEFAULT_TIMEOUT_S
+from braid.model.errors import BraidError, InvalidArgument
+from braid.model.identity import MAX_ERA
+from braid.model.names import TopicName
+from braid.spark.options import broker_url, named_options, wrong_value
+
+NAMES: Final = (
+    "url",
+    "token",
+    "tls",
+    "timeout",
+    "topic",
+    "compression",
+    "txnAppId",
+    "txnVersion",
+    "ordering",
+)
+SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of the query, which Spark hands on to the sink."""
+ARRIVAL: Final = "arrival"
+CONTENT: Final = "content"
+_MAX_APP: Final = 256
+
+
+class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    token: str = ""
+    tls: bool | str = False
+    """Whether to trust the system's authorities, or the path of a file with those to trust."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """For how long what can be retried is retried: brokers that move, restart or cannot be reached."""
+    topic: str = ""
+    """Its path, for rows that name none; empty: each row names its own."""
+    compression: str | None = None
+    txn_app: str = ""
+    """Who writes, and which of its writes this is: one that was made before is not made again. Empty: nobody else."""
+    txn_version: int = 0
+    ordering: str = ARRIVAL
+    """In which order a task writes its rows: as they come, or by what is in them."""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
+        values = named_options({name: given[name] for name in given if name.lower() not in SPARKS_OWN}, NAMES)
+        txn = [name for name in ("txnAppId", "txnVersion") if name in values]
+        if txn and streaming:
+            raise InvalidArgument(
+                f"option {txn[0]} was given: a streaming query writes under its own id and batch id; use it in batch "
+                f"writes, as those of foreachBatch"
+            )
+        if len(txn) == 1:
+            raise InvalidArgument(f"option {txn[0]} was given alone: txnAppId and txnVersion belong together")
+        return cls(
+            url=broker_url(values.get("url")),
+            token=values.get("token", os.environ.get("BRAID_TOKEN", "")),
+            tls=_tls(values.get("tls")),
+            timeout_s=_seconds(values.get("timeout")),
+            topic=_topic(values.get("topic")),
+            compression=_one_of("compression", values.get("compression"), ("none", "lz4", "zstd")),
+            txn_app=_app(values.get("txnAppId")),
+            txn_version=_version(values.get("txnVersion")),
+            ordering=_one_of("ordering", values.get("ordering"), (ARRIVAL, CONTENT)) or ARRIVAL,
+        )
+
+
+def _topic(value: str | None) -> str:
+    if value is None:
+        return ""
+    try:
+        return TopicName.parse(value).path
+    except BraidError as error:
+        raise InvalidArgument(f"option topic: {error}") from None
+
+
+def _tls(value: str | None) -> bool | str:
+    if value is None or value.lower() == "false":
+        return False
+    return True if value.lower() == "true" else value
+
+
+def _seconds(value: str | None) -> float:
+    if value is None:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        wrong_value("timeout", value, "a number of seconds above 0, at most a day")
+    return seconds
+
+
+def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is None:
+        return None
+    if value.lower() not in known:
+        wrong_value(name, value, f"{', '.join(known[:-1])} or {known[-1]}")
+    return value.lower()
+
+
+def _app(value: str | None) -> str:
+    if value is None:
+        return ""
+    if not 0 < len(value) <= _MAX_APP:
+        wrong_value("txnAppId", value, f"a name of 1 to {_MAX_APP} characters")
+    return value
+
+
+def _version(value: str | None) -> int:
+    if value is None:
+        return 0
+    if not value.isascii() or not value.isdigit() or int(value) > MAX_ERA:
+        wrong_value("txnVersion", value, f"a whole number from 0 to {MAX_ERA}")
+    return int(value)

@@ -1,0 +1,173 @@
+"""What one task of a write does, in the executor's Python: rows in, records stored, a count out.
+
+The rows come in the task's own thread, by an iterator that blocks; the client has an event loop in another, so that
+confirms are taken and connections live while Spark computes. The next block is cut while the last one is on its way.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+import pyarrow.compute as pc
+
+from braid.client.client import Client, connect
+from braid.client.loop_thread import LoopThread
+from braid.client.repeatable import RepeatableProducer
+from braid.model.errors import RepeatDiffers
+from braid.model.names import TopicName
+from braid.spark.sink_options import CONTENT, SinkOptions
+from braid.spark.sink_rows import by_content, checked, cut_blocks
+
+CURE: Final = (
+    "A task that is repeated must have the same rows in the same order. If its rows are always the same, but not their "
+    "order, write with option ordering=content, or sort them: df.sortWithinPartitions(…). If they are not, because "
+    "some values are random or taken from a clock, or rows are spread over partitions at random, store them first "
+    "(df.checkpoint(), a table), and write what is stored."
+)
+
+
+class Writing(msgspec.Struct, frozen=True):
+    """Which write this is. All attempts of all its tasks have the same."""
+
+    app: str
+    era: int
+    what: str
+    """For messages."""
+    skips: bool = False
+    """Whether a write that comes after a later one is taken as done: that is what txnVersion means."""
+
+
+class TaskCount(msgspec.Struct, frozen=True):
+    records: int
+    duplicates: int
+    """How many of them another attempt had stored."""
+
+
+class TaskWriter:
+    """One attempt of one task. Belongs to the client's event loop."""
+
+    def __init__(self, client: Client, options: SinkOptions, writing: Writing, partition: int) -> None:
+        self._client = client
+        self._options = options
+        self._writing = writing
+        self._partition = partition
+        self._producers: dict[str, RepeatableProducer] = {}
+
+    async def add(self, block: Any) -> None:
+        for topic, rows in _by_topic(block, self._options.topic):
+            try:
+                await self._producer(topic).add(rows)
+            except RepeatDiffers as error:
+                raise self._differs(str(error)) from error
+
+    async def finish(self) -> TaskCount:
+        records = duplicates = 0
+        for topic, producer in self._producers.items():
+            try:
+                written = await producer.finish()
+            except RepeatDiffers as error:
+                raise self._differs(str(error)) from error
+            records += written.records
+            duplicates += written.duplicates
+            if written.outlived and not self._writing.skips:
+                raise self._differs(
+                    f"all of its rows for topic {topic} were answered as written long before: either a later write of "
+                    f"the same query exists already, so that its checkpoint was set back or copied, or an earlier try "
+                    f"of this task had more rows"
+                )
+        return TaskCount(records, duplicates)
+
+    def _producer(self, topic: str) -> RepeatableProducer:
+        producer = self._producers.get(topic)
+        if producer is None:
+            producer = self._producers[topic] = self._client.repeatable_producer(
+                topic,
+                app=self._writing.app,
+                part=self._partition,
+                era=self._writing.era,
+                compression=self._options.compression,
+            )
+        return producer
+
+    def _differs(self, how: str) -> RepeatDiffers:
+        return RepeatDiffers(f"partition {self._partition} of {self._writing.what} was written before: {how}. {CURE}")
+
+
+def _by_topic(block: Any, default: str) -> Iterator[tuple[str, Any]]:
+    """The rows for each topic, in their order."""
+    if "topic" not in block.column_names:
+        yield default, block
+        return
+    names = block.column("topic")
+    rows = block.drop_columns("topic")
+    known = pc.unique(names).to_pylist()
+    for name in known:
+        topic = TopicName.parse(name).path if name is not None else default
+        yield (
+            topic,
+            rows if len(known) == 1 else rows.filter(names.is_null() if name is None else pc.equal(names, name)),
+        )
+
+
+def blocks_of(batches: Iterable[Any], options: SinkOptions) -> Iterator[Any]:
+    """Spark's slices of a task's rows, as the blocks that are written."""
+    tables = _checked(batches, options)
+    yield from cut_blocks(by_content(tables) if options.ordering == CONTENT else tables)
+
+
+def _checked(batches: Iterable[Any], options: SinkOptions) -> Iterator[Any]:
+    first_row = 0
+    for batch in batches:
+        yield checked(batch, first_row, default_topic=bool(options.topic))
+        first_row += batch.num_rows
+
+
+def write_task(batches: Iterable[Any], options: SinkOptions, writing: Writing, partition: int) -> TaskCount:
+    """Blocks until all rows are stored. What fails leaves what is stored: another attempt finds it."""
+    thread = LoopThread()
+    try:
+        client = thread.call(_connected(options, f"spark {writing.what} partition {partition}"))
+        try:
+            writer = TaskWriter(client, options, writing, partition)
+            adding: concurrent.futures.Future[None] | None = None
+            for block in blocks_of(batches, options):
+                if adding is not None:
+                    adding.result()
+                adding = thread.begin(writer.add(block))
+            if adding is not None:
+                adding.result()
+            return thread.call(writer.finish())
+        finally:
+            thread.call(client.abandon())
+    finally:
+        thread.stop()
+
+
+async def _connected(options: SinkOptions, name: str = "") -> Client:
+    client = connect(options.url, token=options.token, tls=options.tls, timeout=options.timeout_s, name=name)
+    try:
+        await client.open()
+    except BaseException:
+        await client.abandon()
+        raise
+    return client
+
+
+def check_topic(options: SinkOptions) -> None:
+    """`TopicNotFound`, or what else is wrong, before any task begins."""
+
+    async def look() -> None:
+        client = await _connected(options)
+        try:
+            await client.repeatable_producer(options.topic, app="", part=0, era=0).producer.open()
+        finally:
+            await client.abandon()
+
+    thread = LoopThread()
+    try:
+        thread.call(look())
+    finally:
+        thread.stop()

@@ -1,0 +1,46 @@
+"""Whether Spark has broken off a task's rows: seen on a real pipe, and nothing of it is taken."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from io import BufferedReader
+from typing import cast
+
+import pytest
+
+from braid.spark.sink_input import broken_off
+
+Ends = tuple[socket.socket, BufferedReader]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    spark, worker = socket.socketpair()
+    with spark, worker, cast("BufferedReader", worker.makefile("rb", 65_536)) as pipe:
+        yield spark, pipe
+
+
+def test_rows_with_a_number_behind_them_are_whole_and_the_number_stays(ends: Ends) -> None:
+    spark, pipe = ends
+    spark.sendall(b"rows" + b"\xff\xff\xff\xfc")
+    assert pipe.read(4) == b"rows"
+    spark.close()
+    assert not broken_off(pipe), "the number is in the reader's buffer already: nobody waits for more"
+    assert pipe.read(4) == b"\xff\xff\xff\xfc"
+
+
+def test_a_number_that_is_still_on_its_way_is_waited_for(ends: Ends) -> None:
+    spark, pipe = ends
+    spark.sendall(b"rows")
+    assert pipe.read(4) == b"rows"
+    spark.sendall(b"\xff\xff\xff\xfc")
+    assert not broken_off(pipe)
+
+
+def test_rows_behind_which_the_pipe_is_closed_were_broken_off(ends: Ends) -> None:
+    spark, pipe = ends
+    spark.sendall(b"rows")
+    assert pipe.read(4) == b"rows"
+    spark.close()
+    assert broken_off(pipe)
