@@ -276,7 +276,6 @@ def test_brokers_are_listed(url: str) -> None:
         ("topic", "merge", "TOPIC", "0", "1"),
         ("topic", "repartition", "TOPIC", "4"),
         ("consume", "TOPIC", "-s", "s", "--queue"),
-        ("pipeline", "audit"),
     ],
     ids=" ".join,
 )

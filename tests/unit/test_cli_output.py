@@ -213,8 +213,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], said:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("pipeline", "audit", "--master", "local[2]", "orders"), "braid pipeline audit comes with Spark support"),
-        (("pipeline", "lake", "--json", "orders"), "braid pipeline lake comes with Spark support"),
         (("token", "keygen", "/none/secret"), "/none/secret cannot be written"),
         (("token", "keygen", "/"), "/ exists"),
     ],

@@ -1,4 +1,9 @@
-"""`braid pipeline`: the names of the Spark jobs, until the jobs are there."""
+"""`braid pipeline`: Spark jobs over the history of topics.
+
+Each job is a module of its own, imported when it is used, and imports PySpark only when it runs: help needs neither
+PySpark nor Java. What the jobs share is in pipeline_session.py (options, session, progress), pipeline_errors.py and
+pipeline_report.py.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +11,23 @@ from typing import Final
 
 import click
 
-from braid.model.errors import NotAvailable
+from braid.cli.main import Lazy, LazyGroup
 
 JOBS: Final = {
-    "audit": "Prove that the history of a topic has no gap, no repeat and no damage.",
-    "lake": "Land a topic in a table, each record once.",
-    "compact": "Turn many small chunks into few large ones.",
-    "advise": "Say which splits and merges would even the load.",
-    "replay": "Copy a topic, or a time of it, into another topic.",
+    "audit": Lazy(
+        "braid.cli.pipeline_audit:audit", "Prove that the history of a topic has no gap, no repeat and no damage."
+    ),
+    "lake": Lazy("braid.cli.pipeline_lake:lake", "Land a topic in a table, each record once."),
+    "compact": Lazy("braid.cli.pipeline_compact:compact", "Turn many small chunks into few large ones."),
+    "advise": Lazy("braid.cli.pipeline_advise:advise", "Say which splits and merges would even the load."),
+    "replay": Lazy("braid.cli.pipeline_replay:replay", "Copy a topic, or a time of it, into another topic."),
 }
 
 
-@click.group()
+@click.group(cls=LazyGroup, lazy=JOBS)
 def pipeline() -> None:
-    """Spark jobs over the history of topics. They come with Spark support, which is not in this version yet."""
+    """Spark jobs over the history of topics.
 
-
-def _job(name: str, text: str) -> click.Command:
-    def refuse(**_: object) -> None:
-        raise NotAvailable(f"braid pipeline {name} comes with Spark support, which is not in this version yet")
-
-    return click.Command(
-        name,
-        callback=refuse,
-        help=text,
-        params=[
-            click.Option(["--master"], metavar="URL", help="`local[*]` or `spark://…`."),
-            click.Option(["--json", "as_json"], is_flag=True, help="Answer in JSON."),
-            click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
-        ],
-        context_settings={"ignore_unknown_options": True},
-    )
-
-
-for _name, _text in JOBS.items():
-    pipeline.add_command(_job(_name, _text))
+    They need PySpark (`pip install 'braid[spark]'`) and Java 17 or newer, and run on this machine unless --master names
+    a cluster. All of them can be stopped at any time and run again.
+    """

@@ -1,0 +1,117 @@
+"""`braid pipeline replay`: a topic, or a time of it, into another topic."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from braid.cli.output import Column, count_text, duration_text
+from braid.cli.pipeline_report import Fields, Part, Rows, print_report
+from braid.cli.pipeline_session import SparkRun, check_topic, manifest_option, source_options, with_spark
+from braid.cli.target import Target, with_target
+from braid.model.names import TopicName
+
+if TYPE_CHECKING:
+    from braid.spark.jobs.replay import ReplayReport
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target_topic", metavar="TARGET")
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="WHERE",
+    help="earliest, a time, or offsets in JSON.",
+)
+@click.option(
+    "--until",
+    default="latest",
+    show_default=True,
+    metavar="WHERE",
+    help="latest, a time, or offsets in JSON: up to there.",
+)
+@click.option("--name", metavar="NAME", help="Of this replay. [default: made of the topics' names]")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Where the replay remembers how far it is. [default: ~/.local/state/braid/replay/NAME]",
+)
+@click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="At most so many in one step.")
+@click.option("--create", is_flag=True, help="Create TARGET if it is not there, with as many segments as SOURCE has.")
+@manifest_option
+@with_spark
+@with_target
+def replay(
+    target: Target,
+    run: SparkRun,
+    source: str,
+    target_topic: str,
+    start: str,
+    until: str,
+    name: str | None,
+    checkpoint: str | None,
+    max_records: int | None,
+    create: bool,
+    manifest: str | None,
+) -> None:
+    """Copy a topic, or a time of it, into another topic.
+
+    Each record is written once, with its key, headers and timestamp; keys keep their order. A replay that was killed
+    goes on when it is started again, and one that is done copies what has come since. Times are as
+    2026-11-15T18:00:00Z or milliseconds since 1970; offsets as {"0": 17, "3": "END"}.
+
+    \b
+    Examples:
+      braid pipeline replay orders orders-copy --create
+      braid pipeline replay orders orders-monday --from 2026-11-09T00:00:00Z --until 2026-11-10T00:00:00Z
+      braid pipeline replay orders restored --manifest file:///backup/history
+    """
+    from braid.spark.session import check_pyspark
+
+    check_pyspark()
+    from braid.spark.jobs.replay import MAX_RECORDS, ReplayRun, bounds, check_topics
+    from braid.spark.jobs.replay_journal import ReplayJournal, default_folder
+
+    origin, destination = TopicName.parse(source).path, TopicName.parse(target_topic).path
+    check_topics(origin, destination)
+    called = name or f"{origin}-to-{destination}".replace("/", "-")
+    for each in ([] if manifest else [origin]) + ([] if create else [destination]):
+        check_topic(target, each)
+    with run.session(f"replay {origin}") as spark, run.progress(spark, f"Copying {origin} into {destination}"):
+        report = ReplayRun(
+            spark,
+            source_options(target, origin, manifest),
+            source_options(target, destination),
+            ReplayJournal(checkpoint or default_folder(called, os.environ)),
+            bounded_by=bounds(start, until),
+            max_records=max_records or MAX_RECORDS,
+            create=create,
+        ).run()
+    print_report(report, render(report), as_json=run.as_json)
+
+
+def render(report: ReplayReport) -> list[Part]:
+    rate = f", {count_text(round(report.records / report.seconds))} a second" if report.records else ""
+    fields = [
+        ("source", report.source),
+        ("target", report.target),
+        ("copied", f"{count_text(report.records)} records in {duration_text(report.seconds)}{rate}"),
+        ("steps", count_text(report.steps)),
+    ]
+    if report.repeated:
+        text = (
+            f"{report.repeated} of an earlier run; {count_text(report.duplicates)} records were in the target already"
+        )
+        fields.append(("repeated", text))
+    fields += [("lag", f"{count_text(report.lag)} records"), ("checkpoint", report.checkpoint)]
+    rows = [
+        (str(each.segment), str(each.first), str(each.until - 1), count_text(each.records)) for each in report.segments
+    ]
+    columns = [Column(title, right=True) for title in ("segment", "from", "to", "copied")]
+    return [Fields(fields), Rows(columns, rows, empty="Nothing was left to copy.")]

@@ -1,0 +1,281 @@
+"""`braid pipeline advise`: measure where a topic's load lies on the ring of key hashes and in time, and say what to do.
+
+    records ─► by (hour, key hash): records, bytes            one pass over the topic; at most 65,536 rows an hour, kept
+                 ├─► by (hour, cell of 64 hashes)             what the driver gets
+                 └─► by (hour, hash), in the heaviest cells   so that a split falls where it should
+    records of the heaviest hashes ─► by key                  a second pass, only if some hash is heavy
+
+A hash is at least as heavy as any key on it, so where no hash is heavy no key is, and where one is, few keys are left
+to count exactly. All of it is read up to the same offsets: both passes see the same records.
+
+What is decided from it stands in advice.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
+
+from braid.model.errors import InvalidArgument
+from braid.model.layout import LAST_HASH, HashRange
+from braid.spark.jobs.advice import RECORD_BYTES, TOLERANCE, Advice, Histogram, KeyLoad, Policy, Segment, Split, advise
+from braid.spark.options import SourceOptions
+from braid.spark.snapshot import TopicSnapshot, take_snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA: Final = "key binary, value binary, timestamp timestamp, keyHash int"
+"""Nothing else is read."""
+UNKEYED: Final = -1
+"""Stands for the hash of a record without a key."""
+CELL: Final = 64
+"""Hashes in a cell: 1,024 cells for the ring."""
+MAX_REFINED: Final = 128
+"""Cells that are looked at hash by hash, the heaviest ones."""
+REFINED_SHARE: Final = 0.05
+"""A cell below this part of an even share cannot put a split far from where it should be."""
+HEAVY_SHARE: Final = 0.01
+"""A key is worth mentioning from this part of all the load on."""
+MAX_KEYS: Final = 100
+MAX_BUCKETS: Final = 1_000
+RING_SLICES: Final = 64
+
+
+class RingLoad(msgspec.Struct, frozen=True, rename="camel"):
+    first_hash: int
+    load: int
+
+
+class TimeLoad(msgspec.Struct, frozen=True, rename="camel"):
+    time: int
+    """When the bucket begins, in seconds since 1970."""
+    load: int
+
+
+class AdviceReport(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    since: str | None
+    bucket_s: int
+    records: int
+    load: int
+    """Bytes of keys and values, and a few for each record."""
+    unkeyed_share: float
+    """Of the load: records without a key, which all segments take in turn."""
+    ring: tuple[RingLoad, ...]
+    times: tuple[TimeLoad, ...]
+    keys: tuple[KeyLoad, ...]
+    """Every key with at least 1 % of the load, and those that are heavy in one bucket; the heaviest first."""
+    advice: Advice
+    commands: tuple[str, ...]
+    """What to type to follow the advice."""
+    ok: bool
+    """Nothing is to be done."""
+
+
+def advise_topic(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    *,
+    since: str | None = None,
+    bucket_s: int = 3_600,
+    target: int | None = None,
+) -> AdviceReport:
+    """`options`: where the topic is, as for `format("braid")`. `since`: only what is not older, as `startingTimestamp`
+    takes it. `target`: how many segments are wanted; as many as there are, if it is not said."""
+    timed = {**options, "startingTimestamp": since} if since is not None else dict(options)
+    snapshot = take_snapshot(SourceOptions.parse(timed).for_batch())
+    layout = active_segments(snapshot)
+    policy = Policy(target or len(layout))
+    ends = {str(segment.id): segment.end for segment in snapshot.segments.values()}
+    records = spark.read.format("braid").schema(SCHEMA).options(**timed, endingOffsets=json.dumps(ends)).load()
+    measured = load_by_hash(records, bucket_s).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        histogram = collect_histogram(measured, layout, bucket_s, policy.target)
+    finally:
+        measured.unpersist()
+    heavy = heavy_hashes(histogram, policy.target)
+    keys = collect_keys(load_by_key(records, heavy, bucket_s)) if heavy else ()
+    advice = advise(layout, histogram, keys, policy)
+    return make_report(snapshot.topic, since, histogram, keys, advice)
+
+
+def active_segments(snapshot: TopicSnapshot) -> list[Segment]:
+    """The segments that take records now, in order of their ranges: those that nobody has taken over from."""
+    parents = {parent for segment in snapshot.segments.values() for parent in segment.parents}
+    leaves = (segment for number, segment in snapshot.segments.items() if number not in parents)
+    found = [Segment(leaf.id, HashRange(leaf.first_hash, leaf.last_hash)) for leaf in leaves]
+    return sorted(found, key=lambda segment: segment.range)
+
+
+# Spark: DataFrame → DataFrame.
+
+
+def load_by_hash(records: DataFrame, bucket_s: int) -> DataFrame:
+    """(time, hash) → records, load"""
+    return records.groupBy(_time(bucket_s).alias("time"), _hash().alias("hash")).agg(
+        f.count(f.lit(1)).alias("records"), f.sum(_load()).alias("load")
+    )
+
+
+def load_by_cell(measured: DataFrame) -> DataFrame:
+    """(time, cell) → records, load; the cell of records without a key is UNKEYED."""
+    cell = f.when(f.col("hash") == UNKEYED, UNKEYED).otherwise(f.shiftright("hash", CELL.bit_length() - 1))
+    return measured.groupBy("time", cell.alias("cell")).agg(
+        f.sum("records").alias("records"), f.sum("load").alias("load")
+    )
+
+
+def load_by_key(records: DataFrame, hashes: Sequence[int], bucket_s: int) -> DataFrame:
+    """key → keyHash, records, load, peak; of the keys on these hashes, the heaviest first, MAX_KEYS of them."""
+    chosen = records.where(f.col("key").isNotNull() & f.col("keyHash").isin(*hashes))
+    timed = chosen.groupBy("key", "keyHash", _time(bucket_s).alias("time")).agg(
+        f.count(f.lit(1)).alias("records"), f.sum(_load()).alias("load")
+    )
+    keys = timed.groupBy("key", "keyHash").agg(
+        f.sum("records").alias("records"), f.sum("load").alias("load"), f.max("load").alias("peak")
+    )
+    return keys.orderBy(f.desc("peak"), f.desc("load"), "key").limit(MAX_KEYS)
+
+
+def _time(bucket_s: int) -> Any:
+    seconds = f.unix_seconds("timestamp")
+    return seconds - f.pmod(seconds, f.lit(bucket_s))
+
+
+def _hash() -> Any:
+    return f.when(f.col("key").isNull(), UNKEYED).otherwise(f.col("keyHash"))
+
+
+def _load() -> Any:
+    return (f.length("value") + f.coalesce(f.length("key"), f.lit(0)) + RECORD_BYTES).cast("long")
+
+
+# From Spark to what advice.py takes.
+
+
+def collect_histogram(measured: DataFrame, layout: Sequence[Segment], bucket_s: int, target: int) -> Histogram:
+    coarse = load_by_cell(measured).limit(MAX_BUCKETS * ((LAST_HASH + 1) // CELL + 1) + 1).toArrow()
+    times, columns = np.unique(coarse["time"].to_numpy(), return_inverse=True)
+    if len(times) > MAX_BUCKETS:
+        raise InvalidArgument(
+            f"the records lie in more than {MAX_BUCKETS:,} buckets of {bucket_s} s: choose a larger bucket, or a later "
+            "beginning"
+        )
+    cells, loads = coarse["cell"].to_numpy(), coarse["load"].to_numpy()
+    unkeyed = np.zeros(len(times), np.int64)
+    unkeyed[columns[cells == UNKEYED]] = loads[cells == UNKEYED]
+    by_cell = np.zeros(((LAST_HASH + 1) // CELL, len(times)), np.int64)
+    keyed = cells != UNKEYED
+    by_cell[cells[keyed], columns[keyed]] = loads[keyed]
+    refined = _cells_to_refine(by_cell, unkeyed, layout, target)
+    starts = [
+        np.arange(cell * CELL, (cell + 1) * CELL if cell in refined else cell * CELL + 1)
+        for cell in range(len(by_cell))
+    ]
+    by_hash = _exact(measured, refined, times)
+    rows = [by_hash[cell] if cell in refined else by_cell[cell : cell + 1] for cell in range(len(by_cell))]
+    return Histogram(
+        bucket_s=bucket_s,
+        times=tuple(map(int, times)),
+        starts=np.concatenate(starts),
+        loads=np.concatenate(rows),
+        unkeyed=unkeyed,
+        records=int(coarse["records"].to_numpy().sum()),
+    )
+
+
+def _cells_to_refine(by_cell: Any, unkeyed: Any, layout: Sequence[Segment], target: int) -> set[int]:
+    """Those that a segment's border cuts, and the heaviest."""
+    cut = {segment.range.start // CELL for segment in layout if segment.range.start % CELL}
+    if by_cell.shape[1] == 0:
+        return cut
+    in_time = by_cell.sum(axis=0) + unkeyed
+    peaks, loads = by_cell.max(axis=1), by_cell.sum(axis=1)
+    heavy = (peaks > REFINED_SHARE * in_time.max() / target) | (loads >= HEAVY_SHARE * in_time.sum())
+    heaviest = np.argsort(-peaks, kind="stable")
+    return cut | {int(cell) for cell in [cell for cell in heaviest if heavy[cell]][:MAX_REFINED]}
+
+
+def _exact(measured: DataFrame, cells: set[int], times: Any) -> dict[int, Any]:
+    """By cell: [hash in the cell, bucket]."""
+    found = {cell: np.zeros((CELL, len(times)), np.int64) for cell in cells}
+    if not cells or not len(times):
+        return found
+    inside = (f.col("hash") != UNKEYED) & f.shiftright("hash", CELL.bit_length() - 1).isin(*cells)
+    fine = measured.where(inside).select("time", "hash", "load").toArrow()
+    columns = np.searchsorted(times, fine["time"].to_numpy())
+    for key_hash, column, load in zip(fine["hash"].to_pylist(), columns, fine["load"].to_pylist()):
+        found[key_hash // CELL][key_hash % CELL, column] = load
+    return found
+
+
+def heavy_hashes(histogram: Histogram, target: int) -> list[int]:
+    """The hashes on which a key worth mentioning could lie, the heaviest first. They are cells of their own."""
+    if not histogram.times:
+        return []
+    in_time = histogram.loads.sum(axis=0) + histogram.unkeyed
+    half_capacity = TOLERANCE * int(in_time.max()) / target / 2
+    peaks, loads = histogram.loads.max(axis=1), histogram.loads.sum(axis=1)
+    alone = np.diff(histogram.starts, append=LAST_HASH + 1) == 1
+    heavy = alone & ((peaks > half_capacity) | (loads >= HEAVY_SHARE * int(in_time.sum())))
+    order = np.argsort(-peaks, kind="stable")
+    return [int(histogram.starts[cell]) for cell in order if heavy[cell]][:MAX_KEYS]
+
+
+def collect_keys(keys: DataFrame) -> tuple[KeyLoad, ...]:
+    return tuple(
+        KeyLoad(
+            bytes(row["key"]).decode("utf-8", "backslashreplace"),
+            row["keyHash"],
+            row["records"],
+            row["load"],
+            row["peak"],
+        )
+        for row in keys.collect()
+    )
+
+
+# The report.
+
+
+def make_report(
+    topic: str, since: str | None, histogram: Histogram, keys: Sequence[KeyLoad], advice: Advice
+) -> AdviceReport:
+    by_time = (histogram.loads.sum(axis=0) + histogram.unkeyed) if histogram.times else np.zeros(0, np.int64)
+    total, unkeyed = int(by_time.sum()), int(histogram.unkeyed.sum())
+    width = (LAST_HASH + 1) // RING_SLICES
+    by_slice = np.zeros(RING_SLICES, np.int64)
+    np.add.at(by_slice, histogram.starts // width, histogram.loads.sum(axis=1))
+    shown = [key for key in keys if key.load >= HEAVY_SHARE * total or key.peak_load > advice.capacity / 2]
+    return AdviceReport(
+        topic=topic,
+        since=since,
+        bucket_s=histogram.bucket_s,
+        records=histogram.records,
+        load=total,
+        unkeyed_share=unkeyed / total if total else 0.0,
+        ring=tuple(RingLoad(index * width, int(load)) for index, load in enumerate(by_slice)),
+        times=tuple(TimeLoad(time, int(load)) for time, load in zip(histogram.times, by_time)),
+        keys=tuple(shown),
+        advice=advice,
+        commands=tuple(commands(topic, advice)),
+        ok=not advice.actions and not advice.hot_keys,
+    )
+
+
+def commands(topic: str, advice: Advice) -> list[str]:
+    name = topic.removeprefix("public/default/")
+    found = []
+    for action in advice.actions:
+        if isinstance(action, Split):
+            found.append(f"braid topic split {name} {action.segment_id} --at {action.at}")
+        else:
+            found.append(f"braid topic merge {name} {action.segment_ids[0]} {action.segment_ids[1]}")
+    return found

@@ -1,0 +1,266 @@
+"""The audit: proves over the whole history of a topic that nothing is missing, doubled, damaged or out of place (I1).
+
+    driver      what there is: layout, owners' positions, manifests, a listing of storage
+       │        one piece for each chunk, and for each tail that only an owner has
+    executors   read and check every byte (audit_scan.py) → one row for each batch, and findings
+       │
+    Spark SQL   from piece to piece, from producer to producer, from parent to child (audit_queries.py)
+       │
+    driver      the rules about manifests and lineage, the causes without their echoes (audit_rules.py) → a report
+
+The auditor trusts as little as it can: it reads manifests, chunks and footers itself, and shares with the reading code
+of the source only the connection and, for tails, the client.
+
+A topic that is alive changes under the audit. What is audited is fixed at its beginning, as in every read. A chunk that
+is gone when its turn comes was replaced by compaction, and then its offsets are read from the one that replaced it; or
+retention took it, which is noted; or it is missing, which is a defect.
+
+The cost is one pass over all bytes, spread over tasks by size, with a window of memory each; between batches, a sort of
+one short row for each batch, by producer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from pyspark import StorageLevel
+
+from braid.model.names import TopicName
+from braid.spark.connection import Connection
+from braid.spark.jobs import audit_queries as queries
+from braid.spark.jobs.audit_rules import (
+    Finding,
+    Repeat,
+    SegmentFacts,
+    SegmentTotals,
+    manifest_end,
+    manifest_seal,
+    missing_manifest,
+    parent_end,
+    parent_sealed,
+    repeated_in_lineage,
+    retained_start,
+    unreferenced,
+    without_echoes,
+)
+from braid.spark.jobs.audit_tasks import AuditPiece, packed, plan_pieces, scan_pieces
+from braid.spark.jobs.task_rows import task_rows
+from braid.spark.options import SourceOptions
+from braid.spark.snapshot import TopicSnapshot
+from braid.storage.manifest import read_segment_manifest, segment_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MAX_FINDINGS: Final = 1_000
+"""How many are collected: a topic that has more is not read line by line."""
+
+
+class Defect(msgspec.Struct, frozen=True, rename="camel"):
+    rule: str
+    segment: int
+    object: str
+    """In the segment's folder; empty if no single object is to blame."""
+    offset: int
+    text: str
+
+
+class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
+    segment: int
+    range: str
+    chunks: int
+    batches: int
+    records: int
+    bytes: int
+    first_offset: int
+    next_offset: int
+    sealed: bool
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    ok: bool
+    """Whether there are no defects."""
+    segments: tuple[SegmentReport, ...]
+    chunks: int
+    batches: int
+    records: int
+    bytes: int
+    seconds: float
+    defects: tuple[Defect, ...]
+    notes: tuple[str, ...]
+
+
+def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> Report:
+    """`options` are those of `format("braid")`: topic, and url or manifest."""
+    began = time.monotonic()
+    read = SourceOptions.parse(options).for_batch()
+    with Connection(read) as connection:
+        snapshot = connection.snapshot()
+        facts, notes, findings = _facts(connection, snapshot)
+        findings += _starts(connection, facts)
+    pieces = plan_pieces(snapshot, facts)
+    rows = batch_rows(spark, read, snapshot, facts, pieces).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        totals = {each: SegmentTotals() for each in facts} | _totals(rows, pieces)
+        found = _collected(rows, pieces)
+        related = sorted({each for fact in facts.values() for each in fact.parents} | _with_parents(facts))
+        again = _repeats(rows, related, pieces) if related else []
+    finally:
+        rows.unpersist()
+    if len(found) >= MAX_FINDINGS:
+        notes.append(f"there are more than {MAX_FINDINGS:,} findings; these are some of them")
+    findings += found
+    for fact in facts.values():
+        findings += [*manifest_end(fact), *manifest_seal(fact, totals[fact.id])]
+    findings += [*parent_end(facts, totals), *parent_sealed(facts, totals), *repeated_in_lineage(facts, again)]
+    notes += [each.text for each in findings if each.rule == "expired"]
+    return _report(snapshot, facts, totals, findings, notes, time.monotonic() - began)
+
+
+def batch_rows(
+    spark: SparkSession,
+    options: SourceOptions,
+    snapshot: TopicSnapshot,
+    facts: Mapping[int, SegmentFacts],
+    pieces: Iterable[AuditPiece],
+) -> DataFrame:
+    """One row for each batch of the topic, and for each finding of the scan."""
+    tasks = packed(pieces, 2 * spark.sparkContext.defaultParallelism)
+    # Executors get the tasks, not the manifests that these were made from.
+    bare = {number: msgspec.structs.replace(fact, manifest=None) for number, fact in facts.items()}
+    topic = msgspec.structs.replace(snapshot, segments={})
+    return task_rows(spark, "audit", queries.BATCH_SCHEMA, tasks, partial(scan_pieces, options, topic, bare))
+
+
+def _facts(connection: Connection, snapshot: TopicSnapshot) -> tuple[dict[int, SegmentFacts], list[str], list[Finding]]:
+    """What manifests and a listing of storage say."""
+    facts: dict[int, SegmentFacts] = {}
+    notes: list[str] = []
+    findings: list[Finding] = []
+    for segment in snapshot.segments.values():
+        manifest = None
+        names: list[str] = []
+        if snapshot.storage:
+            objects = connection.objects(snapshot.storage)
+            folder = segment_folder(snapshot.topic, segment.descriptor)
+            # Listed first: what is exported meanwhile is then listed by the manifest, and not by the listing.
+            names = [stat.name.removeprefix(f"{folder}/") for stat in connection.call(objects.list(folder))]
+            manifest = connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
+        fact = facts[segment.id] = SegmentFacts(
+            id=segment.id,
+            descriptor=segment.descriptor,
+            parents=segment.parents,
+            first_hash=segment.first_hash,
+            last_hash=segment.last_hash,
+            earliest=segment.earliest,
+            end=segment.end,
+            sealed=segment.sealed,
+            manifest=manifest,
+        )
+        findings += missing_manifest(fact, names)
+        if (note := unreferenced(fact, names)) is not None:
+            notes.append(note)
+        if manifest is not None and manifest.chunks and manifest.chunks[0].base_offset:
+            notes.append(
+                f"segment {segment.id} begins at offset {manifest.chunks[0].base_offset:,}: retention took the rest"
+            )
+    return facts, notes, findings
+
+
+def _starts(connection: Connection, facts: Mapping[int, SegmentFacts]) -> list[Finding]:
+    """Asks the owners again where a chunk begins above what they said before: only that tells retention from loss."""
+    doubtful = [
+        fact
+        for fact in facts.values()
+        if fact.manifest is not None and fact.manifest.chunks and fact.earliest < fact.manifest.chunks[0].base_offset
+    ]
+    if not doubtful or not connection.has_brokers:
+        return []
+    later = connection.snapshot().segments
+    return [
+        finding for fact in doubtful if fact.id in later for finding in retained_start(fact, later[fact.id].earliest)
+    ]
+
+
+def _totals(rows: DataFrame, pieces: list[AuditPiece]) -> dict[int, SegmentTotals]:
+    found: dict[int, SegmentTotals] = {}
+    for row in queries.totals(rows).collect():
+        values = row.asDict()
+        segment, first_piece = values.pop("segment"), values.pop("first_piece")
+        found[segment] = SegmentTotals(**values, first_object=pieces[first_piece].object)
+    return found
+
+
+def _collected(rows: DataFrame, pieces: list[AuditPiece]) -> list[Finding]:
+    found = queries.scanned(rows).unionAll(queries.seams(rows)).unionAll(queries.sequences(rows))
+    return [
+        Finding(
+            row["rule"],
+            row["segment"],
+            row["base"],
+            row["object"] if row["object"] is not None else pieces[row["piece"]].object,
+            row["text"],
+            row["since"],
+            row["until"],
+        )
+        for row in found.limit(MAX_FINDINGS).collect()
+    ]
+
+
+def _repeats(rows: DataFrame, related: list[int], pieces: list[AuditPiece]) -> list[Repeat]:
+    return [
+        Repeat(
+            row["producer"] % (1 << 64),
+            int(row["sequence"]),
+            tuple((place["segment"], place["base"], pieces[place["piece"]].object) for place in row["places"]),
+        )
+        for row in queries.repeats(rows, related).limit(MAX_FINDINGS).collect()
+    ]
+
+
+def _with_parents(facts: Mapping[int, SegmentFacts]) -> set[int]:
+    return {fact.id for fact in facts.values() if fact.parents}
+
+
+def _report(
+    snapshot: TopicSnapshot,
+    facts: Mapping[int, SegmentFacts],
+    totals: Mapping[int, SegmentTotals],
+    findings: list[Finding],
+    notes: list[str],
+    seconds: float,
+) -> Report:
+    defects = tuple(
+        Defect(each.rule, each.segment, each.object, each.offset, each.text) for each in without_echoes(findings)
+    )
+    segments = tuple(
+        SegmentReport(
+            segment=fact.id,
+            range=fact.descriptor.rpartition("-")[0],
+            chunks=len(fact.manifest.chunks) if fact.manifest is not None else 0,
+            batches=totals[fact.id].batches,
+            records=totals[fact.id].records,
+            bytes=totals[fact.id].bytes,
+            first_offset=fact.earliest,
+            next_offset=max(fact.end, fact.manifest.next_offset if fact.manifest is not None else 0),
+            sealed=fact.sealed,
+        )
+        for fact in sorted(facts.values(), key=lambda fact: fact.id)
+    )
+    return Report(
+        topic=str(TopicName.parse(snapshot.topic)),
+        ok=not defects,
+        segments=segments,
+        chunks=sum(each.chunks for each in segments),
+        batches=sum(each.batches for each in segments),
+        records=sum(each.records for each in segments),
+        bytes=sum(each.bytes for each in segments),
+        seconds=round(seconds, 3),
+        defects=defects,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,222 @@
+"""What an audit holds against a topic's history: the rules by name, and those of them that are decided on the driver.
+
+A *finding* says which rule is broken, where, and how. Rules about bytes are checked where the bytes are read
+(audit_scan.py), rules about rows of batches in Spark SQL (audit_queries.py); here are the rules about a whole topic:
+its manifests, its objects, its parents and children. All of them are plain functions from facts to findings.
+
+One defect is one finding. A chunk that is missing leaves a gap between its neighbours, and producers whose sequences
+jump over it; a header that cannot be read does the same. `without_echoes` leaves only the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from braid.storage.manifest import SegmentManifest
+
+RULES: Final[Mapping[str, str]] = {
+    "missing-object": "every chunk that a manifest lists is there",
+    "chunk-descriptor": "a chunk is what its manifest says: size, offsets, times, key hashes",
+    "chunk-footer": "a chunk's footer is readable and agrees with its batches",
+    "chunk-index": "a chunk's index leads to its batches",
+    "producer-table": "a chunk's producer table knows who wrote into it",
+    "batch-header": "every header is readable",
+    "batch-body": "every body has the checksum that its header says",
+    "offset-gap": "offsets have no gap",
+    "offset-overlap": "no offset is given twice",
+    "takeover-gap": "a new owner begins where the last one ended",
+    "epoch-order": "epochs never fall, and each has one incarnation",
+    "behind-seal": "nothing stands behind the seal of a log",
+    "key-range": "keys lie in the range of their segment",
+    "duplicate-batch": "no batch of a producer is stored twice",
+    "sequence-gap": "the sequences of a producer have no gap",
+    "parent-end": "a child begins after its parents have ended",
+    "parent-sealed": "a segment whose children have records is sealed",
+    "manifest-end": "a manifest ends where its chunks end",
+    "manifest-seal": "a manifest says that a log is sealed if it is",
+    "manifest-missing": "a segment that has chunks has a manifest",
+    "retained-start": "chunks begin where the owner says that history begins",
+    "owner-damaged": "the owner can read what only it has",
+}
+"""Each as what holds in a sound history."""
+
+EXPIRED: Final = "expired"
+"""No defect: retention took a chunk while it was to be audited."""
+CLOCK_SKEW_US: Final = 1_000_000
+"""How far the clocks of two brokers may differ: append times of parent and child are of two owners."""
+_LOSSES: Final = frozenset({"missing-object", "batch-header", "owner-damaged", EXPIRED})
+_GAPS: Final = frozenset({"offset-gap", "takeover-gap"})
+
+
+class Finding(msgspec.Struct, frozen=True, order=True):
+    rule: str
+    segment: int
+    offset: int
+    """Of the first record that it is about."""
+    object: str
+    """In the segment's folder; empty if no single object is to blame."""
+    text: str
+    since: int = -1
+    until: int = -1
+    """The offsets among which something is missing, if something is."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.rule, self.segment, self.offset
+
+
+class SegmentFacts(msgspec.Struct, frozen=True):
+    """What is known of a segment before its batches are read."""
+
+    id: int
+    descriptor: str
+    parents: tuple[int, ...]
+    first_hash: int
+    last_hash: int
+    earliest: int
+    end: int
+    sealed: bool
+    manifest: SegmentManifest | None
+
+
+class SegmentTotals(msgspec.Struct, frozen=True):
+    """What its batches say."""
+
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    first_append: int | None = None
+    last_append: int | None = None
+    """Of batches with records."""
+    seal_at: int | None = None
+    """The offset of a SEAL."""
+    first_offset: int = 0
+    first_object: str = ""
+
+
+# Manifests and objects.
+
+
+def manifest_end(facts: SegmentFacts) -> Iterator[Finding]:
+    manifest = facts.manifest
+    if manifest is not None and manifest.chunks and manifest.chunks[-1].next_offset != manifest.next_offset:
+        last = manifest.chunks[-1]
+        text = f"the manifest ends at offset {manifest.next_offset}, its last chunk at {last.next_offset}"
+        yield Finding("manifest-end", facts.id, last.next_offset, last.object, text)
+
+
+def manifest_seal(facts: SegmentFacts, totals: SegmentTotals) -> Iterator[Finding]:
+    manifest = facts.manifest
+    if manifest is None:
+        return
+    if totals.seal_at is not None and totals.seal_at == manifest.next_offset and not manifest.sealed:
+        text = f"the log is sealed at offset {totals.seal_at}, and the manifest says that it goes on"
+        yield Finding("manifest-seal", facts.id, totals.seal_at, "", text)
+    if manifest.sealed and facts.end > manifest.next_offset:
+        text = f"the manifest says that the log is sealed at {manifest.next_offset}, and its owner has {facts.end}"
+        yield Finding("manifest-seal", facts.id, manifest.next_offset, "", text)
+
+
+def retained_start(facts: SegmentFacts, earliest_later: int) -> Iterator[Finding]:
+    """`earliest_later` was asked after the manifest was read: a start only rises, so it cannot lie below the chunks."""
+    manifest = facts.manifest
+    if manifest is not None and manifest.chunks and earliest_later < manifest.chunks[0].base_offset:
+        first = manifest.chunks[0]
+        text = f"history begins at offset {earliest_later}, the first chunk at {first.base_offset}"
+        yield Finding("retained-start", facts.id, earliest_later, first.object, text)
+
+
+def missing_manifest(facts: SegmentFacts, objects: Iterable[str]) -> Iterator[Finding]:
+    chunks = [name for name in objects if name.endswith(".chunk")]
+    if facts.manifest is None and chunks:
+        text = f"there are {len(chunks)} chunks in storage, and no manifest that lists them"
+        yield Finding("manifest-missing", facts.id, 0, min(chunks), text)
+
+
+def unreferenced(facts: SegmentFacts, objects: Iterable[str]) -> str | None:
+    """A note, not a defect: uploads whose transaction never happened, chunks that compaction replaced."""
+    listed = {chunk.object for chunk in facts.manifest.chunks} if facts.manifest is not None else set[str]()
+    left = sorted(name for name in objects if name.endswith(".chunk") and name not in listed)
+    if not left or facts.manifest is None:
+        return None
+    return f"segment {facts.id}: {len(left)} objects that no manifest lists, from {left[0]} on; the owner removes them"
+
+
+# Parents and children.
+
+
+def ancestors(facts: Mapping[int, SegmentFacts], segment: int) -> set[int]:
+    found: set[int] = set()
+    to_visit = list(facts[segment].parents)
+    while to_visit:
+        parent = to_visit.pop()
+        if parent not in found and parent in facts:
+            found.add(parent)
+            to_visit += facts[parent].parents
+    return found
+
+
+def parent_end(facts: Mapping[int, SegmentFacts], totals: Mapping[int, SegmentTotals]) -> Iterator[Finding]:
+    """Also where the parent between has no records: every ancestor ends before a child begins."""
+    for child in facts:
+        began = totals[child].first_append
+        for parent in sorted(ancestors(facts, child)):
+            ended = totals[parent].last_append
+            if began is not None and ended is not None and began + CLOCK_SKEW_US < ended:
+                early_ms = (ended - began) / 1_000
+                text = f"its first batch was appended {early_ms:,.0f} ms before the last one of its parent {parent}"
+                yield Finding("parent-end", child, totals[child].first_offset, totals[child].first_object, text)
+
+
+def parent_sealed(facts: Mapping[int, SegmentFacts], totals: Mapping[int, SegmentTotals]) -> Iterator[Finding]:
+    for child, own in facts.items():
+        for parent in own.parents:
+            known = facts.get(parent)
+            if totals[child].records and known is not None and not known.sealed:
+                text = f"its child {child} has {totals[child].records:,} records, and it is not sealed"
+                yield Finding("parent-sealed", parent, known.end, "", text)
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """Batches of several segments with the same producer, sequence and body."""
+
+    producer: int
+    sequence: int
+    places: tuple[tuple[int, int, str], ...]
+    """Segment, offset, object."""
+
+
+def repeated_in_lineage(facts: Mapping[int, SegmentFacts], repeats: Iterable[Repeat]) -> Iterator[Finding]:
+    """A batch that stands in a segment and in one of its ancestors was resent after a split and stored again."""
+    for repeat in repeats:
+        at = {segment: offset for segment, offset, _ in repeat.places}
+        for segment, offset, name in repeat.places:
+            for parent in sorted(ancestors(facts, segment) & at.keys()):
+                text = (
+                    f"producer {repeat.producer:#x} stored sequence {repeat.sequence} here and before, in segment "
+                    f"{parent} at offset {at[parent]}"
+                )
+                yield Finding("duplicate-batch", segment, offset, name, text)
+
+
+# One defect, one finding.
+
+
+def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
+    """The causes, each once, in order of segment and offset. `EXPIRED` explains gaps and is no defect itself."""
+    once = {finding.key: finding for finding in reversed(findings)}
+    losses = [each for each in once.values() if each.rule in _LOSSES]
+    gaps = [each for each in once.values() if each.rule in _GAPS and not _explained(each, losses)]
+    rest = [each for each in once.values() if each.rule not in _GAPS and each.rule not in (EXPIRED, "sequence-gap")]
+    jumps = [each for each in once.values() if each.rule == "sequence-gap" and not _explained(each, [*losses, *gaps])]
+    return sorted([*rest, *gaps, *jumps], key=lambda each: (each.segment, each.offset, each.rule))
+
+
+def _explained(finding: Finding, causes: Iterable[Finding]) -> bool:
+    return any(
+        cause.segment == finding.segment and cause.since < finding.until and finding.since < cause.until
+        for cause in causes
+    )

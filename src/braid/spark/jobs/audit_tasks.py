@@ -1,0 +1,240 @@
+"""Which task audits what, and what a task does: pieces in, Arrow rows of batches and findings out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from braid.client.segment_range import read_segment_range
+from braid.model.batch import BatchHeader
+from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
+from braid.spark.connection import Connection
+from braid.spark.jobs.audit_queries import SEQUENCE_BIAS
+from braid.spark.jobs.audit_rules import EXPIRED, Finding, SegmentFacts
+from braid.spark.jobs.audit_scan import ChunkScan, LogWalk, Seen
+from braid.spark.options import SourceOptions
+from braid.spark.snapshot import TopicSnapshot
+from braid.storage.catalog import ChunkDescriptor
+from braid.storage.manifest import read_segment_manifest, segment_folder
+
+TASK_BYTES: Final = 256 << 20
+"""What a task reads at most, if its pieces can be divided: progress is seen, and a lost task is soon repeated."""
+ROWS: Final = 8_192
+"""In one Arrow batch."""
+
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("segment", pa.int32()),
+        ("piece", pa.int32()),
+        ("position", pa.int64()),
+        ("base", pa.int64()),
+        ("next", pa.int64()),
+        ("count", pa.int32()),
+        ("flags", pa.int32()),
+        ("epoch", pa.int64()),
+        ("producer", pa.int64()),
+        ("sequence", pa.int64()),
+        ("append", pa.int64()),
+        ("crc", pa.int64()),
+        ("size", pa.int32()),
+        ("rule", pa.string()),
+        ("object", pa.string()),
+        ("text", pa.string()),
+        ("since", pa.int64()),
+        ("until", pa.int64()),
+    ]
+)
+
+
+class AuditPiece(msgspec.Struct, frozen=True):
+    """A chunk, or offsets that are read from their owner."""
+
+    number: int
+    """In the order of segments and offsets."""
+    segment: int
+    first: int
+    until: int
+    bytes: int
+    chunk: ChunkDescriptor | None = None
+
+    @property
+    def object(self) -> str:
+        return self.chunk.object if self.chunk is not None else ""
+
+
+def plan_pieces(snapshot: TopicSnapshot, facts: Mapping[int, SegmentFacts]) -> list[AuditPiece]:
+    """Every chunk that the manifests list, whatever they say of each other, and what only owners have."""
+    pieces: list[AuditPiece] = []
+    for segment in sorted(facts):
+        fact = facts[segment]
+        chunks = sorted(fact.manifest.chunks, key=lambda chunk: chunk.base_offset) if fact.manifest is not None else []
+        for chunk in chunks:
+            pieces.append(
+                AuditPiece(len(pieces), segment, chunk.base_offset, chunk.next_offset, chunk.batch_bytes, chunk)
+            )
+        at = max(fact.earliest, fact.manifest.next_offset if fact.manifest is not None else 0)
+        size = (fact.end - at) * snapshot.segments[segment].bytes_per_record
+        parts = max(1, math.ceil(size / TASK_BYTES))
+        cuts = [at + (fact.end - at) * part // parts for part in range(parts + 1)]
+        for first, until in pairwise(cuts):
+            if first < until:
+                pieces.append(AuditPiece(len(pieces), segment, first, until, int(size / parts)))
+    return pieces
+
+
+def packed(pieces: Iterable[AuditPiece], at_least: int) -> list[list[AuditPiece]]:
+    """Neighbouring pieces in as many tasks as are wanted, of about equal size; more where they would be too large."""
+    pieces = list(pieces)
+    total = sum(piece.bytes for piece in pieces)
+    room = min(float(TASK_BYTES), total / max(1, at_least))
+    tasks: list[list[AuditPiece]] = []
+    filled = room
+    for piece in pieces:
+        if filled >= room:
+            tasks.append([])
+            filled = 0.0
+        tasks[-1].append(piece)
+        filled += piece.bytes
+    return tasks
+
+
+def scan_pieces(
+    options: SourceOptions, topic: TopicSnapshot, facts: Mapping[int, SegmentFacts], pieces: Iterable[AuditPiece]
+) -> Iterator[Any]:
+    """What one task does."""
+    rows = _Rows()
+    with Connection(options) as connection:
+        for piece in pieces:
+            for found in _Scan(connection, topic, facts[piece.segment], piece).run():
+                rows.add(piece, found)
+                if len(rows) >= ROWS:
+                    yield rows.taken()
+    yield rows.taken()
+
+
+class _Scan:
+    """Of one piece."""
+
+    def __init__(self, connection: Connection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._fact = fact
+        self._piece = piece
+        self._folder = segment_folder(topic.topic, fact.descriptor)
+
+    def run(self) -> Iterator[Seen | Finding]:
+        piece = self._piece
+        if piece.chunk is None:
+            yield from self._from_owner(piece.first, piece.until)
+            return
+        at = piece.first
+        try:
+            for found in self._from_chunk(piece.chunk):
+                if isinstance(found, Seen):
+                    at = found.header.next_offset
+                yield found
+        except ObjectMissing:
+            yield from self._elsewhere(piece.chunk, at)
+
+    def _from_chunk(self, chunk: ChunkDescriptor) -> Iterator[Seen | Finding]:
+        objects, name = self._connection.objects(self._topic.storage), f"{self._folder}/{chunk.object}"
+
+        def read(position: int, length: int) -> bytes:
+            return self._connection.call(objects.read(name, position, length))
+
+        size = self._connection.call(objects.stat(name)).size
+        yield from ChunkScan(self._fact, chunk, size, read).run()
+
+    def _elsewhere(self, gone: ChunkDescriptor, at: int) -> Iterator[Seen | Finding]:
+        """The object is gone: replaced, expired or lost. The newest manifest knows."""
+        objects = self._connection.objects(self._topic.storage)
+        manifest = self._connection.call(read_segment_manifest(objects, self._topic.topic, self._fact.descriptor))
+        segment, until = self._fact.id, int(gone.next_offset)
+        chunks = manifest.chunks if manifest is not None else ()
+        if any(chunk.object == gone.object for chunk in chunks):
+            text = f"the object with offsets {gone.base_offset} to {until - 1} is not in storage"
+            yield Finding("missing-object", segment, gone.base_offset, gone.object, text, at, until)
+            return
+        earliest = chunks[0].base_offset if chunks else (manifest.next_offset if manifest is not None else 0)
+        if at < earliest:
+            text = f"segment {segment}: offsets {at} to {min(until, earliest) - 1} expired during the audit"
+            yield Finding(EXPIRED, segment, at, gone.object, text, at, min(until, earliest))
+        for chunk in chunks:
+            if chunk.base_offset < until and at < chunk.next_offset:
+                for found in self._from_chunk(chunk):
+                    offset = found.header.base_offset if isinstance(found, Seen) else found.offset
+                    if at <= offset < until:
+                        yield found
+
+    def _from_owner(self, first: int, until: int) -> Iterator[Seen | Finding]:
+        """A batch that begins before `first` belongs to the piece before."""
+        walk, at = LogWalk(self._fact, ""), first
+        while at < until:
+            try:
+                for header in self._deliveries(at, until):
+                    if first <= header.base_offset < until:
+                        yield from walk.next(header)
+                        yield Seen(header, -1)
+                    at = max(at, int(header.next_offset))
+                return
+            except LogDamaged as error:
+                until_good = min(until, max(error.next_offset, at + 1))
+                yield Finding("owner-damaged", self._fact.id, at, "", str(error), at, until_good)
+            except OffsetOutOfRange as error:
+                until_good = min(until, max(error.earliest, at + 1)) if error.earliest > at else until
+                rule, what = (
+                    (EXPIRED, "expired during the audit") if error.earliest > at else ("offset-gap", "are gone")
+                )
+                text = f"segment {self._fact.id}: offsets {at} to {until_good - 1} {what}"
+                yield Finding(rule, self._fact.id, at, "", text, at, until_good)
+            except BatchError as error:
+                yield Finding("owner-damaged", self._fact.id, at, "", str(error), at, until)
+                return
+            walk.expected = at = until_good
+
+    def _deliveries(self, first: int, until: int) -> Iterator[BatchHeader]:
+        connection, topic = self._connection, self._topic
+        deliveries = read_segment_range(connection.client, topic.topic, topic.topic_id, self._fact.id, first, until)
+        try:
+            while (delivery := connection.call(anext(deliveries, None))) is not None:
+                yield from delivery.batch_headers()
+        finally:
+            connection.call(deliveries.aclose())
+
+
+class _Rows:
+    """Columns that grow."""
+
+    def __init__(self) -> None:
+        self._columns: list[list[Any]] = [[] for _ in ARROW_SCHEMA]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def add(self, piece: AuditPiece, found: Seen | Finding) -> None:
+        row: tuple[Any, ...]
+        if isinstance(found, Finding):
+            row = (found.segment, piece.number, 0, found.offset, found.offset, 0, 0, 0, 0, 0, 0, 0, 0,
+                   found.rule, found.object, found.text, found.since, found.until)  # fmt: skip
+        else:
+            header, position = found
+            producer = header.producer_id
+            row = (
+                piece.segment, piece.number, position, header.base_offset, header.next_offset, header.count,
+                header.flags, header.epoch, producer - (1 << 64) if producer >> 63 else producer,
+                header.first_sequence - SEQUENCE_BIAS, header.append_time, header.body_crc, header.size,
+                None, None, None, None, None,
+            )  # fmt: skip
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
+
+    def taken(self) -> Any:
+        """What there is, as an Arrow batch; nothing is left."""
+        arrays = [pa.array(column, field.type) for column, field in zip(self._columns, ARROW_SCHEMA, strict=True)]
+        self._columns = [[] for _ in ARROW_SCHEMA]
+        return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)

@@ -1,0 +1,47 @@
+"""The records between known offsets, as a job that repeats itself must read them: exactly these, whatever has happened
+to the topic since the offsets were chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from braid.client.checkpoint import END, Position
+from braid.model.errors import InvalidArgument
+from braid.spark.planning import Range
+from braid.spark.schema import SOURCE_SCHEMA
+
+
+def rows_between(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    ranges: Sequence[Range],
+    others: Iterable[int],
+    columns: Sequence[str],
+    **more: str,
+) -> DataFrame:
+    """`others` are the segments of which nothing is wanted; `more` are further options of the source."""
+    nothing: dict[int, Position] = dict.fromkeys(others, END)
+    first = nothing | {each.segment: each.first for each in ranges}
+    until = nothing | {each.segment: each.until for each in ranges}
+    rows = (
+        spark.read.format("braid")
+        .schema(columns_schema(tuple({"segment": None, **dict.fromkeys(columns)})))
+        .options(**source, **more)
+        .options(startingOffsets=json.dumps(first), endingOffsets=json.dumps(until))
+        .load()
+    )
+    # A segment that was made since is in neither of the two.
+    return rows.where(rows["segment"].isin([each.segment for each in ranges])).select(*columns)
+
+
+def columns_schema(columns: Sequence[str]) -> StructType:
+    for each in columns:
+        if each not in SOURCE_SCHEMA.names or columns.count(each) > 1:
+            raise InvalidArgument(
+                f"there is no column {each!r}, or it is named twice: choose from {', '.join(SOURCE_SCHEMA.names)}"
+            )
+    return StructType([SOURCE_SCHEMA[each] for each in columns])

@@ -1,0 +1,267 @@
+"""Compaction of a topic: many small chunks become few large ones, while the topic is written and read.
+
+What that means, and why it is safe, is in storage/compaction.py. Here is who does what:
+
+    driver      reads the manifests, plans runs of neighbours             plan_compaction
+    executors   read a run, check every batch, store the joined object    store_joined
+    driver      asks the segment's owner to swap it in                    admin.replace_chunks
+    owner       checks the object, one fenced transaction, new manifest; deletes what was replaced an hour later
+
+Runs are joined in waves, and swapped in when their wave is done: an object waits for its swap for minutes at most, and
+what a job that is stopped has swapped in stays. A segment that moves meanwhile is found at its new owner, which knows
+the same catalog; a run whose chunks have changed meanwhile is refused by the owner and noted here.
+
+One swap takes at most 127 chunks. Where that limit, and not the size, ended a run, another round joins what the first
+one made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from braid.model.errors import ChunkCorrupt, ConditionFailed, InvalidArgument, NotAvailable, ObjectMissing
+from braid.model.names import TopicName
+from braid.ports.os_disk import OsDisk
+from braid.spark.connection import Connection
+from braid.spark.jobs.task_rows import task_rows
+from braid.spark.options import SourceOptions
+from braid.spark.snapshot import TopicSnapshot
+from braid.storage.catalog import ChunkDescriptor
+from braid.storage.compaction import DEFAULT_TARGET_BYTES, plan_compaction, store_joined
+from braid.storage.manifest import read_segment_manifest, segment_folder
+from braid.storage.object_urls import open_objects
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_ROUNDS: Final = 5
+"""Each makes chunks that are a hundred times as large, so that this many never are needed."""
+WAVE: Final = 8
+"""Runs in a wave, for each task that Spark runs at once."""
+
+ROW_SCHEMA: Final = "number int, name string, code string, error string"
+_ARROW_SCHEMA: Final = pa.schema(
+    [("number", pa.int32()), ("name", pa.string()), ("code", pa.string()), ("error", pa.string())]
+)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Neighbouring chunks that are to become one."""
+
+    number: int
+    segment: int
+    folder: str
+    chunks: tuple[ChunkDescriptor, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(chunk.batch_bytes for chunk in self.chunks)
+
+
+class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
+    segment: int
+    range: str
+    chunks_before: int
+    chunks_after: int
+    swaps: int
+    joined_chunks: int
+    """How many chunks the swaps took."""
+    joined_bytes: int
+
+
+class Failure(msgspec.Struct, frozen=True, rename="camel"):
+    """A run that could not be joined because something is wrong with it."""
+
+    segment: int
+    object: str
+    """The first one of the run."""
+    code: str
+    text: str
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    ok: bool
+    """Whether nothing was found that is wrong. What was faster than the job is no failure."""
+    dry_run: bool
+    target_bytes: int
+    chunks_before: int
+    chunks_after: int
+    """In a dry run, what there would be after its first round."""
+    joined_bytes: int
+    segments: tuple[SegmentReport, ...]
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+class _Tally(msgspec.Struct):
+    descriptor: str
+    before: int
+    after: int
+    swaps: int = 0
+    joined_chunks: int = 0
+    joined_bytes: int = 0
+
+
+def compact_topic(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    *,
+    target_bytes: int = DEFAULT_TARGET_BYTES,
+    dry_run: bool = False,
+) -> Report:
+    """`options` are topic, url, token, tls and timeout, as of `format("braid")`. It can be stopped and run again."""
+    began = time.monotonic()
+    read = SourceOptions.parse(options).for_batch()
+    if read.manifest:
+        raise InvalidArgument(
+            "compaction needs brokers: only a segment's owner may swap chunks; give url, not manifest"
+        )
+    with Connection(read) as connection:
+        return _Compaction(spark, connection, target_bytes).run(began, dry_run=dry_run)
+
+
+class _Compaction:
+    def __init__(self, spark: SparkSession, connection: Connection, target_bytes: int) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._target_bytes = target_bytes
+        self._tallies: dict[int, _Tally] = {}
+        self._failures: dict[str, Failure] = {}
+        self._notes: list[str] = []
+
+    def run(self, began: float, *, dry_run: bool) -> Report:
+        snapshot = self._connection.snapshot()
+        if not snapshot.storage:
+            raise NotAvailable(
+                f"topic {snapshot.topic} cannot be compacted: its brokers keep chunks on their own disks, where they "
+                "are made only when a segment moves; start them with --storage to have a shared history"
+            )
+        for _ in range(MAX_ROUNDS):
+            runs = self._plan(snapshot)
+            if dry_run:
+                for run in runs:
+                    self._count(run)
+                break
+            if not runs or not self._round(snapshot, runs):
+                break
+        return self._report(snapshot, began, dry_run=dry_run)
+
+    def _plan(self, snapshot: TopicSnapshot) -> list[Run]:
+        """From the manifests as they are now. What could not be joined before is not tried again."""
+        runs: list[Run] = []
+        objects = self._connection.objects(snapshot.storage)
+        for segment in snapshot.segments.values():
+            found = self._connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
+            chunks: Sequence[ChunkDescriptor] = found.chunks if found is not None else ()
+            self._tallies.setdefault(segment.id, _Tally(segment.descriptor, len(chunks), len(chunks)))
+            folder = segment_folder(snapshot.topic, segment.descriptor)
+            runs += [
+                Run(0, segment.id, folder, chosen)
+                for chosen in plan_compaction(chunks, self._target_bytes)
+                if chosen[0].object not in self._failures
+            ]
+        return [msgspec.structs.replace(run, number=number) for number, run in enumerate(runs)]
+
+    def _round(self, snapshot: TopicSnapshot, runs: list[Run]) -> int:
+        """How many swaps there were."""
+        size = WAVE * self._spark.sparkContext.defaultParallelism
+        swaps = 0
+        for first in range(0, len(runs), size):
+            wave = runs[first : first + size]
+            rows = task_rows(self._spark, "compact", ROW_SCHEMA, wave, partial(join_run, snapshot.storage))
+            for row in rows.collect():
+                run = runs[row["number"]]
+                if row["code"] is not None:
+                    self._refused(run, row["code"], row["error"])
+                elif self._swapped(snapshot, run, row["name"]):
+                    swaps += 1
+        return swaps
+
+    def _swapped(self, snapshot: TopicSnapshot, run: Run, name: str) -> bool:
+        admin = self._connection.client.admin
+        old = [chunk.object for chunk in run.chunks]
+        try:
+            answer = self._connection.call(admin.replace_chunks(snapshot.topic, run.segment, old, name))
+        except (ConditionFailed, ObjectMissing, ChunkCorrupt) as error:
+            self._refused(run, error.code, str(error))
+            return False
+        self._count(run)
+        self._tallies[run.segment].after = int(answer["chunks"])
+        return True
+
+    def _count(self, run: Run) -> None:
+        tally = self._tallies[run.segment]
+        tally.swaps += 1
+        tally.joined_chunks += len(run.chunks)
+        tally.joined_bytes += run.bytes
+        tally.after -= len(run.chunks) - 1
+
+    def _refused(self, run: Run, code: str, text: str) -> None:
+        first = run.chunks[0].object
+        if code == ChunkCorrupt.code:
+            self._failures[first] = Failure(run.segment, first, code, text)
+        else:
+            self._notes.append(f"segment {run.segment}: {len(run.chunks)} chunks stay as they are: {text}")
+
+    def _report(self, snapshot: TopicSnapshot, began: float, *, dry_run: bool) -> Report:
+        segments = tuple(
+            SegmentReport(
+                segment=number,
+                range=tally.descriptor.rpartition("-")[0],
+                chunks_before=tally.before,
+                chunks_after=tally.after,
+                swaps=tally.swaps,
+                joined_chunks=tally.joined_chunks,
+                joined_bytes=tally.joined_bytes,
+            )
+            for number, tally in sorted(self._tallies.items())
+        )
+        return Report(
+            topic=str(TopicName.parse(snapshot.topic)),
+            ok=not self._failures,
+            dry_run=dry_run,
+            target_bytes=self._target_bytes,
+            chunks_before=sum(each.chunks_before for each in segments),
+            chunks_after=sum(each.chunks_after for each in segments),
+            joined_bytes=sum(each.joined_bytes for each in segments),
+            segments=segments,
+            failures=tuple(self._failures.values()),
+            notes=tuple(self._notes),
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+
+def join_run(storage: str, run: Run) -> Iterator[Any]:
+    """What one task does. An object that cannot be joined is a row; a store that does not answer fails the task, which
+    Spark tries again."""
+    name = code = error = None
+    try:
+        name = asyncio.run(_join(storage, run))
+    except (ChunkCorrupt, ObjectMissing) as found:
+        code, error = found.code, str(found)
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([value], field.type) for value, field in zip((run.number, name, code, error), _ARROW_SCHEMA)],
+        schema=_ARROW_SCHEMA,
+    )
+
+
+async def _join(storage: str, run: Run) -> str:
+    """With a disk of its own: a reading connection's cannot write."""
+    disk = OsDisk(threads=2)
+    try:
+        objects = open_objects(storage, disk=disk)
+        try:
+            return await store_joined(objects, run.folder, run.chunks)
+        finally:
+            await objects.close()
+    finally:
+        await disk.close()

@@ -1,0 +1,328 @@
+"""`lake`: a topic lands in a table, each record exactly once, and the table itself remembers how far it has come.
+
+    the table's last commit ──► where the topic stands ──► one step ──► Spark reads and writes ──► one commit
+    {segment: next | END}       begin, losses              end            rows, nobody sees them     files + positions
+
+There is no checkpoint beside the table that could disagree with it. Files and the positions behind them become visible
+together (lake_table.py), so a run that is killed anywhere has either landed its step or has not, and the next one reads
+in the table's last commit where to go on. A step that was read and written but not committed is read again: the same
+offsets, hence the same records (I1). Two runs at once both do the work, and one of them fails at its commit.
+
+**Steps** follow the rule of micro-batches (admission.py): only segments whose ancestors had landed to their end before
+take part, so parents land before their children, and `max_records` bounds the work that a kill can cost. Positions are
+*next* offsets; a segment that was sealed and has landed completely is at END and stays there.
+
+**Rows stay in Spark.** The source hands Arrow batches to the JVM, and Spark's own Parquet writer takes them from there.
+No Python is between the two.
+
+**What is lost.** If retention has deleted records before they landed, the run ends with an error, unless it was told to
+skip them; then the report says what is missing. A topic that was deleted and created again is another topic, with
+offsets that mean something else: it never lands in the same table.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from braid.client.checkpoint import END, Position
+from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
+from braid.spark.admission import Limits, admit, bounded, ranges, standing
+from braid.spark.connection import Connection
+from braid.spark.jobs.bounded_read import columns_schema, rows_between
+from braid.spark.jobs.lake_parquet import ParquetTable
+from braid.spark.jobs.lake_table import Landed, Table
+from braid.spark.offsets import StreamOffset, is_other_topic
+from braid.spark.options import SourceOptions
+from braid.spark.planning import Range
+from braid.spark.schema import SOURCE_SCHEMA, arrow_schema
+from braid.spark.snapshot import TopicSnapshot
+from braid.spark.view import TopicView
+
+MAX_RECORDS: Final = 20_000_000
+"""Of one step: some gigabytes, some minutes on two cores. What a kill costs at most."""
+FOLLOW_POLL_S: Final = 1.0
+"""Between two looks at a topic in which nothing is new. Tables are not for those who need it sooner."""
+FORMATS: Final = ("parquet", "delta")
+FILE_BYTES: Final = 32 << 20
+"""As stored in the topic. A step that is larger is written by several tasks, if there are cores for them."""
+_TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
+_writing: Final = threading.Lock()
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What lands next, in one commit."""
+
+    landed: Landed
+    """What the table says when the step is committed."""
+    ranges: tuple[Range, ...]
+    others: tuple[int, ...] = ()
+    """Segments of the topic of which nothing lands now."""
+    estimated_bytes: float = 0.0
+    losses: tuple[str, ...] = ()
+    """What could not land because it is gone, each a sentence's beginning."""
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.ranges)
+
+
+class StepReport(msgspec.Struct, frozen=True, rename="camel"):
+    step: int
+    records: int
+    files: int
+    bytes: int
+    seconds: float
+
+
+class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
+    segment: int
+    first: int
+    """The first offset that this run landed; equal to `until` if it landed none."""
+    until: int
+    records: int
+    position: Position
+    """Where the next run begins."""
+    lag: int
+    """Records that the topic had more when the run ended."""
+
+
+class LakeReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    ok: bool
+    """Whether everything is in the table that the topic held for it."""
+    topic: str
+    table: str
+    format: str
+    step: int
+    """The table's last commit."""
+    steps: tuple[StepReport, ...]
+    records: int
+    files: int
+    bytes: int
+    lag: int
+    segments: tuple[SegmentReport, ...]
+    losses: tuple[str, ...]
+    leftovers: int
+    """Folders of earlier runs that were never committed, and are removed now."""
+    seconds: float
+
+
+def open_table(where: str, kind: str) -> Table:
+    if kind == "parquet":
+        return ParquetTable(where)
+    if kind == "delta":
+        from braid.spark.jobs.lake_delta import DeltaTable
+
+        return DeltaTable(where)
+    raise InvalidArgument(f"{kind!r} is no format of tables: choose one of {', '.join(FORMATS)}")
+
+
+# Deciding.
+
+
+def begin(landed: Landed | None, snapshot: TopicSnapshot, columns: Sequence[str] | None, where: str) -> Landed:
+    """What the table holds before the run. Raises if the topic cannot land there."""
+    if landed is None:
+        wanted = tuple(columns or SOURCE_SCHEMA.names)
+        return Landed(topic=snapshot.topic, topic_id=snapshot.topic_id, step=0, positions={}, columns=wanted)
+    if landed.topic != snapshot.topic:
+        raise TableMismatch(f"{where} is a table of topic {landed.topic}; land {snapshot.topic} in another folder")
+    if is_other_topic(_offset(landed), snapshot.topic_id):
+        raise TableMismatch(
+            f"{where} is a table of topic {landed.topic} with id {landed.topic_id}; that topic was deleted and created "
+            f"again with id {snapshot.topic_id}, and its offsets count from 0 again: land it in another folder"
+        )
+    if columns is not None and tuple(columns) != landed.columns:
+        raise TableMismatch(
+            f"{where} has the columns {', '.join(landed.columns)}, and {', '.join(columns)} were asked for; leave that "
+            "out, or land the topic in another folder"
+        )
+    return landed
+
+
+def next_step(snapshot: TopicSnapshot, landed: Landed, limits: Limits, *, skip_lost: bool = False) -> Step | None:
+    """What lands next in a table that holds `landed`; None if nothing is new. `DataLoss` if something is gone that
+    should land first."""
+    if landed.step == 0:
+        known: dict[int, Position] = {segment: found.earliest for segment, found in snapshot.segments.items()}
+    else:
+        known = landed.positions
+    place = standing(_offset(msgspec.structs.replace(landed, positions=known)), snapshot)
+    if place.losses and not skip_lost:
+        raise DataLoss(
+            f"{'; '.join(place.losses)}. The table of topic {landed.topic} stands before that: run it again with "
+            "--skip-lost to go on without these records"
+        )
+    ends = admit(snapshot, place.positions, limits)
+    wanted = ranges(place.positions, ends, snapshot)
+    finished = any(end == END and landed.positions.get(segment) != END for segment, end in ends.items())
+    if not wanted and not finished:
+        return None
+    # A segment that the topic has forgotten is finished, or lost: nothing more will come of it.
+    forgotten: dict[int, Position] = {each: END for each in landed.positions if each not in ends}
+    after = msgspec.structs.replace(landed, step=landed.step + 1, positions=forgotten | ends)
+    return Step(
+        after,
+        tuple(wanted),
+        others=tuple(snapshot.segments.keys() - {each.segment for each in wanted}),
+        estimated_bytes=sum(each.records * snapshot.segments[each.segment].bytes_per_record for each in wanted),
+        losses=place.losses,
+    )
+
+
+def _offset(landed: Landed) -> StreamOffset:
+    return StreamOffset(topic=landed.topic, topic_id=landed.topic_id, positions=landed.positions)
+
+
+# Acting.
+
+
+def step_rows(spark: SparkSession, source: Mapping[str, str], step: Step) -> DataFrame:
+    """The rows of a step, in few and large partitions: each becomes a file."""
+    files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
+    return rows_between(spark, source, step.ranges, step.others, step.landed.columns, minPartitions=str(max(1, files)))
+
+
+def write_files(rows: DataFrame, folder: str) -> None:
+    with _microseconds(rows.sparkSession):
+        rows.write.mode("error").parquet(f"file://{folder}")
+
+
+@contextmanager
+def _microseconds(spark: SparkSession) -> Iterator[None]:
+    """Spark's default, INT96, is a type that other readers refuse or take for nanoseconds. It is a setting of the whole
+    session, so lakes that share one write in turn."""
+    with _writing:
+        before = spark.conf.get(_TIMESTAMPS)
+        assert before is not None
+        spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
+        try:
+            yield
+        finally:
+            spark.conf.set(_TIMESTAMPS, before)
+
+
+def land(spark: SparkSession, source: Mapping[str, str], table: Table, step: Step) -> StepReport:
+    """Read, write, commit."""
+    began = time.monotonic()
+    folder = table.stage(step.landed.step)
+    try:
+        if step.records:
+            write_files(step_rows(spark, source, step), folder)
+        landing = table.prepare(folder, step.records)
+    except BaseException:
+        table.discard(folder)
+        raise
+    try:
+        table.commit(landing, step.landed)
+    except TableConflict:
+        table.discard(folder)
+        raise
+    seconds = time.monotonic() - began
+    return StepReport(step.landed.step, landing.rows, len(landing.files), landing.bytes, seconds)
+
+
+class Lake:
+    """One run. Owns the connection with which the driver looks at the topic."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: Mapping[str, str],
+        table: Table,
+        *,
+        columns: Sequence[str] | None = None,
+        max_records: int = MAX_RECORDS,
+        skip_lost: bool = False,
+        on_step: Callable[[StepReport], None] = lambda _: None,
+    ) -> None:
+        self._spark = spark
+        self._source = dict(source)
+        self._options = SourceOptions.parse(source)
+        self._table = table
+        self._columns = columns
+        self._limits = Limits(records=max_records)
+        self._skip_lost = skip_lost
+        self._on_step = on_step
+        self._steps: list[StepReport] = []
+        self._ranges: dict[int, list[Range]] = {}
+        """What has landed, by segment."""
+        self._losses: dict[str, None] = {}
+
+    def run(self, follow: threading.Event | None = None) -> LakeReport:
+        """Land what the topic holds now, or with `follow` also what comes, until that is set."""
+        began = time.monotonic()
+        columns_schema(self._columns or SOURCE_SCHEMA.names)
+        with Connection(self._options) as connection:
+            view = TopicView(connection)
+            now = view.look_now()
+            before = begin(self._table.landed(), now, self._columns, self._table.path)
+            if before.step == 0:
+                self._table.create(before, arrow_schema(columns_schema(before.columns)))
+            leftovers = self._table.remove_leftovers()
+            target = None if follow is not None else now
+            while follow is None or not follow.is_set():
+                step = self._planned(before.columns, view.look_now(), target)
+                if step is not None:
+                    self._land(step, lambda: self._planned(before.columns, view.look_now(), target))
+                elif follow is None or follow.wait(FOLLOW_POLL_S):
+                    break
+            now = view.look_now()
+            after = begin(self._table.landed(), now, before.columns, self._table.path)
+        return self._report(after, now, leftovers, time.monotonic() - began)
+
+    def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> Step | None:
+        """The next step from where the table stands."""
+        landed = begin(self._table.landed(), now, columns, self._table.path)
+        view = bounded(now, target) if target is not None else now
+        step = next_step(view, landed, self._limits, skip_lost=self._skip_lost)
+        if step is None:
+            return None
+        return msgspec.structs.replace(step, others=tuple(now.segments.keys() - {each.segment for each in step.ranges}))
+
+    def _land(self, step: Step, plan_again: Callable[[], Step | None]) -> None:
+        try:
+            report = land(self._spark, self._source, self._table, step)
+        except Exception:
+            # Retention may have come between planning and reading. Who wants to go on without what it took, can.
+            again = plan_again() if self._skip_lost else step
+            if again is not None and again.losses == step.losses:
+                raise
+            return
+        for each in step.ranges:
+            self._ranges.setdefault(each.segment, []).append(each)
+        self._losses |= dict.fromkeys(step.losses)
+        self._steps.append(report)
+        self._on_step(report)
+
+    def _report(self, landed: Landed, now: TopicSnapshot, leftovers: int, seconds: float) -> LakeReport:
+        segments = []
+        for segment, position in sorted(landed.positions.items()):
+            end = now.segments[segment].end if segment in now.segments else 0
+            lag = 0 if position == END else max(0, end - position)
+            did = self._ranges.get(segment) or [Range(segment, 0, 0)]
+            records = sum(each.records for each in did)
+            segments.append(SegmentReport(segment, did[0].first, did[-1].until, records, position, lag))
+        behind = sum(found.end - found.earliest for found in now.segments.values() if found.id not in landed.positions)
+        return LakeReport(
+            ok=not self._losses,
+            topic=landed.topic,
+            table=self._table.path,
+            format=self._table.kind,
+            step=landed.step,
+            steps=tuple(self._steps),
+            records=sum(step.records for step in self._steps),
+            files=sum(step.files for step in self._steps),
+            bytes=sum(step.bytes for step in self._steps),
+            lag=sum(each.lag for each in segments) + behind,
+            segments=tuple(segments),
+            losses=tuple(self._losses),
+            leftovers=leftovers,
+            seconds=seconds,
+        )

@@ -1,0 +1,320 @@
+"""`replay`: a topic, or a time of it, into another topic; keys keep their order, and each record is written once.
+
+    journal ──► one step ──► read ──► by key hash ──► sort ──► write ──► done
+                offsets      Spark    n partitions    (segment, offset)  recognised if it is written again
+
+**Steps.** The driver cuts the copy into steps, by the rule of micro-batches (admission.py): a step has only segments
+whose ancestors were copied to their end in the steps before. A step is journalled before it is run (replay_journal.py),
+and run until it succeeds; only then comes the next.
+
+**Once.** A step is written with the replay's id as `txnAppId` and its number as `txnVersion`. The sink numbers the rows
+of each partition; if a task or a whole step is repeated, brokers recognise what they have. That holds only if the
+repeated rows are the same in the same order. Rows are: their offsets are in the journal. Partitions are: their number
+is, too, and which row belongs to which is a hash of the row. Order is: it is sorted, for behind a shuffle rows come in
+any order.
+
+**Order.** All records of a key have the same hash, so one task writes them. Of one key, a step has records of one
+segment only (its ancestors and descendants are in other steps), so sorting by segment and offset is the order in which
+they were published (I4). Records without a key have no order between segments; those of one segment stay together, in
+theirs. In the target, segments may be as many as they like: the key decides again.
+
+**Time.** With bounds of time the copy is exact: records outside are cut away by the source. Chunks that lie wholly
+outside are stepped over without reading them, and without a step.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+from braid.client.checkpoint import END, Position
+from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
+from braid.model.names import TopicName
+from braid.spark.admission import Limits, admit, beginning, bounded, ranges, standing
+from braid.spark.connection import Connection
+from braid.spark.jobs.bounded_read import rows_between
+from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep
+from braid.spark.offsets import StreamOffset
+from braid.spark.options import SourceOptions
+from braid.spark.planning import Prune, Range
+from braid.spark.snapshot import TopicSnapshot
+
+MAX_RECORDS: Final = 20_000_000
+"""Of one step. Spark keeps a step's rows on disk between reading and writing, so this bounds the room that it needs."""
+PARTITION_RECORDS: Final = 50_000
+"""Fewer are not worth a task of their own."""
+_WITHOUT_KEY: Final = 1 << 16
+"""Above all key hashes."""
+
+
+class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
+    segment: int
+    first: int
+    until: int
+    """Offsets that this run has looked at."""
+    records: int
+    """How many of them were copied: all, or those of the time that was asked for."""
+
+
+class ReplayReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    ok: bool
+    source: str
+    target: str
+    checkpoint: str
+    steps: int
+    repeated: int
+    """Steps that an earlier run had begun."""
+    records: int
+    duplicates: int
+    """Records that were in the target already, from a step that was repeated. Not known exactly if others write to the
+    target at the same time."""
+    lag: int
+    """Records that the source had more when the run ended, in which it did not look."""
+    segments: tuple[SegmentReport, ...]
+    seconds: float
+
+
+# Deciding.
+
+
+def check_topics(source: str, target: str) -> None:
+    if source == target:
+        raise InvalidArgument(f"topic {source} cannot be replayed into itself: it would never end; name another target")
+
+
+def bounds(start: str, until: str) -> dict[str, str]:
+    """The options of the source for what `--from` and `--until` say."""
+    given: dict[str, str] = {}
+    for value, open_end, name in ((start, "earliest", "starting"), (until, "latest", "ending")):
+        if value.strip().lower() == open_end:
+            continue
+        is_offsets = value.lstrip().startswith("{") or value.strip().lower() in ("earliest", "latest")
+        given[f"{name}{'Offsets' if is_offsets else 'Timestamp'}"] = value
+    return given
+
+
+def first_positions(options: SourceOptions, snapshot: TopicSnapshot) -> dict[int, Position]:
+    asked = msgspec.structs.replace(
+        options, starting_offsets=options.starting_offsets or "earliest", ending_offsets=None
+    )
+    return beginning(asked, snapshot)
+
+
+def until(options: SourceOptions, snapshot: TopicSnapshot) -> TopicSnapshot:
+    """The topic as if it ended where it is to be copied to. A segment that is not copied to its end has not ended: its
+    children are not copied."""
+    if not isinstance(options.ending_offsets, dict):
+        return snapshot
+    segments = dict(snapshot.segments)
+    for segment, place in options.ending_offsets.items():
+        found = segments.get(segment)
+        if found is not None and place != END and 0 <= place < found.end:
+            segments[segment] = msgspec.structs.replace(found, end=place, sealed=False)
+    return msgspec.structs.replace(snapshot, segments=segments)
+
+
+def next_step(
+    snapshot: TopicSnapshot,
+    replay: Replay,
+    positions: Mapping[int, Position],
+    limits: Limits,
+    times: Prune,
+    parallelism: int,
+) -> ReplayStep | None:
+    """What is copied next, from these positions; None if that is nothing."""
+    offset = StreamOffset(topic=replay.source, topic_id=replay.source_id, positions=dict(positions))
+    place = standing(offset, snapshot)
+    if place.losses:
+        raise DataLoss(
+            f"{'; '.join(place.losses)}. The replay cannot go on behind that; begin a new one with another --name, "
+            "from what is there"
+        )
+    begin = {segment: _stepped_over(snapshot, segment, at, times) for segment, at in place.positions.items()}
+    ends = admit(snapshot, begin, limits)
+    wanted = ranges(begin, ends, snapshot)
+    if not wanted:
+        return None
+    records = sum(each.records for each in wanted)
+    return ReplayStep(
+        number=replay.step.number + 1 if replay.step is not None else 0,
+        ranges=tuple(wanted),
+        partitions=max(1, min(parallelism, records // PARTITION_RECORDS)),
+        positions=ends,
+    )
+
+
+def _stepped_over(snapshot: TopicSnapshot, segment: int, position: Position, times: Prune) -> Position:
+    """Behind chunks that hold nothing of the time that is asked for."""
+    if position == END:
+        return END
+    found = snapshot.segments[segment]
+    at = position
+    for chunk in found.chunks:
+        if chunk.base_offset <= at < chunk.next_offset and times.leaves_out(chunk):
+            at = max(at, min(chunk.next_offset, found.end))
+    return at
+
+
+# Acting.
+
+
+def in_order(rows: DataFrame, partitions: int) -> DataFrame:
+    """All records of a key in one partition, in the order in which they were published; always the same rows in the
+    same partition in the same order."""
+    spread = F.when(F.col("key").isNull(), F.col("segment") + _WITHOUT_KEY).otherwise(F.col("keyHash"))
+    return rows.repartition(partitions, spread).sortWithinPartitions("segment", "offset")
+
+
+def copy(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    sink: Mapping[str, str],
+    replay: Replay,
+    step: ReplayStep,
+    others: tuple[int, ...],
+) -> dict[int, int]:
+    """Write a step. Returns how many records of each segment that was."""
+    times = {name: value for name, value in replay.bounds.items() if name.endswith("Timestamp")}
+    columns = ("segment", "offset", "keyHash", "key", "value", "timestamp", "headers")
+    rows = rows_between(spark, source, step.ranges, others, columns, **times)
+    seen = Observation()
+    counts = [F.count_if(F.col("segment") == each.segment).alias(str(each.segment)) for each in step.ranges]
+    rows = rows.observe(seen, *counts)
+    (
+        in_order(rows, step.partitions)
+        .select("key", "value", "timestamp", "headers")
+        .write.format("braid")
+        .options(**sink, txnAppId=f"replay-{replay.id}", txnVersion=str(step.number))
+        .mode("append")
+        .save()
+    )
+    return {int(segment): int(count) for segment, count in seen.get.items()}
+
+
+class ReplayRun:
+    """One run of a replay. Owns the connections with which the driver looks at both topics."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: Mapping[str, str],
+        sink: Mapping[str, str],
+        journal: ReplayJournal,
+        *,
+        bounded_by: Mapping[str, str] | None = None,
+        max_records: int = MAX_RECORDS,
+        create: bool = False,
+        on_step: Callable[[ReplayStep], None] = lambda _: None,
+    ) -> None:
+        """`source` and `sink` are options of `format("braid")`; `bounded_by` is what `bounds` returns."""
+        self._spark = spark
+        self._source = {**source, "topic": TopicName.parse(source["topic"]).path}
+        self._sink = {**sink, "topic": TopicName.parse(sink["topic"]).path}
+        check_topics(self._source["topic"], self._sink["topic"])
+        self._bounds = dict(bounded_by or {})
+        self._options = SourceOptions.parse({**self._source, **self._bounds}).for_batch()
+        self._times = Prune(since_us=self._options.starting_timestamp, before_us=self._options.ending_timestamp)
+        self._journal = journal
+        self._limits = Limits(records=max_records)
+        self._create = create
+        self._on_step = on_step
+        self._ranges: dict[int, Range] = {}
+        self._records: dict[int, int] = {}
+        self._steps = self._repeated = self._repeated_records = 0
+
+    def run(self) -> ReplayReport:
+        began = time.monotonic()
+        sink = SourceOptions.parse({name: self._sink[name] for name in self._sink if name in _CONNECTING})
+        with Connection(self._options) as connection, Connection(sink) as target, self._journal:
+            goal = connection.snapshot()
+            before = self._target(target, goal)
+            replay = self._journal.begin(
+                Replay(
+                    id=str(uuid.uuid4()),
+                    source=goal.topic,
+                    source_id=goal.topic_id,
+                    target=before.topic,
+                    target_id=before.topic_id,
+                    bounds=self._bounds,
+                )
+            )
+            if replay.step is not None and not replay.step.done:
+                self._repeated, self._repeated_records = 1, replay.step.records
+                replay = self._run_step(replay, replay.step, connection.snapshot())
+            while True:
+                now = connection.snapshot()
+                positions = replay.step.positions if replay.step is not None else first_positions(self._options, now)
+                view = until(self._options, bounded(now, goal))
+                parallelism = self._spark.sparkContext.defaultParallelism
+                step = next_step(view, replay, positions, self._limits, self._times, parallelism)
+                if step is None:
+                    break
+                replay = self._run_step(replay, step, now)
+            stored = _records_in(target.snapshot()) - _records_in(before)
+        return self._report(replay, until(self._options, now), positions, stored, time.monotonic() - began)
+
+    def _run_step(self, replay: Replay, step: ReplayStep, now: TopicSnapshot) -> Replay:
+        replay = self._journal.write(msgspec.structs.replace(replay, step=step))
+        others = tuple(sorted(now.segments.keys() - {each.segment for each in step.ranges}))
+        copied = copy(self._spark, self._source, self._sink, replay, step, others)
+        replay = self._journal.write(msgspec.structs.replace(replay, step=msgspec.structs.replace(step, done=True)))
+        for each in step.ranges:
+            known = self._ranges.get(each.segment, each)
+            self._ranges[each.segment] = msgspec.structs.replace(known, until=each.until)
+        for segment, count in copied.items():
+            self._records[segment] = self._records.get(segment, 0) + count
+        self._steps += 1
+        self._on_step(step)
+        return replay
+
+    def _target(self, target: Connection, source: TopicSnapshot) -> TopicSnapshot:
+        path = self._sink["topic"]
+        try:
+            return target.snapshot()
+        except TopicNotFound as error:
+            if not self._create:
+                raise TopicNotFound(
+                    f"there is no topic {path} to replay into; create it first, or let --create do it"
+                ) from error
+        active = sum(not segment.sealed for segment in source.segments.values())
+        target.call(target.client.admin.create_topic(path, segments=max(1, active)))
+        return target.snapshot()
+
+    def _report(
+        self, replay: Replay, now: TopicSnapshot, positions: Mapping[int, Position], stored: int, seconds: float
+    ) -> ReplayReport:
+        records = sum(self._records.values())
+        return ReplayReport(
+            ok=True,
+            source=replay.source,
+            target=replay.target,
+            checkpoint=self._journal.folder,
+            steps=self._steps,
+            repeated=self._repeated,
+            records=records,
+            duplicates=min(self._repeated_records, max(0, records - stored)),
+            lag=sum(_behind(segment.end, positions.get(segment.id, 0)) for segment in now.segments.values()),
+            segments=tuple(
+                SegmentReport(segment, each.first, each.until, self._records[segment])
+                for segment, each in sorted(self._ranges.items())
+            ),
+            seconds=seconds,
+        )
+
+
+_CONNECTING: Final = ("url", "token", "tls", "timeout", "topic")
+
+
+def _behind(end: int, position: Position) -> int:
+    return 0 if position == END else max(0, end - position)
+
+
+def _records_in(snapshot: TopicSnapshot) -> int:
+    """That it has ever had."""
+    return sum(segment.end for segment in snapshot.segments.values())

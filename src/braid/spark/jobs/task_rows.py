@@ -1,0 +1,53 @@
+"""Work that is not a query, as a DataFrame: so many tasks, each a piece of work whose rows Spark takes on from there.
+
+A Python data source does it with Arrow batches from Python to Java and nothing in the other direction. (`mapInArrow`
+would need rows to begin with, another pass between Java and Python, and pandas.) The source is registered under a name
+that no program reads from; what it does is fixed when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+
+def task_rows(
+    spark: SparkSession, name: str, schema: str, tasks: Sequence[T], work: Callable[[T], Iterator[Any]]
+) -> DataFrame:
+    """The rows that `work` makes of each task, in Arrow batches of exactly this schema. Both travel to executors."""
+
+    class Task(InputPartition):
+        def __init__(self, what: T) -> None:
+            super().__init__(None)
+            self.what = what
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> Sequence[InputPartition]:
+            return [Task(each) for each in tasks]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            assert isinstance(partition, Task)
+            return work(partition.what)
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"braid-{name}"
+
+        def schema(self) -> str:
+            return schema
+
+        def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 (it is the one above)
+            return Reader()
+
+    if not tasks:
+        return spark.createDataFrame([], schema)
+    spark.dataSource.register(Source)
+    return spark.read.format(Source.name()).load()

@@ -1,0 +1,61 @@
+"""A standalone Spark cluster, one master and one worker, from the installed PySpark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from tests.spark.spark_kit import until
+
+SPARK_HOME: Final = Path(pyspark.__file__).parent
+END_S: Final = 30.0
+
+
+@contextlib.contextmanager
+def standalone_cluster(folder: Path) -> Iterator[str]:
+    """Its `spark://` URL. The worker has one core; an executor may take 1 GiB."""
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(daemon("master.Master", folder))
+        until(lambda: found_url(log), f"a master that says where it listens, in {log}")
+        url = found_url(log)
+        worker = ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"), url]
+        log = stack.enter_context(daemon("worker.Worker", folder, *worker))
+        until(
+            lambda: "Successfully registered with master" in log.read_text(), f"a worker that has registered, in {log}"
+        )
+        yield url
+
+
+def found_url(log: Path) -> str:
+    found = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
+    return found[1] if found is not None else ""
+
+
+@contextlib.contextmanager
+def daemon(kind: str, folder: Path, *options: str) -> Iterator[Path]:
+    """One of Spark's own servers, until the end; the path of its log."""
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # Its port is fixed.
+    }
+    command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *options]
+    log = folder / f"{kind}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        yield log
+    finally:
+        process.terminate()  # The script has become Java itself; a worker ends its executors.
+        process.wait(END_S)

@@ -1,0 +1,106 @@
+"""Braid on clusters: Spark's own two on this machine, with Braid installed there and with Braid sent there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import braid.sync
+from braid.spark.session import zip_package
+from tests.spark.spark_kit import ROOT, StoredBroker, numbered
+from tests.spark.standalone import SPARK_HOME, standalone_cluster
+
+PROGRAM = Path(__file__).parent / "cluster_program.py"
+RECORDS = 60_000
+"""A task that writes all of them stores some long before it comes to the last."""
+PROGRAM_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def topic(broker: StoredBroker) -> str:
+    """Partly in chunks, partly only with its owner; one record of it kills whoever wants to die."""
+    broker.create("clusters", segments=2)
+    sent = broker.fill("clusters", numbered(RECORDS - 1))
+    broker.until_chunks("clusters", 8)
+    assert sum(chunk["nextOffset"] - chunk["baseOffset"] for chunk in broker.chunks("clusters")) < len(sent)
+    broker.fill("clusters", [(b"key-1", b"dies here")])
+    return "clusters"
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with everything that Braid needs, and no Braid: without `site`, no editable install is found."""
+    script = tmp_path_factory.mktemp("bare") / "python"
+    packages = sysconfig.get_paths()["platlib"]
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def run(command: list[str], folder: Path, python: str | Path) -> dict[str, dict[str, Any]]:
+    """What each step of the program said."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PROGRAM_S)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {each["step"]: each for each in said}
+
+
+def test_local_cluster_with_braid_installed_reads_and_writes_once_though_executors_die(
+    broker: StoredBroker, topic: str, tmp_path: Path
+) -> None:
+    broker.create("copied", segments=2)
+    steps = ["where", f"dying-read:{topic}", f"dying-copy:{topic}:copied", "read:copied"]
+    said = run([sys.executable, str(PROGRAM), "local-cluster[2,1,1024]", broker.url, *steps], tmp_path, sys.executable)
+    assert said["where"]["braid"] == [str(ROOT / "src" / "braid" / "__init__.py")]
+    assert len(said["where"]["executors"]) == 2
+    each = {"records": RECORDS, "places": RECORDS, "values": RECORDS}
+    assert said[f"dying-read:{topic}"].items() >= {**each, "died": 1}.items()
+    assert said[f"dying-copy:{topic}:copied"]["died"] == 1
+    assert said["read:copied"].items() >= each.items()
+    with braid.sync.connect(broker.url) as client:
+        assert client.admin.topic_stats("copied")["duplicateBatches"] > 0, "the second try had nothing to repeat"
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with standalone_cluster(tmp_path_factory.mktemp("standalone")) as url:
+        yield url
+
+
+def test_standalone_cluster_gets_braid_by_py_files(
+    broker: StoredBroker, topic: str, master: str, bare_python: Path, tmp_path: Path
+) -> None:
+    """Neither the driver's Python nor the executors' has Braid: all of it comes from the zip file."""
+    broker.create("submitted", segments=2)
+    package = zip_package(str(tmp_path))
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", master, "--py-files", package]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    steps = ["where", f"read:{topic}", f"copy:{topic}:submitted", "read:submitted"]
+    said = run([*command, str(PROGRAM), "submitted", broker.url, *steps], tmp_path, bare_python)
+    (where,) = said["where"]["braid"]
+    assert where.endswith(f"{Path(package).name}/braid/__init__.py")
+    assert said[f"read:{topic}"]["places"] == said["read:submitted"]["values"] == RECORDS

@@ -1,0 +1,79 @@
+"""`braid pipeline` as people run it: in a process of its own, with a Java of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.spark.spark_kit import StoredBroker, until
+
+BRAID = (sys.executable, "-m", "braid.cli.main")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """In which everything temporary is in `folder`, and Spark may not be seen there afterwards."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
+    return {**known, "TMPDIR": str(folder)}
+
+
+def left_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("braid-spark-*")]
+
+
+def test_advice_in_json_that_cannot_be_applied_yet(broker: StoredBroker, tmp_path: Path) -> None:
+    topic = broker.create("commanded", segments=2)
+    broker.fill(topic, [(b"key-%d" % number, b"v" * 50) for number in range(2_000)])
+    options = ("--segments-target", "4", "--apply", "--json", "--master", "local[2]", "--url", broker.url)
+    done = subprocess.run(
+        [*BRAID, "pipeline", "advise", topic, *options],
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert (report["records"], report["advice"]["target"]) == (2_000, 4)
+    assert len(report["commands"]) >= 2
+    assert all(re.fullmatch(r"braid topic split commanded \d+ --at [0-9a-f]{4}", line) for line in report["commands"])
+    # What each of them was answered, and nothing of what Spark and Java print.
+    assert [outcome["command"] for outcome in report["applied"]] == report["commands"]
+    answers = [f"braid: {outcome['command']}: {outcome['error']}" for outcome in report["applied"]]
+    assert done.stderr.splitlines() == answers
+    assert "not in this version" in answers[0]
+    assert [path.name for path in tmp_path.iterdir() if path.name == "spark-warehouse"] == left_in(tmp_path) == []
+
+
+def test_a_topic_that_does_not_exist_is_one_line_and_needs_no_spark(broker: StoredBroker, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*BRAID, "pipeline", "advise", "nothing", "--url", broker.url],
+        capture_output=True,
+        text=True,
+        env={**environment(tmp_path), "PATH": ""},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "braid: there is no topic public/default/nothing; create it first\n"
+
+
+def test_ctrl_c_ends_a_job_and_leaves_nothing_behind(broker: StoredBroker, tmp_path: Path) -> None:
+    topic = broker.create("interrupted")
+    with subprocess.Popen(
+        [*BRAID, "pipeline", "advise", topic, "--master", "local[2]", "--url", broker.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tmp_path),
+    ) as process:
+        until(
+            lambda: any(log.stat().st_size for log in tmp_path.glob("braid-spark-*/spark.log")), "Java prints something"
+        )
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, b"", b"")
+    assert left_in(tmp_path) == []
