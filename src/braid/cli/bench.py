@@ -1,5 +1,5 @@
 """`braid bench`: how fast publishing, consuming and the way from one to the other are, here and now. What moves of
-segments cost is measured in bench_move.py and bench_segments.py.
+segments cost is measured in bench_move.py and bench_segments.py, what Spark can do in bench_spark.py.
 
 Producer and consumer are processes of their own. Without `--url` the broker is too: a `braid serve` on free ports, with
 a temporary folder, which is gone afterwards. A fresh topic with one segment is used, and deleted at the end.
@@ -18,6 +18,7 @@ import msgspec
 from braid.cli.bench_machine import machine_facts, machine_text
 from braid.cli.bench_move import move
 from braid.cli.bench_segments import segments
+from braid.cli.bench_spark import spark
 from braid.cli.bench_workload import Form, Mode
 from braid.cli.output import Column, json_option, print_json, print_table
 from braid.cli.quantities import SIZE
@@ -41,7 +42,7 @@ RECORDS_PER_CASE: Final = 2_000_000
 
 @click.group()
 def bench() -> None:
-    """Measure publishing, consuming, latency and moves.
+    """Measure publishing, consuming, latency, moves and Spark.
 
     Without --url (or BRAID_URL) a broker is started for the measurement, on this machine.
     """
@@ -378,15 +379,6 @@ def _records_of(mode: Mode, size: int, tasks: int) -> int:
             return min(RECORDS_PER_CASE, SINGLES_PER_CASE * tasks, BYTES_PER_CASE // size)
 
 
-def _later(name: str, what: str) -> click.Command:
-    @bench.command(name, help=f"Not in this version: {what}.", context_settings={"ignore_unknown_options": True})
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def command(arguments: tuple[str, ...]) -> None:  # noqa: ARG001
-        raise click.ClickException(f"`braid bench {name}` is not in this version yet: {what}")
-
-    return command
-
-
 bench.add_command(move)
 bench.add_command(segments)
-_later("spark", "the Spark source and sink come in a later one")
+bench.add_command(spark)
