@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from braid.broker.broker import Broker
+from braid.broker.segment_access import LocalAccess
 from braid.client.client import Client, connect
 from braid.client.stream import StreamConsumer
 from braid.metadata import paths
@@ -19,6 +21,7 @@ from braid.model.subscription import Cursor, decode
 from braid.testing.disk import NO_FAULTS, DiskFaults
 from braid.testing.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, Machine, own
+from tests.storage_kit import make_batch
 
 
 def play(test: Callable[[Machine, Broker, Client], Awaitable[None]]) -> None:
@@ -93,6 +96,24 @@ def test_a_checkpoint_consumers_channel_is_gone_when_the_segment_has_ended() -> 
             await segment.storage.log.seal()
             assert await consumer.receive(timeout=1) is None
             assert not segment._channels
+
+    play(test)
+
+
+def test_a_segment_is_called_sealed_only_when_consumers_may_see_all_of_it() -> None:
+    """Who hears that it is sealed takes its end for the last one, and never reads what is confirmed later."""
+
+    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+        segment = broker.segments.get(ORDERS.path, 0)
+        segment.storage.append(make_batch(5))
+        sealing = asyncio.create_task(segment.storage.log.seal())
+        await asyncio.sleep(0)
+        assert segment.storage.log.sealed
+        told = await LocalAccess(segment).positions()
+        assert (told.end, told.sealed) == (10, False)
+        await sealing
+        told = await LocalAccess(segment).positions()
+        assert (told.end, told.sealed) == (15, True)
 
     play(test)
 

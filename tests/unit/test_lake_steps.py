@@ -81,6 +81,33 @@ def test_what_retention_took_stops_the_run_or_is_skipped_by_name() -> None:
     assert "offsets 2 to 5 of segment 0" in step.losses[0]
 
 
+def test_a_loss_with_nothing_behind_it_is_a_step_too_so_that_it_is_told_once() -> None:
+    there = topic(segment(0, 9, earliest=9))
+    step = next_step(there, landed(1, {0: 2}), NO_LIMITS, skip_lost=True)
+    assert step is not None
+    assert (step.ranges, step.landed) == ((), landed(2, {0: 9}))
+    assert "offsets 2 to 8 of segment 0" in step.losses[0]
+    assert next_step(there, step.landed, NO_LIMITS) is None
+
+
+def test_a_target_bounds_what_lands() -> None:
+    then, now = topic(segment(0, 5)), topic(segment(0, 9, sealed=True), segment(1, 4, 0))
+    step = next_step(now, landed(0, {}), NO_LIMITS, target=then)
+    assert step is not None
+    assert (step.ranges, step.others) == ((Range(0, 0, 5),), (1,))
+    assert next_step(now, step.landed, NO_LIMITS, target=then) is None
+
+
+@pytest.mark.parametrize("skip_lost", [False, True])
+def test_what_another_run_has_landed_behind_the_target_is_not_lost_and_stays_landed(skip_lost: bool) -> None:
+    then, now = topic(segment(0, 5), segment(1, 8)), topic(segment(0, 9), segment(1, 8), segment(2, 4))
+    before = landed(6, {0: 9, 1: 3, 2: 4})
+    step = next_step(now, before, NO_LIMITS, target=then, skip_lost=skip_lost)
+    assert step is not None
+    assert (step.ranges, step.losses) == ((Range(1, 3, 8),), ())
+    assert step.landed.positions == {0: 9, 1: 8, 2: 4}
+
+
 def test_a_segment_that_the_topic_has_forgotten_stays_at_its_end() -> None:
     step = next_step(topic(segment(1, 5, 0)), landed(4, {0: END, 1: 2}), NO_LIMITS)
     assert step is not None

@@ -233,6 +233,8 @@ _NOON_US = 12 * 3_600_000_000
         ([EqualTo(("headers", "a"), b"x")], Filters()),
         ([EqualTo(("value",), b"x")], Filters()),
         ([GreaterThan(("key",), b"a")], Filters()),
+        ([EqualTo(("keyHash",), 0)], Filters()),  # Records without a key have it too, and no range of hashes.
+        ([In(("keyHash",), (17, 0))], Filters()),
         ([LessThan(("timestamp",), datetime.datetime(2026, 1, 1))], Filters()),  # noqa: DTZ001 (that is the case)
     ],
 )
@@ -267,6 +269,7 @@ TWO = topic(segment(0, 100, earliest=10), segment(1, 50))
         ({"starting_offsets": {0: "END"}}, [Range(1, 0, 50)]),
         ({"starting_offsets": {0: -2}, "ending_offsets": {0: "END", 1: -1}}, [Range(0, 10, 100), Range(1, 0, 50)]),
         ({"starting_offsets": {1: 50}, "ending_offsets": {0: 10}}, []),
+        ({"ending_offsets": {0: 7}}, [Range(1, 0, 50)]),  # Retention came between: it was earliest to 7 when asked.
         ({"starting_offsets": {0: 5}, "fail_on_data_loss": False}, [Range(0, 10, 100), Range(1, 0, 50)]),
         ({"starting_offsets": {0: 5}, "ending_offsets": {0: 7}, "fail_on_data_loss": False}, [Range(1, 0, 50)]),
     ],

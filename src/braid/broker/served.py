@@ -56,7 +56,10 @@ class ServedSegment:
 
     @property
     def sealed(self) -> bool:
-        return self.storage.log.sealed
+        """Whether nothing will ever follow `end`. Not before consumers may see all records, and the seal is durable:
+        who hears of it does not look for more."""
+        log = self.storage.log
+        return log.seal_is_durable and self.end == log.end
 
     @property
     def delivered_bytes(self) -> int:

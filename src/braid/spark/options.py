@@ -103,12 +103,12 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         manifest = values.get("manifest", "")
         options = cls(
-            topic=_topic(values["topic"]),
+            topic=topic_path(values["topic"]),
             url="" if manifest else broker_url(values.get("url")),
             manifest=manifest,
             token=values.get("token", os.environ.get("BRAID_TOKEN", "")),
-            tls=_tls(values.get("tls")),
-            timeout_s=_seconds("timeout", values.get("timeout")),
+            tls=trust(values.get("tls")),
+            timeout_s=timeout_seconds(values.get("timeout")),
             starting_offsets=_offsets("startingOffsets", values.get("startingOffsets")),
             ending_offsets=_offsets("endingOffsets", values.get("endingOffsets")),
             starting_timestamp=_timestamp("startingTimestamp", values.get("startingTimestamp")),
@@ -182,11 +182,30 @@ def broker_url(value: str | None) -> str:
     return url
 
 
-def _topic(value: str) -> str:
+def topic_path(value: str) -> str:
     try:
         return TopicName.parse(value).path
     except BraidError as error:
         raise InvalidArgument(f"option topic: {error}") from None
+
+
+def trust(value: str | None) -> bool | str:
+    """Option tls."""
+    if value is None or value.lower() == "false":
+        return False
+    return True if value.lower() == "true" else value
+
+
+def timeout_seconds(value: str | None) -> float:
+    if value is None:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        wrong_value("timeout", value, "a number of seconds above 0, at most a day")
+    return seconds
 
 
 def _subscription(value: str | None) -> str:
@@ -196,12 +215,6 @@ def _subscription(value: str | None) -> str:
         return check_name("subscription", value)
     except BraidError as error:
         raise InvalidArgument(f"option subscription: {error}") from None
-
-
-def _tls(value: str | None) -> bool | str:
-    if value is None or value.lower() == "false":
-        return False
-    return True if value.lower() == "true" else value
 
 
 def _truth(name: str, value: str | None, *, default: bool) -> bool:
@@ -218,18 +231,6 @@ def _count(name: str, value: str | None) -> int | None:
     if not value.isascii() or not value.isdigit() or not 0 < int(value) <= _MAX_OFFSET:
         wrong_value(name, value, "a whole number above 0")
     return int(value)
-
-
-def _seconds(name: str, value: str | None) -> float:
-    if value is None:
-        return DEFAULT_TIMEOUT_S
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        wrong_value(name, value, "a number of seconds above 0, at most a day")
-    return seconds
 
 
 def _timestamp(name: str, value: str | None) -> int | None:

@@ -94,16 +94,16 @@ def _with(found: Filters, one: Filter) -> Filters:
         case ("timestamp",):
             return msgspec.structs.replace(found, times=found.times & _interval(one, _microseconds))
         case ("keyHash",):
-            return _with_hashes(found, _values(one, _integer))
+            hashes = _values(one, _integer)
+            # Records without a key show 0 there, and count in nobody's range of hashes.
+            return found if hashes is None or 0 in hashes else _with_hashes(found, hashes)
         case ("key",):
             keys = _values(one, _bytes)
-            return _with_hashes(found, None if keys is None else [key_hash(key) for key in keys])
+            return found if keys is None else _with_hashes(found, [key_hash(key) for key in keys])
     return found
 
 
-def _with_hashes(found: Filters, hashes: Iterable[int] | None) -> Filters:
-    if hashes is None:
-        return found
+def _with_hashes(found: Filters, hashes: Iterable[int]) -> Filters:
     both = frozenset(hashes) if found.hashes is None else found.hashes & frozenset(hashes)
     return msgspec.structs.replace(found, hashes=both)
 

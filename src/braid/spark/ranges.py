@@ -45,7 +45,9 @@ def _range(snapshot: TopicSnapshot, segment: SegmentSnapshot, options: SourceOpt
         if options.fail_on_data_loss:
             raise DataLoss(f"{text}. Begin at earliest, or set option failOnDataLoss to false to read what is left")
         _log.warning("%s; reading begins at %d, because failOnDataLoss is false", text, segment.earliest)
-        first, until = segment.earliest, max(until, segment.earliest)
+        first = segment.earliest
+    if until < first and first == segment.earliest:
+        until = first  # What was asked for from the earliest record on was all deleted.
     if until < first:
         raise InvalidArgument(
             f"options startingOffsets and endingOffsets ask for offsets {first} up to {until} of {where}: the end lies "

@@ -44,8 +44,6 @@ from braid.storage.handles import FooterCache
 from braid.storage.history import footer_of, spans
 from braid.storage.manifest import read_segment_manifest, segment_folder
 
-__all__ = ["Connection", "raw_batches", "record_batches"]
-
 ROWS: Final = 16_384
 """In an Arrow batch for Spark, unless one batch has more."""
 MAX_ROWS: Final = 50_000

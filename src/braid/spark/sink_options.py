@@ -9,10 +9,9 @@ from typing import Final, Self
 import msgspec
 
 from braid.client.client import DEFAULT_TIMEOUT_S
-from braid.model.errors import BraidError, InvalidArgument
+from braid.model.errors import InvalidArgument
 from braid.model.identity import MAX_ERA
-from braid.model.names import TopicName
-from braid.spark.options import broker_url, named_options, wrong_value
+from braid.spark.options import broker_url, named_options, timeout_seconds, topic_path, trust, wrong_value
 
 NAMES: Final = (
     "url",
@@ -62,41 +61,14 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             url=broker_url(values.get("url")),
             token=values.get("token", os.environ.get("BRAID_TOKEN", "")),
-            tls=_tls(values.get("tls")),
-            timeout_s=_seconds(values.get("timeout")),
-            topic=_topic(values.get("topic")),
+            tls=trust(values.get("tls")),
+            timeout_s=timeout_seconds(values.get("timeout")),
+            topic=topic_path(values["topic"]) if "topic" in values else "",
             compression=_one_of("compression", values.get("compression"), ("none", "lz4", "zstd")),
             txn_app=_app(values.get("txnAppId")),
             txn_version=_version(values.get("txnVersion")),
             ordering=_one_of("ordering", values.get("ordering"), (ARRIVAL, CONTENT)) or ARRIVAL,
         )
-
-
-def _topic(value: str | None) -> str:
-    if value is None:
-        return ""
-    try:
-        return TopicName.parse(value).path
-    except BraidError as error:
-        raise InvalidArgument(f"option topic: {error}") from None
-
-
-def _tls(value: str | None) -> bool | str:
-    if value is None or value.lower() == "false":
-        return False
-    return True if value.lower() == "true" else value
-
-
-def _seconds(value: str | None) -> float:
-    if value is None:
-        return DEFAULT_TIMEOUT_S
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        wrong_value("timeout", value, "a number of seconds above 0, at most a day")
-    return seconds
 
 
 def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> str | None:

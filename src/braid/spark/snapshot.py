@@ -32,7 +32,6 @@ from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPosi
 if TYPE_CHECKING:
     from braid.client.client import Client
     from braid.spark.options import SourceOptions
-    from braid.spark.reading import Connection
 
 GUESSED_RECORD_BYTES: Final = 200.0
 """Of a segment in a topic of which nothing is known."""
@@ -66,12 +65,10 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
     segments: dict[int, SegmentSnapshot]
 
 
-def take_snapshot(options: SourceOptions, client: Connection | None = None) -> TopicSnapshot:
-    """Blocks. `client` is a connection that is kept; without one, one is made for the moment."""
-    from braid.spark.reading import Connection
+def take_snapshot(options: SourceOptions) -> TopicSnapshot:
+    """By a connection that is made for it. Who has one asks that. Blocks."""
+    from braid.spark.connection import Connection
 
-    if client is not None:
-        return client.snapshot()
     with Connection(options) as connection:
         return connection.snapshot()
 

@@ -146,9 +146,17 @@ def begin(landed: Landed | None, snapshot: TopicSnapshot, columns: Sequence[str]
     return landed
 
 
-def next_step(snapshot: TopicSnapshot, landed: Landed, limits: Limits, *, skip_lost: bool = False) -> Step | None:
-    """What lands next in a table that holds `landed`; None if nothing is new. `DataLoss` if something is gone that
-    should land first."""
+def next_step(
+    snapshot: TopicSnapshot,
+    landed: Landed,
+    limits: Limits,
+    *,
+    target: TopicSnapshot | None = None,
+    skip_lost: bool = False,
+) -> Step | None:
+    """What lands next in a table that holds `landed`, as far as `target` goes; None if nothing is new. `DataLoss` if
+    something is gone that should land first. Where the table stands is judged by the topic as it is now: another run
+    may have landed more than there was when this one took its target."""
     if landed.step == 0:
         known: dict[int, Position] = {segment: found.earliest for segment, found in snapshot.segments.items()}
     else:
@@ -159,10 +167,10 @@ def next_step(snapshot: TopicSnapshot, landed: Landed, limits: Limits, *, skip_l
             f"{'; '.join(place.losses)}. The table of topic {landed.topic} stands before that: run it again with "
             "--skip-lost to go on without these records"
         )
-    ends = admit(snapshot, place.positions, limits)
+    ends = admit(snapshot if target is None else bounded(snapshot, target), place.positions, limits)
     wanted = ranges(place.positions, ends, snapshot)
     finished = any(end == END and landed.positions.get(segment) != END for segment, end in ends.items())
-    if not wanted and not finished:
+    if not wanted and not finished and not place.losses:
         return None
     # A segment that the topic has forgotten is finished, or lost: nothing more will come of it.
     forgotten: dict[int, Position] = {each: END for each in landed.positions if each not in ends}
@@ -280,19 +288,15 @@ class Lake:
     def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> Step | None:
         """The next step from where the table stands."""
         landed = begin(self._table.landed(), now, columns, self._table.path)
-        view = bounded(now, target) if target is not None else now
-        step = next_step(view, landed, self._limits, skip_lost=self._skip_lost)
-        if step is None:
-            return None
-        return msgspec.structs.replace(step, others=tuple(now.segments.keys() - {each.segment for each in step.ranges}))
+        return next_step(now, landed, self._limits, target=target, skip_lost=self._skip_lost)
 
     def _land(self, step: Step, plan_again: Callable[[], Step | None]) -> None:
         try:
             report = land(self._spark, self._source, self._table, step)
         except Exception:
             # Retention may have come between planning and reading. Who wants to go on without what it took, can.
-            again = plan_again() if self._skip_lost else step
-            if again is not None and again.losses == step.losses:
+            again = plan_again() if self._skip_lost else None
+            if again is None or again.losses == step.losses:
                 raise
             return
         for each in step.ranges:
