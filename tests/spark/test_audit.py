@@ -14,7 +14,8 @@ from braid.model.batch import HEADER_BYTES, BatchHeader
 from braid.model.identity import derived_id
 from braid.model.layout import Layout
 from braid.spark.jobs.audit import Report, audit_topic
-from braid.spark.jobs.audit_queries import BATCH_SCHEMA, SEQUENCE_BIAS, sequences
+from braid.spark.jobs.audit_queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences
+from braid.spark.jobs.audit_rules import EXPIRED
 from braid.storage.producers import ProducerTable
 from tests.broker_process import BrokerProcess
 from tests.history_kit import (
@@ -196,6 +197,15 @@ def test_sequences_of_a_producer_go_on_repeat_or_jump(spark: SparkSession, produ
         found[row["segment"]].append((row["rule"], row["base"]))
         assert "-" not in row["text"], "sequences are told as their producer counts"
     assert found == {segment: expected for segment, (_, expected) in cases.items()}
+
+
+def test_what_has_expired_keeps_no_defect_out_of_a_report_that_is_full(spark: SparkSession) -> None:
+    def row(rule: str, offset: int) -> tuple[object, ...]:
+        return (0, 0, 0, offset, offset, 0, 0, 0, 0, 0, 0, 0, 0, rule, "", "", offset, offset + 1)
+
+    rows = [row(EXPIRED, offset) for offset in range(5)] + [row("batch-body", 7)]
+    found = findings(spark.createDataFrame(rows, BATCH_SCHEMA), 2).collect()
+    assert sorted(each["rule"] for each in found) == ["batch-body", *[EXPIRED] * 5]
 
 
 def test_the_hot_tail_is_audited_at_its_owners(spark: SparkSession, broker: StoredBroker) -> None:

@@ -45,12 +45,22 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
+def own_home(folder: Path) -> Path:
+    """Spark, as it is installed, in a folder of the test's own: a `local-cluster` leaves what executors print in it."""
+    home = folder / "spark"
+    home.mkdir()
+    for each in SPARK_HOME.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    return home
+
+
 def run(command: list[str], folder: Path, python: str | Path) -> dict[str, dict[str, Any]]:
     """What each step of the program said."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
-        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_HOME": str(own_home(folder)),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_WORKER_DIR": str(folder / "work"),

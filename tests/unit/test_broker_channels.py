@@ -100,6 +100,26 @@ def test_a_checkpoint_consumers_channel_is_gone_when_the_segment_has_ended() -> 
     play(test)
 
 
+def test_a_consumer_hears_of_the_end_when_the_seal_is_durable() -> None:
+    """Were it lost in a crash, the log would go on, and the consumer would not look there again."""
+
+    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+        segment = broker.segments.get(ORDERS.path, 0)
+        async with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            for _ in range(10):
+                assert await consumer.receive(timeout=60) is not None
+            (channel,) = segment._channels
+            sealing = asyncio.create_task(segment.storage.log.seal())
+            await asyncio.sleep(0)
+            channel.pump()
+            assert not channel.ended
+            await sealing
+            assert await consumer.receive(timeout=1) is None
+            assert not segment._channels
+
+    play(test)
+
+
 def test_a_segment_is_called_sealed_only_when_consumers_may_see_all_of_it() -> None:
     """Who hears that it is sealed takes its end for the last one, and never reads what is confirmed later."""
 

@@ -103,7 +103,7 @@ class Channel:
         while not self.ended and self._may_send():
             end = log.confirmed.value
             if self.offset >= end:
-                if log.sealed and self.offset >= log.end:
+                if log.seal_is_durable and self.offset >= log.end:
                     self._finish()
                 elif (error := log.ended) is not None:
                     self.fail(error)

@@ -7,6 +7,8 @@ same and gives the same blocks sends the same batches under the same numbers, an
     block ─┬─► the segment of each row: by its key's hash; rows without a key all to one, the next one for each block
            └─► one batch for each segment that gets rows, numbered from 0 in the era, in the order of the blocks
 
+Attempts must find the same layout: after a split, the same rows would go to logs that know nothing of them.
+
 **A repeat that is not the same.** The numbers alone would take another row under a known number for the old one, and
 lose it. So a batch that a log has already is compared with what is stored, as far as the log still says where: the
 headers' halves that the producers wrote, which hold the checksum of the rows. `RepeatDiffers` if they are not equal.

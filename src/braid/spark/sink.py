@@ -65,7 +65,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: 
     """What `DataSource.streamWriter` returns. Spark asks for one in every micro-batch, and for another to commit it."""
     parsed = SinkOptions.parse(options, streaming=True)
     if overwrite:
-        raise InvalidArgument("output mode complete was asked for: a topic can only be added to; use append or update")
+        raise InvalidArgument("output mode complete was asked for: a topic can only be added to; use append")
     check_columns(schema, parsed)
     return StreamSink(parsed)
 

@@ -14,7 +14,8 @@ are no gaps, as above. Between two eras there are, so what "older than remembere
 table cannot check: when an era begins, those before it are complete. A batch of an earlier era is then a late copy of
 one that is stored, and is answered so. What the table can still see is held to that: a batch that would stand between
 two remembered ones, or is cut in another way than they are, is out of sequence and not a copy. An era may begin only at
-its number 0, and what is not known begins one. So whoever repeats an era from its beginning, completely and cut in the
+its number 0, and what is not known begins one (so a derived producer that was forgotten stores again what it repeats:
+the price of the first limit is higher for it). So whoever repeats an era from its beginning, completely and cut in the
 same way, as often as he likes and beside others who do the same, stores each of its batches once.
 """
 

@@ -33,6 +33,7 @@ from braid.model.names import TopicName
 from braid.spark.connection import Connection
 from braid.spark.jobs import audit_queries as queries
 from braid.spark.jobs.audit_rules import (
+    EXPIRED,
     Finding,
     Repeat,
     SegmentFacts,
@@ -112,13 +113,13 @@ def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> Report:
         again = _repeats(rows, related, pieces) if related else []
     finally:
         rows.unpersist()
-    if len(found) >= MAX_FINDINGS:
+    if sum(each.rule != EXPIRED for each in found) >= MAX_FINDINGS:
         notes.append(f"there are more than {MAX_FINDINGS:,} findings; these are some of them")
     findings += found
     for fact in facts.values():
         findings += [*manifest_end(fact), *manifest_seal(fact, totals[fact.id])]
     findings += [*parent_end(facts, totals), *parent_sealed(facts, totals), *repeated_in_lineage(facts, again)]
-    notes += [each.text for each in findings if each.rule == "expired"]
+    notes += [each.text for each in findings if each.rule == EXPIRED]
     return _report(snapshot, facts, totals, findings, notes, time.monotonic() - began)
 
 
@@ -197,7 +198,6 @@ def _totals(rows: DataFrame, pieces: list[AuditPiece]) -> dict[int, SegmentTotal
 
 
 def _collected(rows: DataFrame, pieces: list[AuditPiece]) -> list[Finding]:
-    found = queries.scanned(rows).unionAll(queries.seams(rows)).unionAll(queries.sequences(rows))
     return [
         Finding(
             row["rule"],
@@ -208,7 +208,7 @@ def _collected(rows: DataFrame, pieces: list[AuditPiece]) -> list[Finding]:
             row["since"],
             row["until"],
         )
-        for row in found.limit(MAX_FINDINGS).collect()
+        for row in queries.findings(rows, MAX_FINDINGS).collect()
     ]
 
 

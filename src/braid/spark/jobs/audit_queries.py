@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
+from braid.spark.jobs.audit_rules import EXPIRED
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -37,6 +39,14 @@ def batches_of(rows: DataFrame) -> DataFrame:
 def scanned(rows: DataFrame) -> DataFrame:
     """What the scan itself has found."""
     return rows.where(f.col("rule").isNotNull()).select(*FINDING_FIELDS)
+
+
+def findings(rows: DataFrame, most: int) -> DataFrame:
+    """What the scan and the rules below have found, of defects at most so many. What has expired is told in any case:
+    it explains gaps, and were it counted, it could keep defects out."""
+    found = scanned(rows).unionAll(seams(rows)).unionAll(sequences(rows))
+    expired = f.col("rule") == EXPIRED
+    return found.where(~expired).limit(most).unionAll(scanned(rows).where(expired))
 
 
 def totals(rows: DataFrame) -> DataFrame:
