@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import jwt
 import pyarrow as pa
 import pytest
 
+from braid.broker.config import AuthConfig, Grant
 from braid.client import lane
 from braid.client.client import Client, connect
 from braid.client.repeatable import RepeatableProducer
@@ -30,6 +33,7 @@ from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
 from braid.wire.operations import Route
+from tests.control_kit import Machine
 
 PATH = "public/default/orders"
 TOPIC_ID = 7
@@ -249,5 +253,37 @@ def test_ordinary_producers_draw_ids_that_are_not_derived() -> None:
         await world.broker.stop()
         assert all(0 < each < DERIVED for each in drawn)
         assert len(set(drawn)) == 200
+
+    run_simulation(1, main)
+
+
+def test_a_writer_that_may_not_read_hears_what_its_repeat_needs(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("correct horse battery staple, and then some")
+    grants = (
+        Grant(role="writer", on=PATH, allow=("produce",)),
+        Grant(role="owner", on="public/default", allow=("admin",)),
+    )
+
+    async def main(simulation: Simulation) -> None:
+        machine = Machine(simulation, AuthConfig(secret_file=str(secret), grants=grants))
+
+        def client(role: str) -> Client:
+            token = jwt.encode({"sub": role, "roles": [role]}, secret.read_text(), algorithm="HS256")
+            return connect(
+                "braid://machine:6660", token=token, network=machine.host, clock=simulation.clock, random=Random(1)
+            )
+
+        broker = await machine.start()
+        async with client("owner") as owner, client("writer") as writer:
+            await owner.admin.create_topic("orders")
+            async with writer.repeatable_producer("orders", app="query", part=3, era=ERA) as producer:
+                await give(producer, rows(b"a"))
+            async with writer.repeatable_producer("orders", app="query", part=3, era=ERA) as producer:
+                with pytest.raises(
+                    PermissionDenied, match=r"orders has these rows already.* must be allowed to consume"
+                ):
+                    await give(producer, rows(b"a"))
+        await broker.close()
 
     run_simulation(1, main)

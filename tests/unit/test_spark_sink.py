@@ -198,6 +198,14 @@ def test_rows_go_to_their_topics_in_their_order() -> None:
     assert all("topic" not in rows.column_names for _, rows in _by_topic(table, "public/default/rest"))
 
 
+def test_rows_that_spell_one_topic_in_several_ways_keep_their_order() -> None:
+    """They may have one key."""
+    names = ["a", None, "topic://public/default/a", "b", "public/default/a", None, "a"]
+    table = pa.table({"value": [b"%d" % n for n in range(7)], "topic": pa.array(names, pa.string())})
+    found = [(topic, rows.column("value").to_pylist()) for topic, rows in _by_topic(table, "public/default/a")]
+    assert found == [("public/default/a", [b"0", b"1", b"2", b"4", b"5", b"6"]), ("public/default/b", [b"3"])]
+
+
 # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -45,7 +45,7 @@ from braid.client.lane import Lane
 from braid.client.producer import Producer, ProducerOptions
 from braid.client.segment_range import read_segment_range
 from braid.model.batch import BatchHeader
-from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, RepeatDiffers
+from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, PermissionDenied, RepeatDiffers
 from braid.model.hashing import key_hashes
 from braid.model.identity import ProducerIdentity, derived_id
 from braid.model.names import TopicName
@@ -204,6 +204,11 @@ class RepeatableProducer:
                     return received.batch_headers()[0]
         except OffsetOutOfRange:
             pass
+        except PermissionDenied as error:
+            raise PermissionDenied(
+                f"{self.topic.path} has these rows already, and they cannot be compared with what is stored: {error}; "
+                f"who repeats a write must be allowed to consume the topic, too"
+            ) from error
         return None
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import msgspec
 
+from braid.client.checkpoint import END, Position
 from braid.client.client import DEFAULT_TIMEOUT_S
 from braid.model.errors import BraidError, InvalidArgument
 from braid.model.names import TopicName, check_name
@@ -24,11 +25,7 @@ from braid.wire.address import DEFAULT_URL, parse_url
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-END: Final = "END"
-
-Place = int | Literal["END"]
-"""In a segment: an offset, or its end."""
-Offsets = Literal["earliest", "latest"] | dict[int, Place]
+Offsets = Literal["earliest", "latest"] | dict[int, Position]
 
 _EARLIEST_NUMBER: Final = -2
 _LATEST_NUMBER: Final = -1
@@ -265,12 +262,12 @@ def _offsets(name: str, value: str | None) -> Offsets | None:
         wrong_value(name, value, expected)
     if not isinstance(found, dict):
         wrong_value(name, value, expected)
-    places: dict[int, Place] = {}
+    places: dict[int, Position] = {}
     for segment, place in found.items():
         if not re.fullmatch(r"0|[1-9]\d{0,17}", segment, re.ASCII):
             wrong_value(name, value, f"{expected}; {segment!r} is no segment id")
         if place == END:
-            places[int(segment)] = "END"
+            places[int(segment)] = END
         elif isinstance(place, int) and not isinstance(place, bool) and _EARLIEST_NUMBER <= place <= _MAX_OFFSET:
             places[int(segment)] = place
         else:
@@ -285,7 +282,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_number(name: str, places: dict[int, Place], number: int, meaning: str) -> None:
+def _refuse_number(name: str, places: dict[int, Position], number: int, meaning: str) -> None:
     for segment, place in places.items():
         if place == number:
             raise InvalidArgument(

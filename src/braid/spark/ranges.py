@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from braid.client.checkpoint import END
 from braid.model.errors import DataLoss, InvalidArgument, OffsetOutOfRange
-from braid.spark.options import EARLIEST, END, LATEST, Offsets, SourceOptions
+from braid.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
 from braid.spark.planning import Range
 from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from braid.client.client import Client, connect
@@ -97,19 +98,18 @@ class TaskWriter:
 
 
 def _by_topic(block: Any, default: str) -> Iterator[tuple[str, Any]]:
-    """The rows for each topic, in their order."""
+    """The rows for each topic, in their order, however each of them spells its name."""
     if "topic" not in block.column_names:
         yield default, block
         return
     names = block.column("topic")
     rows = block.drop_columns("topic")
-    known = pc.unique(names).to_pylist()
-    for name in known:
-        topic = TopicName.parse(name).path if name is not None else default
-        yield (
-            topic,
-            rows if len(known) == 1 else rows.filter(names.is_null() if name is None else pc.equal(names, name)),
-        )
+    spellings: dict[str, list[str | None]] = {}
+    for name in pc.unique(names).to_pylist():
+        spellings.setdefault(TopicName.parse(name).path if name is not None else default, []).append(name)
+    for topic, spelled in spellings.items():
+        own = pc.is_in(names, value_set=pa.array(spelled, pa.string()))
+        yield topic, rows if len(spellings) == 1 else rows.filter(own)
 
 
 def blocks_of(batches: Iterable[Any], options: SinkOptions) -> Iterator[Any]:
