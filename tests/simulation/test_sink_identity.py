@@ -103,10 +103,10 @@ def test_a_task_that_is_repeated_after_any_part_of_it_stores_each_row_once(segme
                 await dying_attempt(client, tables, died_after // 2, era=era)
                 written = await attempt(client, tables, era=era)
                 assert written.records == 20 * ROWS
-                assert not written.outlived
+                assert not written.past
                 assert written.duplicates <= died_after * ROWS
                 again = await attempt(client, tables, era=era)
-                assert (again.records, again.duplicates, again.outlived) == (20 * ROWS, 20 * ROWS, False)
+                assert (again.records, again.duplicates, again.past) == (20 * ROWS, 20 * ROWS, False)
                 expected += tables
             check_once_and_in_order(await everything(client), expected)
 
@@ -274,7 +274,7 @@ def test_times_count_if_the_rows_bring_them_and_not_if_they_are_when_it_was_writ
     with_brokers(test, ("a",))
 
 
-def test_a_repeat_after_a_later_era_says_that_it_was_outlived() -> None:
+def test_a_repeat_after_a_later_era_says_so_and_one_that_has_fewer_rows_is_refused() -> None:
     async def test(brokers: Brokers) -> None:
         await a_topic(brokers, 1)
         async with brokers.client() as client:
@@ -282,9 +282,9 @@ def test_a_repeat_after_a_later_era_says_that_it_was_outlived() -> None:
             await attempt(client, early, era=4)
             await attempt(client, later, era=5)
             late = await attempt(client, early, era=4)
-            assert (late.duplicates, late.outlived) == (3 * ROWS, True)
-            shorter = await attempt(client, later[:5], era=5)
-            assert (shorter.duplicates, shorter.outlived) == (5 * ROWS, True)
+            assert (late.duplicates, late.past) == (3 * ROWS, True)
+            with pytest.raises(RepeatDiffers, match="the first try had more rows"):
+                await attempt(client, later[:5], era=5)
             check_once_and_in_order(await everything(client), [*early, *later])
 
     with_brokers(test, ("a",))

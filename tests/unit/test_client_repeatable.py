@@ -108,7 +108,7 @@ def test_records_are_numbered_from_the_beginning_of_the_era_in_every_segment() -
         for number in range(3):
             await producer.add(rows(*[b"%d-%d" % (number, row) for row in range(100)], keys=keys))
         written = await producer.finish()
-        assert (written.records, written.duplicates, written.outlived) == (300, 0, False)
+        assert (written.records, written.duplicates, written.past) == (300, 0, False)
         own = derived_id("query", TOPIC_ID, 3)
         for segment in (0, 1):
             mine = [row for row in range(100) if key_hash(b"key-%d" % row) >> 15 == segment]

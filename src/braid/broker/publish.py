@@ -13,15 +13,13 @@ from typing import Final, Protocol
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.broker.refusal import told_to_clients, told_to_waiting
-from braid.model.batch import MAX_BATCH_BYTES, verify
+from braid.model.batch import MAX_BATCH_BYTES, BatchHeader, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
 from braid.storage.log import Log
 from braid.wire.frame import REPLY, encode_frame
-from braid.wire.operations import Kind, Published, encode
+from braid.wire.operations import FORGOTTEN, PAST_ERA, Kind, Published, encode
 
-FORGOTTEN: Final = -1
-"""The base offset of a retried batch whose place is no longer remembered."""
 _PUBLISH: Final = int(Kind.PUBLISH)
 
 
@@ -84,7 +82,7 @@ class PublishQueue:
             base, next_offset, duplicate = self._log.append(batch, header, commit=False)
         except (Fenced, LogClosed) as error:
             raise told_to_clients(error) from error
-        published = encode(Published(FORGOTTEN if base is None else base, duplicate))
+        published = encode(Published(self._forgotten(header) if base is None else base, duplicate))
         confirm = encode_frame(_PUBLISH, published, request=request, flags=REPLY)
         metrics = self._topic_metrics
         if duplicate:
@@ -98,6 +96,10 @@ class PublishQueue:
         self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
         if duplicate:
             self._on_confirmed()  # It may be confirmed already, and nothing may follow it.
+
+    def _forgotten(self, header: BatchHeader) -> int:
+        """Instead of the offset of a retried batch whose place is no longer remembered."""
+        return PAST_ERA if self._log.has_later_era(header) else FORGOTTEN
 
     def commit(self) -> None:
         """Everything that came together is taken: the disk may have it."""

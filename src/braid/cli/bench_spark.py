@@ -183,10 +183,12 @@ class Bench:
             self._show(f"waiting for the export of {what}")
             deadline = time.monotonic() + EXPORT_TIMEOUT_S
             left_records = 0.1 * records + (64 << 20) / self._value_bytes
-            while time.monotonic() < deadline:
+            while True:
                 (segment,) = take_snapshot(SourceOptions.parse(options)).segments.values()
                 if segment.end - (segment.chunks[-1].next_offset if segment.chunks else 0) <= left_records:
                     break
+                if time.monotonic() > deadline:
+                    raise click.ClickException(f"the broker did not export {what} within {EXPORT_TIMEOUT_S:.0f} s")
                 time.sleep(LOOK_S)
             yield options
 

@@ -58,6 +58,7 @@ class Batch:
         "looked_at",
         "now_us",
         "opened_at",
+        "past_era",
         "segment",
         "sent_header",
         "size",
@@ -105,6 +106,8 @@ class Batch:
         self.done = False
         self.duplicate = False
         """It was stored before it was sent, or before it was sent again."""
+        self.past_era = False
+        """Its producer, a derived one, has begun a later era."""
         self.base_offset = 0
         self.error: BraidError | None = None
         self.future: asyncio.Future[None] | None = None

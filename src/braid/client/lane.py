@@ -59,7 +59,7 @@ from braid.model.errors import (
 from braid.model.identity import ERA_RECORDS
 from braid.wire.frame import Frame
 from braid.wire.link import Link
-from braid.wire.operations import Kind, Published, decode
+from braid.wire.operations import PAST_ERA, Kind, Published, decode
 from braid.wire.wakeup import wake
 
 if TYPE_CHECKING:
@@ -353,6 +353,7 @@ class Lane:
         else:
             base_offset = published.base_offset
             batch.duplicate = published.duplicate
+            batch.past_era = base_offset == PAST_ERA
             batch.settle(base_offset if base_offset >= 0 else UNKNOWN_OFFSET, None)
             if batch.futures:
                 link.wake_at_end(batch.futures)

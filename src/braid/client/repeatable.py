@@ -25,7 +25,8 @@ Compared is the content, not the time: rows without a timestamp get the time of 
 and the first one counts.
 
 **A repeat that comes too late.** At the end of a repeat, the last batch of each segment is new, or stored at a place
-that the log remembers. If neither, a later era has begun, or the first attempt had more rows: `Written.outlived`.
+that the log remembers. If neither, a later era has begun (`Written.past`), or the first attempt had more rows, which is
+another way to differ.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Written(msgspec.Struct, frozen=True):
     records: int
     duplicates: int
     """How many of them had been stored before."""
-    outlived: bool
-    """Whether some were stored before so much else that nothing could be compared: see the theory."""
+    past: bool
+    """Whether a later era has begun, so long ago that nothing could be compared: see the theory."""
 
 
 class _Given(NamedTuple):
@@ -85,8 +86,10 @@ class RepeatableProducer:
         self._given: deque[_Given] = deque()
         self._fresh: set[int] = set()
         """Segments whose last batch was new to their log."""
-        self._outlived: set[int] = set()
-        """Segments whose last batch is stored, nobody knows where."""
+        self._past: set[int] = set()
+        """Segments that have come to a later era."""
+        self._outrun: set[int] = set()
+        """Segments whose last batch is stored, far before the last one that the era has there."""
         self._records = 0
         self._duplicates = 0
 
@@ -111,7 +114,12 @@ class RepeatableProducer:
     async def finish(self) -> Written:
         """Wait until everything is stored."""
         await self._review_all()
-        return Written(self._records, self._duplicates, bool(self._outlived))
+        if self._outrun:
+            raise RepeatDiffers(
+                f"all rows for segment {min(self._outrun)} of {self.topic} were written as era {self._era} before, and "
+                f"many more behind them: the first try had more rows"
+            )
+        return Written(self._records, self._duplicates, bool(self._past))
 
     async def __aenter__(self) -> Self:
         await self.producer.open()
@@ -157,14 +165,14 @@ class RepeatableProducer:
             raise self._out_of_sequence(error) from error
         self._records += batch.count
         segment = batch.segment
-        self._outlived.discard(segment)
+        self._outrun.discard(segment)
         if not batch.duplicate:
             self._fresh.add(segment)
             return
         self._duplicates += batch.count
         self._fresh.discard(segment)
         if batch.base_offset == UNKNOWN_OFFSET:
-            self._outlived.add(segment)
+            (self._past if batch.past_era else self._outrun).add(segment)
         else:
             await self._compare(given)
 

@@ -54,15 +54,19 @@ def derived_id(*parts: str | int) -> int:
     return DERIVED | int.from_bytes(digest.digest(), "little")
 
 
+def is_derived(producer_id: int) -> bool:
+    return producer_id >= DERIVED
+
+
 def era_of(sequence: int) -> int:
     return sequence >> ERA_BITS
 
 
 def begins_era(producer_id: int, first_sequence: int) -> bool:
     """Whether a batch of this producer with this first sequence is the first one of an era."""
-    return producer_id >= DERIVED and not first_sequence % ERA_RECORDS
+    return is_derived(producer_id) and not first_sequence % ERA_RECORDS
 
 
 def leaves_era(producer_id: int, first_sequence: int, count: int) -> bool:
     """Whether a batch runs into the numbers of the next era."""
-    return producer_id >= DERIVED and first_sequence % ERA_RECORDS + count > ERA_RECORDS
+    return is_derived(producer_id) and first_sequence % ERA_RECORDS + count > ERA_RECORDS

@@ -73,11 +73,10 @@ class TaskWriter:
                 raise self._differs(str(error)) from error
             records += written.records
             duplicates += written.duplicates
-            if written.outlived and not self._writing.skips:
+            if written.past and not self._writing.skips:
                 raise self._differs(
-                    f"all of its rows for topic {topic} were answered as written long before: either a later write of "
-                    f"the same query exists already, so that its checkpoint was set back or copied, or an earlier try "
-                    f"of this task had more rows"
+                    f"a later write of the same query to topic {topic} exists already: its checkpoint was set back, or "
+                    f"copied"
                 )
         return TaskCount(records, duplicates)
 

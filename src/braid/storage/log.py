@@ -229,6 +229,10 @@ class Log:
             case Durability.REPLICATED:
                 return self.replicated
 
+    def has_later_era(self, header: BatchHeader) -> bool:
+        """Whether the batch's producer, a derived one, has begun a later era than that of the batch."""
+        return self._producers.has_later_era(header)
+
     def append(
         self, batch: bytearray | memoryview, header: BatchHeader | None = None, *, commit: bool = True
     ) -> Appended:

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from braid.model.batch import BatchHeader
 from braid.model.errors import ChunkCorrupt, OutOfSequence
-from braid.model.identity import begins_era, era_of, leaves_era
+from braid.model.identity import begins_era, era_of, is_derived, leaves_era
 from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000
@@ -99,6 +99,15 @@ class ProducerTable:
         raise OutOfSequence(
             f"producer {producer:#x} sent sequences {first}–{header.last_sequence}, "
             f"but its next sequence in this log is {expected}"
+        )
+
+    def has_later_era(self, header: BatchHeader) -> bool:
+        """Whether the producer, a derived one, has come to a later era than this batch belongs to."""
+        known = self._batches.get(header.producer_id)
+        return (
+            known is not None
+            and is_derived(header.producer_id)
+            and era_of(known[-1][0]) > era_of(header.first_sequence)
         )
 
     def apply(self, header: BatchHeader, base_offset: Offset) -> None:

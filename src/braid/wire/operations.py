@@ -148,9 +148,14 @@ class Route(_Body, frozen=True):
     layout_epoch: int
 
 
+FORGOTTEN: Final = -1
+PAST_ERA: Final = -2
+
+
 class Published(_Body, frozen=True):
     base_offset: int
-    """-1: stored before, at an offset that is no longer remembered."""
+    """FORGOTTEN: stored before, at an offset that is no longer remembered. PAST_ERA: the same, and its producer, a
+    derived one, has begun a later era since."""
     duplicate: bool = False
 
 
