@@ -108,6 +108,17 @@ def test_damage_is_left_where_it_is_and_told(spark: SparkSession, broker: Stored
     assert {defect.rule for defect in audit_topic(spark, options).defects} <= {"batch-body", "batch-header"}
 
 
+def test_an_object_that_is_missing_is_a_failure_and_told_once(spark: SparkSession, broker: StoredBroker) -> None:
+    options = filled(broker, "incomplete")
+    lost = broker.chunks("incomplete")[2]["object"]
+    next((broker.folder / "history" / TopicName.parse("incomplete").path).glob(f"*/{lost}")).unlink()
+    report = compact_topic(spark, options, target_bytes=TARGET)
+    assert any(segment.swaps for segment in report.segments), "others are joined all the same"
+    assert (report.ok, report.notes) == (False, ())
+    assert [failure.code for failure in report.failures] == ["object-missing"]
+    assert lost in report.failures[0].text
+
+
 def test_what_cannot_be_compacted_is_refused_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="needs brokers"):
         compact_topic(spark, {"topic": "orders", "manifest": f"file://{tmp_path}"})

@@ -62,6 +62,19 @@ def test_a_topic_that_does_not_exist_is_one_line_and_needs_no_spark(broker: Stor
     assert done.stderr == "braid: there is no topic public/default/nothing; create it first\n"
 
 
+def test_a_replay_into_a_topic_that_does_not_exist_says_how_to_create_it(broker: StoredBroker, tmp_path: Path) -> None:
+    source = broker.create("replayed")
+    done = subprocess.run(
+        [*BRAID, "pipeline", "replay", source, "nothing", "--url", broker.url],
+        capture_output=True,
+        text=True,
+        env={**environment(tmp_path), "PATH": ""},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "braid: there is no topic public/default/nothing; create it first, or let --create do it\n"
+
+
 def test_ctrl_c_ends_a_job_and_leaves_nothing_behind(broker: StoredBroker, tmp_path: Path) -> None:
     topic = broker.create("interrupted")
     with subprocess.Popen(

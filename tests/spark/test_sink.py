@@ -322,7 +322,7 @@ def test_a_checkpoint_that_was_set_back_is_refused_and_loses_nothing_in_silence(
         for path in (tmp_path / folder).iterdir():
             if path.name.strip(".").removesuffix(".crc") not in ("0", "1"):
                 path.unlink()
-    with pytest.raises(PySparkException, match="its checkpoint was set back or copied"):
+    with pytest.raises(PySparkException, match="its checkpoint was set back, or copied"):
         copy_all(spark, broker.url, source, target, tmp_path)
     check_each_once(stored(broker.url, target), 8_000)
 

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMaxRows
 
 import braid.sync
-from braid.model.errors import BraidError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from braid.model.errors import BraidError, DataLoss, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from braid.model.ids import LayoutEpoch, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.spark.connection import Connection
@@ -169,6 +169,31 @@ def test_a_micro_batch_that_runs_again_has_the_same_rows_in_the_same_partitions(
     broker.until_chunks(topic, chunks + 3)
     with Query(broker.url, topic, journal, minPartitions=partitions + 5, **options) as query:
         assert query.again() == second
+
+
+@pytest.mark.parametrize("asked", [{}, {"startingTimestamp": "2000-01-01T00:00:00Z"}], ids=["no time", "another time"])
+def test_the_starting_time_of_a_query_holds_whatever_is_asked_later(
+    broker: StoredBroker, asked: dict[str, str]
+) -> None:
+    topic = broker.create(f"begun-at-a-time-{len(asked)}", 2)
+    limit = datetime.datetime.now(datetime.UTC)
+    hour = datetime.timedelta(hours=1)
+
+    def fill() -> None:
+        with braid.sync.connect(broker.url) as client, client.producer(topic) as producer:
+            for number, time in enumerate([limit - hour, limit + hour] * 10):
+                producer.submit(b"%d" % number, key=b"%d" % (number // 2), timestamp=time)
+            producer.flush()
+
+    fill()
+    with Query(broker.url, topic, startingTimestamp=limit.isoformat()) as query:
+        first = query.some()
+        journal = query.journal
+    assert len(first.rows) == 10
+    with Query(broker.url, topic, journal, **asked) as query:
+        assert query.again().partitions == first.partitions
+        fill()
+        assert {int(row.value) % 2 for row in query.some().rows} == {1}
 
 
 def test_the_first_micro_batch_runs_again_from_where_it_began(broker: StoredBroker) -> None:
@@ -330,6 +355,24 @@ def test_parents_are_read_before_their_children_and_never_beside_them(family: Fa
     assert found[-1].end["positions"] == {"0": "END", "1": "END", "2": "END", "3": family.ends[3]}
 
 
+def test_a_topic_that_was_created_again_is_not_taken_for_the_old_one_in_storage_either(broker: StoredBroker) -> None:
+    topic = broker.create("stored-anew")
+    broker.fill(topic, numbered(1_000))
+    broker.until_chunks(topic, 1)
+    with Query("", topic, **EARLIEST, manifest=broker.storage) as query:
+        query.some()
+        journal = query.journal
+    with braid.sync.connect(broker.url) as client:
+        client.admin.delete_topic(topic)
+        client.admin.create_topic(topic)
+    broker.fill(topic, numbered(3_000))
+    broker.until_chunks(topic, 4)  # More than the query had read of the old one.
+    with Query("", topic, journal, manifest=broker.storage) as query:
+        for run in (query.next, query.again):
+            with pytest.raises(DataLoss, match="was deleted and created again"):
+                run()
+
+
 def test_a_checkpoint_of_an_older_layout_goes_on_with_the_children(family: Family) -> None:
     stored = {"version": 1, "topic": family.topic, "topicId": 0, "positions": {"0": 100}, "partitions": 1}
     with Query("", family.topic, [json.dumps(stored)], manifest=family.url) as query:
@@ -337,6 +380,25 @@ def test_a_checkpoint_of_an_older_layout_goes_on_with_the_children(family: Famil
     assert [{row.segment for row in batch.rows} for batch in found] == [{0}, {1, 2}, {3}]
     assert min(found[0].rows).offset == 100
     assert sum(len(batch.rows) for batch in found) == sum(family.ends.values()) - 100
+
+
+def test_a_micro_batch_to_the_end_of_a_segment_is_not_run_again_on_manifests_that_lack_its_end(
+    family: Family, tmp_path: Path
+) -> None:
+    """As when brokers that had told the end are gone, and the query goes on with what they had exported."""
+    shutil.copytree(family.url.removeprefix("file://"), tmp_path, dirs_exist_ok=True)
+    stored = {"version": 1, "topic": family.topic, "topicId": 7, "partitions": 1}
+    journal = [json.dumps({**stored, "positions": {"0": position}}) for position in (100, "END")]
+    manifest = max((tmp_path / family.topic / "0000-ffff-0" / "manifests").glob("*.json"))
+    whole = json.loads(manifest.read_bytes())
+    chunks = whole["chunks"][:-1]
+    behind = {**whole, "chunks": chunks, "nextOffset": chunks[-1]["nextOffset"], "sealed": False}
+    manifest.write_text(json.dumps(behind))
+    with Query("", family.topic, journal, manifest=f"file://{tmp_path}") as query, pytest.raises(DataLoss, match="end"):
+        query.again()
+    manifest.write_text(json.dumps(whole))
+    with Query("", family.topic, journal, manifest=f"file://{tmp_path}") as query:
+        assert len(query.again().rows) == family.ends[0] - 100
 
 
 def test_new_segments_are_read_from_their_beginning_by_a_running_query(family: Family, tmp_path: Path) -> None:

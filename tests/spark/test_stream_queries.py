@@ -14,7 +14,8 @@ from pyspark.sql.functions import spark_partition_id, window
 
 import braid.sync
 from braid.spark import register
-from tests.spark.spark_kit import StoredBroker, numbered, until
+from tests.cluster_process import ClusterProcess
+from tests.spark.spark_kit import StoredBroker, number_of, numbered, until
 
 Rows = dict[int, dict[int, list[tuple[int, int]]]]
 """Segment and offset of each row, by partition and micro-batch."""
@@ -122,6 +123,37 @@ def test_a_running_query_rides_through_a_killed_broker(spark: SparkSession, tmp_
                 until(lambda: client.admin.subscription(topic, "spark")["backlog"] == 0, "no lag is shown")
         finally:
             query.stop()
+
+
+def test_a_running_query_is_not_disturbed_when_the_segments_of_both_its_topics_move(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with ClusterProcess(tmp_path, shared=True, brokers=2) as cluster:
+        with braid.sync.connect(cluster.url, timeout=60) as client:
+            for topic in ("moving-source", "moving-target"):
+                client.admin.create_topic(topic, segments=2)
+            rows = spark.readStream.format("braid").options(
+                url=cluster.url, topic="moving-source", startingOffsets="earliest", maxRecordsPerTrigger=150
+            )
+            writer = rows.load().select("key", "value").writeStream.format("braid")
+            query = writer.options(
+                url=cluster.url, topic="moving-target", checkpointLocation=str(tmp_path / "checkpoint")
+            ).start()
+            try:
+                with client.producer("moving-source", max_batch_records=50) as producer:
+                    for first in range(0, 1_000, 100):
+                        producer.send_many(numbered(1_000)[first : first + 100])
+                        for topic in ("moving-source", "moving-target"):
+                            client.admin.move(topic)
+                query.processAllAvailable()
+            finally:
+                query.stop()
+        copied = spark.read.format("braid").options(url=cluster.url, topic="moving-target").load()
+        by_key: dict[bytes, list[int]] = {}
+        for row in copied.orderBy("segment", "offset").collect():
+            by_key.setdefault(bytes(row.key), []).append(number_of(row.value))
+        assert by_key == {b"key-%d" % key: list(range(key, 1_000, 10)) for key in range(10)}
+        assert copied.where("epoch > 2").count(), "nothing was written behind a move"
 
 
 def test_micro_batches_without_records_for_the_watermark_repeat_nothing(

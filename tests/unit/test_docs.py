@@ -284,7 +284,7 @@ def example() -> Example:
         second = encode_batch([b"paid"], keys=[b"key-1"], now_us=NOON_US + 1_000_000, producer_id=7, first_sequence=3)
         await segment.log.confirm(segment.append(second))
         await segment.hand_over()
-        await write_topic_manifest(objects, TOPIC, Revision(5), Layout.initial(2))
+        await write_topic_manifest(objects, TOPIC, Revision(5), Layout.initial(2), topic_id=7)
         names = {stat.name: await objects.read(stat.name, 0, 1 << 20) for stat in await objects.list(TOPIC)}
         names |= {entry.key: entry.value for entry in (await store.list("/storage/")).entries}
         # When it was sealed depends on how long the simulated disk took, which is no part of the format.

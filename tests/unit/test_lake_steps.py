@@ -151,8 +151,9 @@ def test_a_table_takes_one_topic_with_one_choice_of_columns() -> None:
         "segment", "offset", "key", "value", "timestamp", "headers", "keyHash", "epoch",
     )  # fmt: skip
     known = landed(3, {0: 2})
-    assert begin(known, there, None, "t") is known
-    assert begin(known, topic(segment(0, 9), topic_id=0), ("segment", "offset"), "t") is known
+    assert begin(known, there, None, "t") == known
+    assert begin(known, topic(segment(0, 9), topic_id=0), ("segment", "offset"), "t") == known
+    assert begin(landed(3, {0: 2}, topic_id=0), there, None, "t") == known, "once known, the id counts"
     with pytest.raises(TableMismatch, match="deleted and created again with id 8"):
         begin(known, topic(segment(0, 9), topic_id=8), None, "t")
     with pytest.raises(TableMismatch, match="t is a table of topic public/default/orders; land public/default/other"):

@@ -118,6 +118,18 @@ def test_a_table_goes_on_where_its_last_commit_says(tmp_path: Path, kind: str) -
 
 
 @both
+def test_a_table_learns_the_id_of_its_topic_when_it_becomes_known(tmp_path: Path, kind: str) -> None:
+    where = tmp_path / "orders"
+    table = open_table(str(where), kind)
+    assert table.landed() is None
+    table.create(landed(0, {}, topic_id=0), SCHEMA)
+    for step, topic_id in enumerate([0, 7, 7], start=1):
+        table.commit(staged(table, step, [(0, step)]), landed(step, {0: step + 1}, topic_id))
+        table = open_table(str(where), kind)
+        assert table.landed() == landed(step, {0: step + 1}, topic_id)
+
+
+@both
 def test_a_step_without_records_moves_positions_alone(tmp_path: Path, kind: str) -> None:
     table = created(tmp_path / "orders", kind)
     table.commit(staged(table, 1, [(0, 0)]), landed(1, {0: 1}))
@@ -279,6 +291,26 @@ def test_a_delta_table_of_somebody_else_is_refused(tmp_path: Path) -> None:
     deltalake.DeltaTable.create(str(tmp_path), SCHEMA)
     with pytest.raises(TableMismatch, match="was not made by `braid pipeline lake`"):
         open_table(str(tmp_path), "delta").landed()
+
+
+def test_a_parquet_table_whose_last_step_was_copied_in_part_is_refused(tmp_path: Path) -> None:
+    where = tmp_path / "orders"
+    table = created(where, "parquet")
+    folder = table.stage(1)
+    spark_writes(folder, [(0, 0), (0, 1)], "part-0.parquet")
+    spark_writes(folder, [(1, 0)], "part-1.parquet")
+    table.commit(table.prepare(folder, 3), landed(1, {0: 2, 1: 1}))
+    assert open_table(str(where), "parquet").landed() == landed(1, {0: 2, 1: 1})
+    part = where / "step=1" / "part-1.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TableMismatch, match="step=1 cannot be read"):
+        open_table(str(where), "parquet").landed()
+    part.unlink()
+    with pytest.raises(TableMismatch, match="step=1 was committed with 3 rows and has 2"):
+        open_table(str(where), "parquet").landed()
+    part.write_bytes(whole)
+    assert open_table(str(where), "parquet").landed() == landed(1, {0: 2, 1: 1})
 
 
 def test_a_parquet_table_whose_last_commit_is_damaged_is_refused(tmp_path: Path) -> None:

@@ -147,6 +147,10 @@ def test_brokers_that_cannot_be_reached_are_found_out_before_spark_starts() -> N
         (("advise", "or ders"), "or ders"),
         (("advise", "orders", "--apply", "--manifest", "file:///x"), "choose one"),
         (("advise", "orders", "--py-files", "/none.zip"), "'/none.zip' does not exist"),
+        (("replay", "orders", "copy", "--from", "yesterday"), "--from is 'yesterday': it must be earliest, a time"),
+        (("replay", "orders", "copy", "--from", "latest"), "--from is 'latest': it must be earliest"),
+        (("replay", "orders", "copy", "--until", '{"0": "x"}'), """--until is '{"0": "x"}': it must be latest"""),
+        (("replay", "orders", "copy", "--from", "2000", "--until", "1000"), "which is before"),
     ],
 )
 def test_wrong_usage_of_a_job_is_one_line_and_exit_code_2(

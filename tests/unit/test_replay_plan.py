@@ -92,6 +92,10 @@ def test_a_replay_begins_at_what_is_retained_or_where_it_is_told() -> None:
     assert first_positions(options(), there) == {0: 4, 1: 0}
     assert first_positions(options(startingOffsets='{"0": 6}', endingOffsets='{"0": 6}'), there) == {0: 6, 1: 0}
     assert first_positions(options(startingOffsets='{"0": "END", "1": 2}'), there) == {0: END, 1: 2}
+    with pytest.raises(InvalidArgument, match="endingOffsets names segment 7, which topic"):
+        first_positions(options(endingOffsets='{"7": 2}'), there)
+    with pytest.raises(InvalidArgument, match=r"from offset 3 up to 2 of segment 1 .*: the end lies before the start"):
+        first_positions(options(startingOffsets='{"1": 3}', endingOffsets='{"1": 2}'), there)
 
 
 def test_a_segment_that_is_not_copied_to_its_end_holds_back_its_children() -> None:
@@ -102,6 +106,15 @@ def test_a_segment_that_is_not_copied_to_its_end_holds_back_its_children() -> No
     assert step.ranges == (Range(0, 0, 6),)
     assert next_step(view, a_replay(step), step.positions, NO_LIMITS, NO_PRUNING, 1) is None
     assert until(options(endingOffsets='{"0": "END"}'), there) == there
+
+
+def test_nothing_is_lost_or_copied_where_retention_took_all_that_was_asked_for() -> None:
+    there, asked = topic(segment(0, 9, earliest=4)), options(endingOffsets='{"0": 3}')
+    begin = first_positions(asked, there)
+    for stands in (begin, {0: 3}):
+        assert next_step(until(asked, there), a_replay(), stands, NO_LIMITS, NO_PRUNING, 1) is None
+    with pytest.raises(DataLoss, match=r"offsets 1 to 2 of segment 0"):
+        next_step(until(asked, there), a_replay(), {0: 1}, NO_LIMITS, NO_PRUNING, 1)
 
 
 def test_chunks_outside_of_the_time_are_stepped_over_without_a_step() -> None:
@@ -175,7 +188,13 @@ def test_a_journal_is_of_one_copy(tmp_path: Path) -> None:
             journal.begin(a_replay(bounds={"startingTimestamp": "17"}))
         with pytest.raises(InvalidArgument, match="public/default/copy was deleted and created again"):
             journal.begin(a_replay(target_id=9))
-        assert journal.begin(a_replay(source_id=0)) == a_replay()  # From manifests alone, it is not known.
+        assert journal.begin(a_replay(source_id=0)) == a_replay()  # A manifest may not tell it.
+
+
+def test_a_journal_learns_the_id_of_a_topic_when_it_becomes_known(tmp_path: Path) -> None:
+    with ReplayJournal(str(tmp_path)) as journal:
+        journal.begin(a_replay(source_id=0))
+        assert journal.begin(a_replay()) == a_replay()
 
 
 def test_a_folder_of_something_else_or_a_damaged_journal_is_refused(tmp_path: Path) -> None:

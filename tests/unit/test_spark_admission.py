@@ -28,8 +28,8 @@ def segment(
     return SegmentSnapshot(number, f"0000-ffff-{number}", parents, 0, 0xFFFF, earliest, end, sealed, (), record_bytes)
 
 
-def topic(*segments: SegmentSnapshot, topic_id: int = 7) -> TopicSnapshot:
-    return TopicSnapshot(TOPIC, topic_id, "", {each.id: each for each in segments})
+def topic(*segments: SegmentSnapshot, topic_id: int = 7, live: bool = True) -> TopicSnapshot:
+    return TopicSnapshot(TOPIC, topic_id, "", {each.id: each for each in segments}, live=live)
 
 
 def offset(positions: dict[int, Position], **more: Any) -> StreamOffset:
@@ -206,7 +206,7 @@ def test_what_the_query_can_never_read_is_named_and_left_behind(
     [
         (offset({0: 20}), topic(segment(0, 30, earliest=20))),  # next offsets are stored: none is skipped
         (offset({0: END, 1: 5}), topic(segment(1, 9))),  # a finished segment may go
-        (offset({0: 50}), topic(segment(0, 30), topic_id=0)),  # manifests alone are a little behind
+        (offset({0: 50}), topic(segment(0, 30), live=False)),  # manifests are a little behind
     ],
 )
 def test_what_the_query_has_read_may_go(start: StreamOffset, snapshot: TopicSnapshot) -> None:

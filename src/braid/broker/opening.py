@@ -160,7 +160,7 @@ class Opening:
             revision = self._topics.unchanged(name.path).revision
             if self._manifests.get(name.path) != revision:
                 self._manifests[name.path] = revision
-                await write_topic_manifest(self._shelf.objects, name.path, revision, topic.layout)
+                await write_topic_manifest(self._shelf.objects, name.path, revision, topic.layout, topic.id)
         except BraidError as error:
             self._manifests.pop(name.path, None)
             _log.warning("the manifest of %s was not written: %s", name, error)

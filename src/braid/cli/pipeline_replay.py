@@ -11,6 +11,7 @@ from braid.cli.output import Column, count_text, duration_text
 from braid.cli.pipeline_report import Fields, Part, Rows, print_report
 from braid.cli.pipeline_session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, with_target
+from braid.model.errors import TopicNotFound
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:
@@ -75,21 +76,27 @@ def replay(
     from braid.spark.session import check_pyspark
 
     check_pyspark()
-    from braid.spark.jobs.replay import MAX_RECORDS, ReplayRun, bounds, check_topics
+    from braid.spark.jobs.replay import MAX_RECORDS, ReplayRun, check_topics, checked_bounds
     from braid.spark.jobs.replay_journal import ReplayJournal, default_folder
 
     origin, destination = TopicName.parse(source).path, TopicName.parse(target_topic).path
     check_topics(origin, destination)
     called = name or f"{origin}-to-{destination}".replace("/", "-")
-    for each in ([] if manifest else [origin]) + ([] if create else [destination]):
-        check_topic(target, each)
+    bounds = checked_bounds(source_options(target, origin, manifest), start, until)
+    if manifest is None:
+        check_topic(target, origin)
+    if not create:
+        try:
+            check_topic(target, destination)
+        except TopicNotFound as error:
+            raise TopicNotFound(f"{error}, or let --create do it") from error
     with run.session(f"replay {origin}") as spark, run.progress(spark, f"Copying {origin} into {destination}"):
         report = ReplayRun(
             spark,
             source_options(target, origin, manifest),
             source_options(target, destination),
             ReplayJournal(checkpoint or default_folder(called, os.environ)),
-            bounded_by=bounds(start, until),
+            bounded_by=bounds,
             max_records=max_records or MAX_RECORDS,
             create=create,
         ).run()

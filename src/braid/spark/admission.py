@@ -102,7 +102,7 @@ def standing(start: StreamOffset, snapshot: TopicSnapshot) -> Standing:
                 f"offsets {position} to {found.earliest - 1} of segment {segment} of {snapshot.topic} were deleted by "
                 "retention before the query had read them"
             )
-        elif position > found.end and snapshot.topic_id:  # Manifests alone may be a little behind.
+        elif position > found.end and snapshot.live:
             positions[segment] = found.end
             losses.append(
                 f"segment {segment} of {snapshot.topic} ends at offset {found.end}, and the query had read it up to "
@@ -166,12 +166,18 @@ def gone(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: T
         for segment in sorted(end)
         if segment not in snapshot.segments and begin.get(segment, 0) not in (END, end[segment])
     ]
+    found += [
+        f"segment {segment} of {snapshot.topic} had ended when the micro-batch was made, and what is there of it now "
+        f"breaks off at offset {snapshot.segments[segment].end}: its last records are missing"
+        for segment in sorted(end.keys() & snapshot.segments.keys())
+        if end[segment] == END and begin.get(segment, 0) != END and not snapshot.segments[segment].sealed
+    ]
     for each in ranges(begin, end, snapshot):
         segment = snapshot.segments[each.segment]
         if each.first < segment.earliest:
             last = min(segment.earliest, each.until) - 1
             found.append(f"offsets {each.first} to {last} of segment {segment.id} of {snapshot.topic} were deleted")
-        if each.until > segment.end and snapshot.topic_id:
+        if each.until > segment.end and snapshot.live:
             found.append(
                 f"segment {segment.id} of {snapshot.topic} ends at offset {segment.end}, and the micro-batch at "
                 f"{each.until}: the topic has lost records"

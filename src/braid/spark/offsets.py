@@ -1,7 +1,8 @@
 """Where a streaming query stands: the offsets that Spark keeps in the query's checkpoint.
 
     {"version": 1, "topic": "public/default/orders", "topicId": 7,
-     "positions": {"0": "END", "1": 17, "2": 0}, "partitions": 4, "from": {"0": 12}}
+     "positions": {"0": "END", "1": 17, "2": 0}, "partitions": 4, "from": {"0": 12},
+     "notBefore": 1794700800000000}
 
 An offset says where a micro-batch ends and thereby where the next one begins. This JSON is stable: it lies in the
 checkpoints of users, where years later a newer build must understand it.
@@ -20,6 +21,9 @@ journal holds is all that survives; so the number lies in there.
 only, and the beginning of a query's first micro-batch is not among them: were it asked for again after a crash,
 `latest` would be another place. The same holds where the start had to be given up because records are lost. An offset
 whose `from` equals its positions is the beginning of a query: no record is before it.
+
+**notBefore**: the `startingTimestamp` with which the query began, in microseconds. Rows that are older are left out of
+every micro-batch, also of those that run again under other options; so it goes from offset to offset.
 """
 
 from __future__ import annotations
@@ -39,10 +43,11 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     version: int = OFFSET_VERSION
     topic: str
     topic_id: int = 0
-    """0: not known, because it was read from manifests alone."""
+    """0: not known, because it was read from manifests that do not tell."""
     positions: dict[int, Position]
     partitions: int = 1
     since: dict[int, Position] | None = msgspec.field(default=None, name="from")
+    not_before: int | None = None
 
     @property
     def is_beginning(self) -> bool:
@@ -60,12 +65,16 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
         }
         if self.since is not None:
             found["from"] = _positions_json(self.since)
+        if self.not_before is not None:
+            found["notBefore"] = self.not_before
         return found
 
     @classmethod
-    def beginning(cls, topic: str, topic_id: int, positions: dict[int, Position]) -> StreamOffset:
+    def beginning(
+        cls, topic: str, topic_id: int, positions: dict[int, Position], not_before: int | None = None
+    ) -> StreamOffset:
         """Of a query that has read nothing."""
-        return cls(topic=topic, topic_id=topic_id, positions=positions, since=positions)
+        return cls(topic=topic, topic_id=topic_id, positions=positions, since=positions, not_before=not_before)
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], topic: str) -> StreamOffset:

@@ -139,7 +139,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
     def for_stream(self) -> Self:
-        self._refuse(ONLY_BATCH, "a stream has no end; use spark.read, or leave it out")
+        self._refuse(ONLY_BATCH, "a stream has no end and is offered no filters; use spark.read, or leave it out")
         return self
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

@@ -96,6 +96,7 @@ class Partition(InputPartition):
         topic_id: int = 0,
         storage: str = "",
         descriptors: dict[int, str] | None = None,
+        not_before: int | None = None,
     ) -> None:
         super().__init__(None)
         self.pieces: Final = tuple(pieces)
@@ -104,6 +105,8 @@ class Partition(InputPartition):
         self.storage: Final = storage
         self.descriptors: Final = descriptors or {}
         """Of the segments in it: by them the executor finds a newer manifest, should a chunk be gone."""
+        self.not_before: Final = not_before
+        """Of a micro-batch: rows that are older, in µs, are left out."""
 
     @property
     def records(self) -> int:
@@ -240,10 +243,15 @@ def cut_by_chunks(chunks: Iterable[ChunkDescriptor], folder: str, wanted: Range)
     return pieces
 
 
-def plan_micro_batch(snapshot: TopicSnapshot, ranges: Sequence[Range], *, partitions: int) -> list[Partition]:
+def plan_micro_batch(
+    snapshot: TopicSnapshot, ranges: Sequence[Range], *, partitions: int, not_before: int | None = None
+) -> list[Partition]:
     """At most `partitions` of them. Which offsets stand in which one depends on the ranges and that number alone."""
     shares = micro_batch_shares(ranges, partitions)
-    return [_partition(snapshot, [piece for part in share for piece in pieces_of(snapshot, part)]) for share in shares]
+    return [
+        _partition(snapshot, [piece for part in share for piece in pieces_of(snapshot, part)], not_before)
+        for share in shares
+    ]
 
 
 def micro_batch_shares(ranges: Sequence[Range], partitions: int) -> list[list[Range]]:
@@ -307,11 +315,12 @@ def _bytes(snapshot: TopicSnapshot, piece: Piece) -> float:
     return max(size, float(records))
 
 
-def _partition(snapshot: TopicSnapshot, pieces: Sequence[Piece]) -> Partition:
+def _partition(snapshot: TopicSnapshot, pieces: Sequence[Piece], not_before: int | None = None) -> Partition:
     return Partition(
         pieces,
         topic=snapshot.topic,
         topic_id=snapshot.topic_id,
         storage=snapshot.storage,
         descriptors={piece.segment: snapshot.segments[piece.segment].descriptor for piece in pieces},
+        not_before=not_before,
     )

@@ -17,10 +17,15 @@ _log: Final = logging.getLogger(__name__)
 def wanted_ranges(snapshot: TopicSnapshot, options: SourceOptions) -> list[Range]:
     """A range for each segment, empty ones left out. A segment that startingOffsets does not name begins at its
     earliest record, one that endingOffsets does not name ends at its latest."""
-    _check_known(snapshot, "startingOffsets", options.starting_offsets)
-    _check_known(snapshot, "endingOffsets", options.ending_offsets)
+    check_named(snapshot, options)
     ranges = [_range(snapshot, segment, options) for segment in snapshot.segments.values()]
     return [each for each in ranges if each.records]
+
+
+def check_named(snapshot: TopicSnapshot, options: SourceOptions) -> None:
+    """That the options name segments that there are."""
+    _check_known(snapshot, "startingOffsets", options.starting_offsets)
+    _check_known(snapshot, "endingOffsets", options.ending_offsets)
 
 
 def _check_known(snapshot: TopicSnapshot, option: str, offsets: Offsets | None) -> None:

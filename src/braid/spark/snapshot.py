@@ -59,10 +59,12 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
     topic: str
     """Its path: tenant/namespace/name."""
     topic_id: int
-    """0 when it was read from manifests alone."""
+    """0 if a manifest does not tell."""
     storage: str
     """The URL of the storage that executors read chunks from; empty: none."""
     segments: dict[int, SegmentSnapshot]
+    live: bool = True
+    """Whether brokers said it. Manifests may be a little behind what brokers had said before."""
 
 
 def take_snapshot(options: SourceOptions) -> TopicSnapshot:
@@ -131,7 +133,7 @@ async def snapshot_from_manifests(objects: Objects, storage: str, topic: str) ->
             chunks=chunks,
             bytes_per_record=_bytes_per_record(chunks),
         )
-    return TopicSnapshot(topic, 0, storage, _with_guesses(segments))
+    return TopicSnapshot(topic, found.topic_id, storage, _with_guesses(segments), live=False)
 
 
 async def _routes_and_places(client: Client, topic: str) -> tuple[TopicRoute, dict[int, SegmentPositions]]:

@@ -10,8 +10,8 @@ reads what); here they are only joined with what brokers and storage say.
 
 **Exactly once.** Spark journals the end of a micro-batch before it runs it. After a crash it asks for the partitions
 of the same two offsets again, in a new process that knows nothing else. What it gets depends on these offsets alone:
-the same rows, in the same order, in partitions of the same numbers. That is why the number of partitions and, where the
-start offset does not tell it, the beginning of the micro-batch lie in the end offset.
+the same rows, in the same order, in partitions of the same numbers. That is why the number of partitions, the starting
+time and, where the start offset does not tell it, the beginning of the micro-batch lie in the end offset.
 
 **Available now.** What there is when the query starts is the target; the query ends when it is read. The target has
 the children of all segments that were sealed by then, with what was in them. They are read after their parents as
@@ -32,6 +32,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -125,8 +126,8 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Partition)
-        prune = Prune(since_us=self._options.starting_timestamp)
-        return record_batches(partition, self._options, self._schema, prune=prune)
+        options = msgspec.structs.replace(self._options, starting_timestamp=partition.not_before)
+        return record_batches(partition, options, self._schema, prune=Prune(since_us=partition.not_before))
 
 
 class _Driver:
@@ -154,7 +155,7 @@ class _Driver:
         positions = beginning(self._options, snapshot, at_time)
         if self._subscription is not None:
             self._subscription.begin(positions, snapshot)
-        return StreamOffset.beginning(snapshot.topic, snapshot.topic_id, positions)
+        return StreamOffset.beginning(snapshot.topic, snapshot.topic_id, positions, since)
 
     def freeze(self) -> None:
         self._target = self._view.look_now()
@@ -189,6 +190,7 @@ class _Driver:
             positions=ends,
             partitions=partitions(admitted, snapshot.segments, self._options.min_partitions or 0),
             since=stands.positions if start.is_beginning or stands.losses else None,
+            not_before=start.not_before,
         )
 
     def planned(self, start: Json, end: Json) -> list[Partition]:
@@ -202,7 +204,8 @@ class _Driver:
         losses = gone(begin, last.positions, snapshot)
         if losses:
             self._lost(losses)
-        return plan_micro_batch(snapshot, ranges(begin, last.positions, snapshot), partitions=last.partitions)
+        wanted = ranges(begin, last.positions, snapshot)
+        return plan_micro_batch(snapshot, wanted, partitions=last.partitions, not_before=last.not_before)
 
     def processed(self, end: Json) -> None:
         if self._subscription is not None:

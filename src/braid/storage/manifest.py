@@ -49,6 +49,8 @@ class TopicManifest(msgspec.Struct, frozen=True, rename="camel"):
     revision: Revision
     layout: Layout
     version: int = 1
+    topic_id: int = 0
+    """Tells the topic from one of the same name that was deleted; 0 in manifests that do not say."""
 
 
 def segment_folder(topic_path: str, descriptor: str) -> str:
@@ -78,8 +80,10 @@ async def read_segment_manifest(objects: Objects, topic_path: str, descriptor: s
     return _decode(data, SegmentManifest) if data is not None else None
 
 
-async def write_topic_manifest(objects: Objects, topic_path: str, revision: Revision, layout: Layout) -> None:
-    await _write(objects, topic_path, revision, TopicManifest(topic_path, revision, layout))
+async def write_topic_manifest(
+    objects: Objects, topic_path: str, revision: Revision, layout: Layout, topic_id: int = 0
+) -> None:
+    await _write(objects, topic_path, revision, TopicManifest(topic_path, revision, layout, topic_id=topic_id))
 
 
 async def read_topic_manifest(objects: Objects, topic_path: str) -> TopicManifest | None:

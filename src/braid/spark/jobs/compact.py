@@ -181,7 +181,7 @@ class _Compaction:
             for row in rows.collect():
                 run = runs[row["number"]]
                 if row["code"] is not None:
-                    self._refused(run, row["code"], row["error"])
+                    self._refused(run, row["code"], row["error"], wrong=self._is_current(snapshot, run))
                 elif self._swapped(snapshot, run, row["name"]):
                     swaps += 1
         return swaps
@@ -205,9 +205,18 @@ class _Compaction:
         tally.joined_bytes += run.bytes
         tally.after -= len(run.chunks) - 1
 
-    def _refused(self, run: Run, code: str, text: str) -> None:
+    def _is_current(self, snapshot: TopicSnapshot, run: Run) -> bool:
+        """Whether the run's chunks are still listed. Owners take a chunk off the list before they delete it, so one
+        that is listed and cannot be read is not one that retention or another compaction has taken meanwhile."""
+        objects = self._connection.objects(snapshot.storage)
+        descriptor = snapshot.segments[run.segment].descriptor
+        found = self._connection.call(read_segment_manifest(objects, snapshot.topic, descriptor))
+        listed = {chunk.object for chunk in found.chunks} if found is not None else set()
+        return all(chunk.object in listed for chunk in run.chunks)
+
+    def _refused(self, run: Run, code: str, text: str, *, wrong: bool = False) -> None:
         first = run.chunks[0].object
-        if code == ChunkCorrupt.code:
+        if wrong or code == ChunkCorrupt.code:
             self._failures[first] = Failure(run.segment, first, code, text)
         else:
             self._notes.append(f"segment {run.segment}: {len(run.chunks)} chunks stay as they are: {text}")

@@ -143,7 +143,7 @@ def begin(landed: Landed | None, snapshot: TopicSnapshot, columns: Sequence[str]
             f"{where} has the columns {', '.join(landed.columns)}, and {', '.join(columns)} were asked for; leave that "
             "out, or land the topic in another folder"
         )
-    return landed
+    return msgspec.structs.replace(landed, topic_id=landed.topic_id or snapshot.topic_id)
 
 
 def next_step(

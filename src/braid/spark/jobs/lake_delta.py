@@ -11,6 +11,7 @@
     braid/lake               the step
     braid/lake/segments      above the highest segment that has a number
     braid/lake/segment/3     the next offset of segment 3; the largest number for END
+    braid/lake/topic         the topic's id, if it became known only after the table was made
 
 and the table's properties say of which topic it is (`braid.topic`, `braid.topicId`). A commit writes the numbers that
 change. The same positions stand in the commit's own metadata as `braid`, for people who look at the history. So anybody
@@ -61,6 +62,7 @@ except ImportError as missing:
 
 APP: Final = "braid/lake"
 _SEGMENTS: Final = f"{APP}/segments"
+_LATER_TOPIC_ID: Final = f"{APP}/topic"
 _END: Final = 2**63 - 1
 _TOPIC: Final = "braid.topic"
 _TOPIC_ID: Final = "braid.topicId"
@@ -101,7 +103,7 @@ class DeltaTable:
         self._table = table
         self._landed = Landed(
             topic=properties[_TOPIC],
-            topic_id=int(properties[_TOPIC_ID]),
+            topic_id=int(properties[_TOPIC_ID]) or table.transaction_version(_LATER_TOPIC_ID) or 0,
             step=table.transaction_version(APP) or 0,
             positions={segment: _position(number) for segment, number in numbers.items() if number is not None},
             columns=tuple(field.name for field in table.schema().fields),
@@ -149,6 +151,8 @@ class DeltaTable:
         known = {_segment(segment): _number(position) for segment, position in before.positions.items()}
         changed = {app: number for app, number in numbers.items() if known.get(app) != number}
         changed |= {APP: landed.step, _SEGMENTS: max(landed.positions, default=-1) + 1}
+        if landed.topic_id != before.topic_id:
+            changed[_LATER_TOPIC_ID] = landed.topic_id
         note = {"landed": msgspec.to_builtins(landed, str_keys=True), "folder": os.path.basename(landing.folder)}
         try:
             table.create_write_transaction(

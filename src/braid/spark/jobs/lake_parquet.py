@@ -47,6 +47,8 @@ from braid.spark.jobs.lake_table import (
 
 COMMIT_FILE: Final = "_braid.parquet"
 COMMIT_KEY: Final = b"braid"
+ROWS_KEY: Final = b"braid.rows"
+"""How many rows the step has, in its other files: a folder that was copied in half has fewer."""
 _STEP: Final = re.compile(r"step=([1-9][0-9]*)")
 _TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -85,9 +87,11 @@ class ParquetTable:
             ) from None
         except pa.ArrowInvalid as error:
             raise TableMismatch(f"{where} cannot be read: {error}; restore it, or land in a new folder") from None
-        landed = Landed.from_bytes((schema.metadata or {}).get(COMMIT_KEY, b""), where)
+        said = schema.metadata or {}
+        landed = Landed.from_bytes(said.get(COMMIT_KEY, b""), where)
         if landed.step != last:
             raise TableMismatch(f"{where} is of step {landed.step}: somebody has renamed folders of the table")
+        self._check_rows(last, said.get(ROWS_KEY))
         self._schema = schema
         return landed
 
@@ -104,7 +108,8 @@ class ParquetTable:
     def commit(self, landing: Landing, landed: Landed) -> None:
         assert self._schema is not None, "a table is looked at or created before anything is committed"
         mark = os.path.join(landing.folder, COMMIT_FILE)
-        pq.write_table(self._schema.with_metadata({COMMIT_KEY: landed.to_bytes()}).empty_table(), mark)
+        said = {COMMIT_KEY: landed.to_bytes(), ROWS_KEY: str(landing.rows).encode()}
+        pq.write_table(self._schema.with_metadata(said).empty_table(), mark)
         sync(mark)
         sync(landing.folder)
         os.makedirs(self.path, exist_ok=True)
@@ -136,6 +141,20 @@ class ParquetTable:
         for folder in leftovers:
             self.discard(folder)
         return len(leftovers)
+
+    def _check_rows(self, step: int, expected: bytes | None) -> None:
+        """That the last step is whole: what goes on behind it would never land what it lacks."""
+        folder = self._step(step)
+        try:
+            files = [name for name in os.listdir(folder) if name.endswith(".parquet")]
+            rows = sum(pq.read_metadata(os.path.join(folder, name)).num_rows for name in files)
+        except pa.ArrowInvalid as error:
+            raise TableMismatch(f"a file of {folder} cannot be read: {error}; restore the folder") from None
+        if expected is not None and rows != int(expected):
+            raise TableMismatch(
+                f"{folder} was committed with {int(expected):,} rows and has {rows:,}: some of its files are missing, "
+                "as in an unfinished copy, or were changed. Restore it, or land the topic in a new folder"
+            )
 
     def _last_step(self) -> int:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []

@@ -41,7 +41,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: int = LANDED_VERSION
     topic: str
     topic_id: int
-    """0 when it landed from manifests alone."""
+    """0 if it is not known: it has landed only from manifests that do not tell."""
     step: int
     """Counts commits from 1 on; 0: none yet."""
     positions: dict[int, Position]

@@ -43,6 +43,7 @@ from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.offsets import StreamOffset
 from braid.spark.options import SourceOptions
 from braid.spark.planning import Prune, Range
+from braid.spark.ranges import check_named
 from braid.spark.snapshot import TopicSnapshot
 
 MAX_RECORDS: Final = 20_000_000
@@ -99,24 +100,61 @@ def bounds(start: str, until: str) -> dict[str, str]:
     return given
 
 
+def checked_bounds(source: Mapping[str, str], start: str, until: str) -> dict[str, str]:
+    """The same, if they can be; what is wrong is called as users of the command line call it."""
+    SourceOptions.parse(source)
+    for name, value, open_end, asked in (
+        ("--from", start, "earliest", bounds(start, "latest")),
+        ("--until", until, "latest", bounds("earliest", until)),
+    ):
+        try:
+            SourceOptions.parse({**source, **asked}).for_batch()
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"{name} is {value!r}: it must be {open_end}, a time with its zone such as 2026-11-15T18:00:00Z, "
+                'milliseconds since 1970, or offsets by segment such as {"0": 17, "3": "END"}'
+            ) from None
+    given = bounds(start, until)
+    SourceOptions.parse({**source, **given})
+    return given
+
+
 def first_positions(options: SourceOptions, snapshot: TopicSnapshot) -> dict[int, Position]:
+    check_named(snapshot, options)
     asked = msgspec.structs.replace(
         options, starting_offsets=options.starting_offsets or "earliest", ending_offsets=None
     )
-    return beginning(asked, snapshot)
+    positions = beginning(asked, snapshot)
+    for segment, end in _ends(options).items():
+        position = positions[segment]
+        if position == END or position <= end:
+            continue
+        if position > snapshot.segments[segment].earliest:
+            raise InvalidArgument(
+                f"--from and --until ask for records from offset {position} up to {end} of segment {segment} of topic "
+                f"{snapshot.topic}: the end lies before the start"
+            )
+        positions[segment] = end  # What was asked for from the earliest record on was all deleted.
+    return positions
 
 
 def until(options: SourceOptions, snapshot: TopicSnapshot) -> TopicSnapshot:
     """The topic as if it ended where it is to be copied to. A segment that is not copied to its end has not ended: its
     children are not copied."""
-    if not isinstance(options.ending_offsets, dict):
-        return snapshot
     segments = dict(snapshot.segments)
-    for segment, place in options.ending_offsets.items():
+    for segment, end in _ends(options).items():
         found = segments.get(segment)
-        if found is not None and place != END and 0 <= place < found.end:
-            segments[segment] = msgspec.structs.replace(found, end=place, sealed=False)
+        if found is not None and end < found.end:
+            earliest = min(found.earliest, end)  # What retention took behind the end was not to be copied.
+            segments[segment] = msgspec.structs.replace(found, earliest=earliest, end=end, sealed=False)
     return msgspec.structs.replace(snapshot, segments=segments)
+
+
+def _ends(options: SourceOptions) -> dict[int, int]:
+    """Of the segments that are not to be copied to their ends."""
+    asked = options.ending_offsets
+    places = asked.items() if isinstance(asked, dict) else ()
+    return {segment: place for segment, place in places if place != END and place >= 0}
 
 
 def next_step(
@@ -233,6 +271,8 @@ class ReplayRun:
         sink = SourceOptions.parse({name: self._sink[name] for name in self._sink if name in _CONNECTING})
         with Connection(self._options) as connection, Connection(sink) as target, self._journal:
             goal = connection.snapshot()
+            if self._journal.read() is None:
+                first_positions(self._options, goal)  # Bounds that cannot be are refused before anything is made.
             before = self._target(target, goal)
             replay = self._journal.begin(
                 Replay(

@@ -111,7 +111,8 @@ class ReplayJournal:
                     f"topic {what} was deleted and created again since the replay in {self.folder} began: what was "
                     "copied says nothing about it. Begin a new one with another --name or --checkpoint"
                 )
-        return known
+        source_id, target_id = known.source_id or wanted.source_id, known.target_id or wanted.target_id
+        return msgspec.structs.replace(known, source_id=source_id, target_id=target_id)
 
     def read(self) -> Replay | None:
         try:

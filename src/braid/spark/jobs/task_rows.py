@@ -2,13 +2,15 @@
 
 A Python data source does it with Arrow batches from Python to Java and nothing in the other direction. (`mapInArrow`
 would need rows to begin with, another pass between Java and Python, and pandas.) The source is registered under a name
-that no program reads from; what it does is fixed when it is loaded.
+that no program reads from; what it does is fixed when it is loaded. A session has one registry for all its threads, so
+those take turns from registering to loading: otherwise one would do the work of the other.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
+
+_registering: Final = threading.Lock()
 
 
 def task_rows(
@@ -49,5 +53,6 @@ def task_rows(
 
     if not tasks:
         return spark.createDataFrame([], schema)
-    spark.dataSource.register(Source)
-    return spark.read.format(Source.name()).load()
+    with _registering:
+        spark.dataSource.register(Source)
+        return spark.read.format(Source.name()).load()
