@@ -114,3 +114,23 @@ def test_standalone_cluster_gets_braid_by_py_files(
     (where,) = said["where"]["braid"]
     assert where.endswith(f"{Path(package).name}/braid/__init__.py")
     assert said[f"read:{topic}"]["places"] == said["read:submitted"]["values"] == RECORDS
+
+
+def test_a_job_of_the_command_line_brings_braid_to_the_cluster_that_master_names(
+    broker: StoredBroker, topic: str, master: str, bare_python: Path, tmp_path: Path
+) -> None:
+    """The executors' Python has no Braid."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "PYSPARK_PYTHON": str(bare_python),
+        "SPARK_LOCAL_DIRS": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+    }
+    command = [sys.executable, "-m", "braid.cli.main", "pipeline", "audit", topic, "--url", broker.url, "--json"]
+    for setting in ("spark.executor.memory=512m", "spark.driver.host=127.0.0.1"):
+        command += ["--conf", setting]
+    done = subprocess.run(
+        [*command, "--master", master], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["ok"], report["records"]) == (True, RECORDS)
