@@ -13,8 +13,8 @@ under the same numbers:
 There are no transactions: a row can be read as soon as its block is stored, also if the job then fails. `commit` has
 nothing left to do, and `abort` undoes nothing; the same write, repeated, completes it.
 
-It is refused on the driver, before any task begins, what cannot work: unknown options, columns and types, a topic that
-does not exist, a mode other than append.
+What cannot work is refused on the driver, before any task begins: unknown options, columns and types, a mode other than
+append, and in a batch write a topic that does not exist.
 """
 
 from __future__ import annotations
