@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -90,3 +91,14 @@ def test_ctrl_c_ends_a_job_and_leaves_nothing_behind(broker: StoredBroker, tmp_p
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (130, b"", b"")
     assert left_in(tmp_path) == []
+    until(lambda: not processes_that_name(tmp_path), "Java has ended too")
+
+
+def processes_that_name(folder: Path) -> list[str]:
+    """Java is told its folders by its arguments."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # It has ended meanwhile.
+            if str(folder).encode() in each.read_bytes():
+                found.append(each.parent.name)
+    return found

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from braid.model.errors import NotAvailable
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession as SparkSession
 
 MIN_JAVA: Final = 17
@@ -70,7 +71,6 @@ def build_session(
     check_pyspark()
     check_java()
     from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     from braid.spark import register
@@ -79,9 +79,8 @@ def build_session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings = session_settings(master, extra or {})
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
-    if log is not None and SparkContext._gateway is None:
-        launch: Any = launch_gateway  # which has no types
-        SparkContext(conf=conf, gateway=launch(conf, {"stdout": log, "stderr": log}))
+    if SparkContext._gateway is None:
+        SparkContext(conf=conf, gateway=_launch_java(conf, log))
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     try:
         for path in py_files:
@@ -93,6 +92,31 @@ def build_session(
         end_session(spark)
         raise
     return spark
+
+
+def _launch_java(conf: SparkConf, log: BinaryIO | None) -> Any:
+    """PySpark forgets the Java process that it starts if it is interrupted (Ctrl-C) before it has heard of it; and that
+    one, whose only purpose is gone, does not end by itself."""
+    from pyspark import java_gateway
+
+    gateway_module: Any = java_gateway  # which has no types
+    started: list[subprocess.Popen[bytes]] = []
+    popen = gateway_module.Popen
+
+    def remembered(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    gateway_module.Popen = remembered
+    try:
+        return gateway_module.launch_gateway(conf, {"stdout": log, "stderr": log} if log is not None else {})
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        gateway_module.Popen = popen
 
 
 def end_session(spark: SparkSession) -> None:
