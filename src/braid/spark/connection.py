@@ -8,12 +8,14 @@ to a broker. It is never pickled; each task makes its own and closes it.
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from braid.client.client import Client, connect
 from braid.client.loop_thread import LoopThread
+from braid.client.received import ReceivedBatch
+from braid.client.segment_range import read_segment_range
 from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
 from braid.ports.os_disk import OsDisk
 from braid.spark.options import SourceOptions
@@ -70,6 +72,15 @@ class Connection:
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run this on the loop, now, without waiting for it."""
         return self._loop().begin(work)
+
+    def deliveries(self, topic: str, topic_id: int, segment: int, first: int, until: int) -> Iterator[ReceivedBatch]:
+        """What a segment's owner has of these offsets, as it comes."""
+        found = read_segment_range(self.client, topic, topic_id, segment, first, until)
+        try:
+            while (delivery := self.call(anext(found, None))) is not None:
+                yield delivery
+        finally:
+            self.call(found.aclose())
 
     def close(self) -> None:
         """Closing twice is fine."""

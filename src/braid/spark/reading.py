@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
 
-from braid.client.segment_range import read_segment_range
 from braid.model.batch import BatchHeader
 from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
@@ -132,20 +131,13 @@ class _Reading:
         return not self._prune.leaves_out(run)
 
     def _from_owner(self, piece: Piece) -> Iterator[tuple[BatchHeader, memoryview]]:
-        connection, topic = self._connection, self._partition.topic
-        if not connection.has_brokers:
-            raise OffsetOutOfRange(f"no chunk in {self._partition.storage} holds them", piece.until, piece.until)
-        deliveries = read_segment_range(
-            connection.client, topic, self._partition.topic_id, piece.segment, piece.first, piece.until
-        )
-        try:
-            while True:
-                delivery = connection.call(anext(deliveries, None))
-                if delivery is None:
-                    return
-                yield from delivery.batches()
-        finally:
-            connection.call(deliveries.aclose())
+        partition = self._partition
+        if not self._connection.has_brokers:
+            raise OffsetOutOfRange(f"no chunk in {partition.storage} holds them", piece.until, piece.until)
+        for delivery in self._connection.deliveries(
+            partition.topic, partition.topic_id, piece.segment, piece.first, piece.until
+        ):
+            yield from delivery.batches()
 
     def _elsewhere(self, piece: ChunkPiece, at: int, error: ObjectMissing) -> Iterator[RawBatch]:
         """The chunk is gone: look where the offsets from `at` on are now."""

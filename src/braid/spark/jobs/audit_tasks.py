@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from braid.client.segment_range import read_segment_range
 from braid.model.batch import BatchHeader
 from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
@@ -198,13 +197,9 @@ class _Scan:
             walk.expected = at = until_good
 
     def _deliveries(self, first: int, until: int) -> Iterator[BatchHeader]:
-        connection, topic = self._connection, self._topic
-        deliveries = read_segment_range(connection.client, topic.topic, topic.topic_id, self._fact.id, first, until)
-        try:
-            while (delivery := connection.call(anext(deliveries, None))) is not None:
-                yield from delivery.batch_headers()
-        finally:
-            connection.call(deliveries.aclose())
+        topic = self._topic
+        for delivery in self._connection.deliveries(topic.topic, topic.topic_id, self._fact.id, first, until):
+            yield from delivery.batch_headers()
 
 
 class _Rows:
