@@ -277,6 +277,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, kind: str) -> Non
         open_table("s3://bucket/orders", kind)
 
 
+def test_a_delta_table_that_another_writer_is_making_is_not_something_else(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()  # What the other one has come to: no commit yet.
+    table = joined(tmp_path, "delta")
+    table.commit(staged(table, 1, [(0, 0)]), landed(1, {0: 1}))
+    assert rows_of(tmp_path, "delta") == [(0, 0)]
+
+
 def test_formats_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
     for kind, other in (("parquet", "delta"), ("delta", "parquet")):
         table = created(tmp_path / kind, kind)

@@ -38,7 +38,7 @@ async def opened_shelf(
     if objects is not None:
         mode = StorageMode.OBJECT_STORE
     else:
-        mode, objects = await _open_objects(config.storage, folder, disk, clock)
+        mode, objects = await _open_objects(config.storage, folder, disk, clock, random)
     spares = SpareFiles(disk, folder.spares, config.file_bytes, config.spare_files)
     await disk.make_folder(folder.logs)
     handles = ReadHandles(disk)
@@ -64,9 +64,11 @@ async def opened_shelf(
         await objects.close()
 
 
-async def _open_objects(storage: str, folder: DataFolder, disk: Disk, clock: Clock) -> tuple[StorageMode, Objects]:
+async def _open_objects(
+    storage: str, folder: DataFolder, disk: Disk, clock: Clock, random: random.Random
+) -> tuple[StorageMode, Objects]:
     if storage == LOCAL:
-        objects = DiskObjects(disk, str(Path(folder.chunks).absolute()))
+        objects = DiskObjects(disk, str(Path(folder.chunks).absolute()), random=random)
         # The folder is locked, so every draft is one that a crash has left.
         with contextlib.suppress(ObjectStoreUnavailable):
             await objects.sweep(clock.now_us())
@@ -74,7 +76,7 @@ async def _open_objects(storage: str, folder: DataFolder, disk: Disk, clock: Clo
     from braid.storage.object_urls import open_objects  # obstore takes 40 ms to import, and most brokers need none
 
     try:
-        shared = open_objects(storage, disk=disk)
+        shared = open_objects(storage, disk=disk, random=random)
     except InvalidArgument as error:
         raise InvalidConfig(f"--storage {storage}: {error}") from error
     return (StorageMode.SHARED_FS if storage.startswith("file:") else StorageMode.OBJECT_STORE), shared

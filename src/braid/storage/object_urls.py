@@ -11,6 +11,7 @@ those from the environment (`AWS_ACCESS_KEY_ID`, …). For the same reason no me
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -71,14 +72,20 @@ _CLOUDS = {
 _SCHEMES = ", ".join(f"{scheme}://" for scheme in ("file", *_CLOUDS))
 
 
-def open_objects(url: str, *, disk: Disk, limits: RemoteLimits = RemoteLimits()) -> Objects:  # noqa: B008 (frozen)
+def open_objects(
+    url: str,
+    *,
+    disk: Disk,
+    limits: RemoteLimits = RemoteLimits(),  # noqa: B008 (frozen)
+    random: random.Random | None = None,
+) -> Objects:
     """Opening reaches nothing yet: a wrong URL raises `InvalidArgument` here, an unreachable store on first use."""
     try:
         parts = urlsplit(url)
     except ValueError:
         raise InvalidArgument(f"cannot open objects: their URL is malformed; use one of {_SCHEMES}") from None
     if parts.scheme == "file":
-        return DiskObjects(disk, _path(parts))
+        return DiskObjects(disk, _path(parts), random=random)
     if cloud := _CLOUDS.get(parts.scheme):
         return _remote(parts, cloud, limits)
     asked = f"scheme {parts.scheme!r}" if parts.scheme else "no scheme"

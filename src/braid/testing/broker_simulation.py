@@ -153,7 +153,7 @@ class World:
         random = self.random
         return BrokerConfig(
             id="broker-1",
-            data="data",
+            data="/data",
             listen=f"{HOST}:6660",
             lease_ttl_s=random.choice([2.0, 5.0]),
             cache_bytes=random.choice([0, 3_000, 1 << 20]),

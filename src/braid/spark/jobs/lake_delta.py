@@ -64,6 +64,7 @@ APP: Final = "braid/lake"
 _SEGMENTS: Final = f"{APP}/segments"
 _LATER_TOPIC_ID: Final = f"{APP}/topic"
 _END: Final = 2**63 - 1
+_LOG: Final = "_delta_log"
 _TOPIC: Final = "braid.topic"
 _TOPIC_ID: Final = "braid.topicId"
 _HISTORY: Final = 10_000
@@ -86,7 +87,8 @@ class DeltaTable:
         try:
             table = deltalake.DeltaTable(self.path)
         except TableNotFoundError:
-            if os.path.isdir(self.path) and os.listdir(self.path):
+            # A log without a commit is a table that somebody is making just now.
+            if os.path.isdir(self.path) and set(os.listdir(self.path)) - {_LOG}:
                 raise TableMismatch(
                     f"{self.path} is not empty and is no Delta table; name a new folder, or --format parquet if it is "
                     "a table of that format"
@@ -203,7 +205,7 @@ class DeltaTable:
 
     def _sync_log(self, since: int) -> None:
         """Commits behind this version: delta-rs leaves when they become durable to the kernel."""
-        log = os.path.join(self.path, "_delta_log")
+        log = os.path.join(self.path, _LOG)
         for name in os.listdir(log):
             if re.fullmatch(r"[0-9]{20}\.json", name) and int(name[:20]) > since:
                 sync(os.path.join(log, name))
