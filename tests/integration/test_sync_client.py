@@ -260,7 +260,7 @@ def test_a_receipt_can_be_waited_for_with_a_limit(tmp_path: Path) -> None:
         with pytest.raises(TimedOut):
             receipt.result(timeout=0.01)
         producer.flush()
-        assert receipt.result() == (0, 0)
+        assert receipt.result() == MessageId(0, 0)
         assert receipt.exception() is None
 
 

@@ -178,7 +178,7 @@ def test_spares_are_made_ahead_taken_by_renaming_and_made_again() -> None:
 def test_an_empty_stock_is_no_reason_to_wait() -> None:
     async def main(simulation: Simulation) -> None:
         disk = SimulatedDisk(simulation.random)
-        spares = SpareFiles(disk, "spare", 4_096, keep=1)
+        spares = SpareFiles(disk, "spare", 4_096, most=1)
         await spares.open()
         assert not await spares.take("x", 4_096)
         await spares.filled()

@@ -106,8 +106,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of recent batches, for readers at the live tail; the page cache holds the rest."""
     file_bytes: int = 64 << 20
     """A log's files are closed at this size."""
-    spare_files: int = 2
-    """Prepared files for busy logs to continue in, of `file_bytes` each."""
+    spare_files: int = 8
+    """Prepared files for busy logs to continue in, of `file_bytes` each: as many as the last burst would have used, but
+    no more than this."""
     limits: Limits = Limits()
     cursors: CursorConfig = CursorConfig()
     groups: GroupConfig = GroupConfig()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, overload
 
 import msgspec
@@ -32,9 +31,6 @@ if thousands shared one, their going on would look to Python's garbage collector
 run so often that it took a fifth of the time."""
 UNKNOWN_OFFSET: Final = -1
 """Of a record that is stored, at an offset that the broker no longer remembers."""
-
-message_id: Final[Callable[[tuple[int, int]], MessageId]] = partial(tuple.__new__, MessageId)
-"""A `MessageId` of a pair, without the Python function that a named tuple's constructor is."""
 
 
 class Batch:
@@ -228,7 +224,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
 
 def id_at(batch: Batch, number: int) -> MessageId:
     base = batch.base_offset
-    return message_id((batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET))
+    return MessageId(batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET)
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

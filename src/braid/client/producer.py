@@ -40,7 +40,6 @@ from braid.client.batcher import (
     Receipt,
     cut_points,
     id_at,
-    message_id,
 )
 from braid.client.lane import Lane
 from braid.client.records import (
@@ -296,7 +295,7 @@ class Producer:
         if batch.error is not None:
             raise batch.error.again()
         base = batch.base_offset
-        return message_id((batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET))
+        return MessageId(batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET)
 
     async def _send_any(
         self,

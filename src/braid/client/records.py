@@ -38,14 +38,10 @@ def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any
     """
     if isinstance(records, bytes | str | bytearray | memoryview):
         raise InvalidArgument("send_many takes many values; use send for one")
-    source = iter(records)
-    part = list(islice(source, 1))
-    if not part:
-        return
-    pairs = type(part[0]) is tuple
-    count = slice_records(part[0], batch_bytes)
-    part += islice(source, count - 1)
-    while part:
+    pairs: bool | None = None
+    for part in _slices(records, batch_bytes):
+        if pairs is None:
+            pairs = type(part[0]) is tuple
         if pairs:
             if set(map(type, part)) != {tuple} or set(map(len, part)) != {2}:
                 raise InvalidArgument("send_many takes values, or (key, value) pairs, but not both")
@@ -53,6 +49,21 @@ def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any
             yield values, all_bytes("key", keys, None)
         else:
             yield part, None
+
+
+def _slices(records: Iterable[Any], batch_bytes: int) -> Iterator[list[Any]]:
+    if type(records) is list:  # The usual case, and a slice of one costs a tenth of what iterating does.
+        count = slice_records(records[0], batch_bytes) if records else 1
+        yield from (records[first : first + count] for first in range(0, len(records), count))
+        return
+    source = iter(records)
+    part = list(islice(source, 1))
+    if not part:
+        return
+    count = slice_records(part[0], batch_bytes)
+    part += islice(source, count - 1)
+    while part:
+        yield part
         part = list(islice(source, count))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -15,11 +15,15 @@ NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-class MessageId(NamedTuple):
-    """Where a record stands in its topic. Of one segment, a higher offset is a later record."""
+class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Where a record stands in its topic: `segment, offset = id`. Of one segment, a higher offset is a later record."""
 
+    # No named tuple: one is made for each record that is sent, and this is three times as fast.
     segment: int
     offset: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.segment, self.offset))
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

@@ -7,6 +7,9 @@ never waits.
 
 Making a spare writes as many bytes as it will hold, so a stock that is refilled under load costs more than it gives:
 measured, a third of a busy log's rate. It is refilled only when no log has asked for a spare for a while.
+
+How many are kept follows what is asked for: two at first, one more whenever a log finds none, so that the next burst
+finds as many as the last one would have used, up to a limit. A disk that has no room for them gets half of them back.
 """
 
 from __future__ import annotations
@@ -17,18 +20,20 @@ import contextlib
 from braid.model.errors import DiskError, FileMissing
 from braid.ports.disk import Disk
 
-DEFAULT_SPARES = 2
+FIRST_SPARES = 2
+MOST_SPARES = 8
 CALM_S = 5.0
 
 
 class SpareFiles:
     """Shared by all logs of a broker; they all use the same file size."""
 
-    def __init__(self, disk: Disk, folder: str, file_bytes: int, keep: int = DEFAULT_SPARES) -> None:
+    def __init__(self, disk: Disk, folder: str, file_bytes: int, most: int = MOST_SPARES) -> None:
         self._disk = disk
         self._folder = folder
         self._file_bytes = file_bytes
-        self._keep = keep
+        self._most = most
+        self._wanted = min(FIRST_SPARES, most)
         self._ready: list[str] = []
         self._made = 0
         self._refill: asyncio.Task[None] | None = None
@@ -47,6 +52,7 @@ class SpareFiles:
             return False
         self._refill_when_calm()
         if not self._ready:
+            self._wanted = min(self._wanted + 1, self._most)
             return False
         spare = self._ready.pop()
         try:
@@ -67,15 +73,16 @@ class SpareFiles:
             self._refill = asyncio.get_running_loop().create_task(self._fill())
 
     async def _fill(self) -> None:
-        while len(self._ready) < self._keep:
+        while len(self._ready) < self._wanted:
             self._made += 1
             path = f"{self._folder}/{self._made:06d}.spare"
             try:
                 await self._disk.prepare(path, self._file_bytes)
             except DiskError:
                 # A disk without room for spares may still have room for records. Whoever writes those will say.
-                with contextlib.suppress(DiskError):
-                    await self._disk.remove(path)
+                self._wanted = len(self._ready) // 2
+                await self._remove(path, *self._ready[self._wanted :])
+                del self._ready[self._wanted :]
                 return
             self._ready.append(path)
 
@@ -94,7 +101,10 @@ class SpareFiles:
             self._refill.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refill
-        for path in self._ready:
+        await self._remove(*self._ready)
+        self._ready.clear()
+
+    async def _remove(self, *paths: str) -> None:
+        for path in paths:
             with contextlib.suppress(DiskError):
                 await self._disk.remove(path)
-        self._ready.clear()

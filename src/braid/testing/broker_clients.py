@@ -26,7 +26,7 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TimedOut,
 )
-from braid.model.message import Message
+from braid.model.message import Message, MessageId
 from braid.testing.broker_history import ConsumerHistory, Seek, TopicHistory
 from braid.testing.history import PromiseBroken
 from braid.testing.loop import Process, Simulation
@@ -236,7 +236,7 @@ class ClientMachine:
             for (_, value), (segment, offset) in zip(records, ids, strict=True):
                 self.history.confirm(value, segment, offset)
 
-    async def _confirmed(self, value: bytes, sending: Awaitable[tuple[int, int]]) -> None:
+    async def _confirmed(self, value: bytes, sending: Awaitable[MessageId]) -> None:
         try:
             segment, offset = await sending
         except BraidError as error:

@@ -102,7 +102,7 @@ class Machine:
         self.process = setting.simulation.process(f"{self.name}-{epoch}")
         self.lease = lease = Lease(setting.simulation)
         disk = self.disk.mount()
-        spares = SpareFiles(disk, "spare", setting.config.files.file_bytes, keep=1) if setting.with_spares else None
+        spares = SpareFiles(disk, "spare", setting.config.files.file_bytes, most=1) if setting.with_spares else None
         shelf = Shelf(
             broker_id=self.name,
             disk=disk,

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from braid.model.batch import MAX_BATCH_BYTES
 from braid.model.errors import FrameTooLarge, ProtocolError
+from braid.ports.allocator import unfilled
 
 PREFIX: Final = struct.Struct(
     "<"
@@ -50,8 +51,9 @@ MAX_SCRATCH_BYTES: Final = 64 << 10
 _OWN_BUFFER_BYTES: Final = 4 << 10
 """A frame that has begun and is longer than this gets a buffer of its own; shorter ones are moved to the front."""
 
-_ZEROED_BYTES: Final = 2 << 20
-"""Frames up to this size, which is that of most batches, are received into memory of the process."""
+_HEAP_BYTES: Final = 2 << 20
+"""Frames up to this size, which is that of most batches, are received into memory that the process keeps; that of
+larger ones comes from the system page by page, as it is written, and goes back."""
 
 _KEPT_BODY_BYTES: Final = 1 << 10
 """Whoever keeps a payload keeps the whole buffer of its frame; but not with a body that is longer than this, or a small
@@ -162,9 +164,8 @@ class FrameReader:
         return frames
 
     def _begin_own(self, at: int, size: int) -> None:
-        # A bytearray is filled with zeros at once. The memory of a larger frame comes from the system page by page, as
-        # it is written: a peer that announces one and falls silent costs what it sent.
-        frame = memoryview(bytearray(size) if size <= _ZEROED_BYTES else mmap.mmap(-1, size))
+        # What was in this memory before, nobody sees: a frame is handed on when all of it has arrived.
+        frame = memoryview(unfilled(size) if size <= _HEAP_BYTES else mmap.mmap(-1, size))
         rest = self._end - at
         frame[:rest] = self._view[at : self._end]
         self._own = frame
