@@ -1,7 +1,11 @@
-"""The real disk: one hop into a small thread pool per call.
+"""The real disk: one hop into a small thread pool per call, but none for the small writes of a log.
 
 A write with its sync is one hop, because a hop costs about as much as a small write. A cancelled call does not stop its
 thread: the operation may still happen, and its buffers stay in use until `close()` of the file has returned.
+
+A hop costs more than a small write and its sync together (kernel_sync.py). So `start_write` copies a small group of
+batches into the page cache at once, and the kernel syncs it. That copy waits for nothing but memory; only where the
+machine as a whole has so much to write back that the kernel slows writers down, the loop is slowed down with them.
 
 A file descriptor is a number that the kernel gives away again after `close`, so a late operation could hit another
 file. Each `OsFile` therefore counts the calls that were submitted and have not ended; the descriptor is closed when
@@ -20,10 +24,12 @@ import stat
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
 from braid.ports.disk import Buffer, FileStat
+from braid.ports.kernel_sync import KernelSyncs
 from braid.ports.threads import Threads
 
 T = TypeVar("T")
@@ -34,6 +40,8 @@ JOIN_BYTES = 64 * 1_024
 JOIN_AVERAGE_BYTES = 1_024
 """Below both, one `join` and one `pwrite` beat `pwritev` (512 buffers of 100 B: 10 µs against 27); above either, the
 copy costs more than it saves (16 buffers of 64 KiB: 60 µs against 31)."""
+SMALL_BYTES = 128 * 1_024
+"""What is copied into the page cache on the loop: 60 µs of its time at most."""
 ZEROS = bytes(1 << 20)
 
 _KINDS: dict[int, type[DiskError]] = {
@@ -57,6 +65,8 @@ class OsDisk:
         self._mode = os.O_RDONLY if read_only else os.O_RDWR
         self._files: set[OsFile] = set()
         self._closed = False
+        self._syncs: KernelSyncs | None = None
+        self._syncs_of: asyncio.AbstractEventLoop | None = None
 
     async def open(self, path: str, *, create: bool = False) -> OsFile:
         opening = self.call(self._open, path, create)
@@ -107,6 +117,9 @@ class OsDisk:
         for file in tuple(self._files):
             await file.close()
         self._closed = True
+        if self._syncs is not None:
+            self._syncs.close()
+            self._syncs = None
         # Calls may still run whose tasks were cancelled; waiting for them would block the event loop.
         self._threads.stop()
 
@@ -146,6 +159,14 @@ class OsDisk:
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await self.call(work, *arguments)
 
+    def kernel_syncs(self) -> KernelSyncs | None:
+        """Those of the running loop, if the system has any."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._syncs_of:
+            self._syncs_of = loop
+            self._syncs = None if self._closed else KernelSyncs.of(loop)
+        return self._syncs
+
 
 class OsLock:
     """An open file with a `flock`: the kernel gives it up when the process ends, however it ends."""
@@ -181,12 +202,42 @@ class OsFile:
     ) -> None:
         self._begin_call()
         try:
-            self._disk.start(
-                lambda _, error: on_end(error), self._write, position, buffers, sync, on_end=self._end_call
-            )
+            small = sum(map(_nbytes, buffers)) <= SMALL_BYTES
+            if small and (syncs := self._disk.kernel_syncs()) is not None:
+                self._write_here(syncs, position, buffers, sync, on_end)
+            else:
+                work = partial(self._write, position, buffers, sync)
+                self._disk.start(lambda _, error: on_end(error), work, on_end=self._end_call)
         except BaseException:
             self._end_call()
             raise
+
+    def _write_here(
+        self,
+        syncs: KernelSyncs,
+        position: int,
+        buffers: Sequence[Buffer],
+        sync: bool,
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        """Write now; let the kernel sync, or a thread if that does not."""
+
+        def ended(failure: BaseException | None) -> None:
+            self._end_call()
+            on_end(failure)
+
+        def synced(error: int) -> None:
+            ended(self._sync_failure(error) if error else None)
+
+        try:
+            self._write(position, buffers, sync=False)
+        except DiskError as error:
+            syncs.loop.call_soon(ended, error)
+            return
+        if not sync:
+            syncs.loop.call_soon(ended, None)
+        elif not syncs.start(self._descriptor, synced):
+            self._disk.start(lambda _, error: on_end(error), self._sync, on_end=self._end_call)
 
     async def sync(self) -> None:
         await self._run(self._sync)
@@ -255,9 +306,12 @@ class OsFile:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise SyncFailed(
-                f"could not sync {self._path}: {error.strerror}; what was written since its last good sync may be lost"
-            ) from error
+            raise self._sync_failure(error.errno or 0) from error
+
+    def _sync_failure(self, error: int) -> SyncFailed:
+        return SyncFailed(
+            f"could not sync {self._path}: {os.strerror(error)}; what was written since its last good sync may be lost"
+        )
 
     def _read(self, position: int, length: int) -> bytes:
         try:

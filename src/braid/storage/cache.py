@@ -1,4 +1,4 @@
-"""The hot cache: the latest batches of all logs of a broker, bounded in bytes.
+"""The hot cache: the latest batches of all logs of a broker, bounded in bytes and in number.
 
 It only spares readers at the live tail a trip to a file, and is small on purpose: the page cache holds the files too.
 First in, first out; a reader that finds nothing here goes to the files.
@@ -6,10 +6,15 @@ First in, first out; a reader that finds nothing here goes to the files.
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Final
+
 from braid.model.batch import BatchHeader
 from braid.ports.disk import Buffer
 
 DEFAULT_CACHE_BYTES = 16 << 20
+MOST_BATCHES: Final = 16_384
+"""What stands around a batch takes some 700 bytes, which of small ones is most of it."""
 
 CachedBatch = tuple[BatchHeader, Buffer]
 
@@ -19,6 +24,8 @@ class HotCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._batches: dict[tuple[int, int], CachedBatch] = {}
+        # The first key of a dict is found by walking over all that were removed before it, so they stand here as well.
+        self._order: deque[tuple[int, int]] = deque()
         self.hits = 0
         self.misses = 0
         """Reads that found something here, and reads that did not."""
@@ -32,10 +39,12 @@ class HotCache:
         size = len(data)
         if header.count == 0 or size > self._max_bytes:
             return
-        self._batches[log, header.base_offset] = (header, data)
+        key = (log, header.base_offset)
+        self._batches[key] = (header, data)
+        self._order.append(key)
         self._bytes += size
-        while self._bytes > self._max_bytes:
-            _, evicted = self._batches.pop(next(iter(self._batches)))
+        while self._bytes > self._max_bytes or len(self._order) > MOST_BATCHES:
+            _, evicted = self._batches.pop(self._order.popleft())
             self._bytes -= len(evicted)
 
     def get(self, log: int, offset: int, max_bytes: int, limit: int) -> list[CachedBatch]:
