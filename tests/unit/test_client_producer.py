@@ -12,7 +12,7 @@ import pytest
 
 from braid.client.batcher import GROUP, RECORD_BYTES
 from braid.client.client import Client, connect
-from braid.client.lane import EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
+from braid.client.lane import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
 from braid.client.producer import Producer
 from braid.model.batch import BatchHeader, parse_header
 from braid.model.columns import Message, decode_messages
@@ -174,13 +174,61 @@ def test_records_gather_while_eight_batches_are_under_way() -> None:
         world.broker.answer_delay_s = lambda: 1.0
         for number in range(100):
             producer.submit(f"{number}")
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(2 * ANSWER_WAIT_S)  # None is answered so soon, so each leaves alone.
         await producer.flush()
         counts = [batch.count for batch in world.batches()]
         assert MAX_BATCHES_IN_FLIGHT == REMEMBERED_BATCHES
         assert counts[:MAX_BATCHES_IN_FLIGHT] == [1] * MAX_BATCHES_IN_FLIGHT
         assert len(counts) == MAX_BATCHES_IN_FLIGHT + 1
         assert world.values() == [b"%d" % number for number in range(100)]
+
+    play(body)
+
+
+def test_a_small_batch_waits_for_the_answer_of_the_one_before_it() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.network.latency_s = (ANSWER_WAIT_S / 10, ANSWER_WAIT_S / 10)
+        await producer.send(b"before")
+        for number in range(100):
+            producer.submit(f"{number}")
+            await asyncio.sleep(ANSWER_WAIT_S / 40)
+        await producer.flush()
+        counts = [batch.count for batch in world.batches()]
+        assert counts[:2] == [1, 1], "nothing was under way"
+        assert 8 <= len(counts) <= 16, "one for each answer"
+        assert world.values()[1:] == [b"%d" % number for number in range(100)]
+
+    play(body)
+
+
+def test_a_small_batch_does_not_wait_long_for_a_broker_far_away() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.network.latency_s = (1.0, 1.0)
+        producer.submit(b"first")
+        await asyncio.sleep(ANSWER_WAIT_S)
+        last = producer.submit(b"second")
+        await asyncio.sleep(ANSWER_WAIT_S / 10)
+        assert not producer.lanes[0].unsettled()[1:], "it waits"
+        await asyncio.sleep(ANSWER_WAIT_S)
+        assert producer.lanes[0].unsettled()[1:], "it has left"
+        assert (await last).offset == 1
+        assert [batch.count for batch in world.batches()] == [1, 1]
+
+    play(body)
+
+
+def test_a_larger_batch_waits_for_no_answer() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.network.latency_s = (1.0, 1.0)
+        producer.submit(b"first")
+        await asyncio.sleep(ANSWER_WAIT_S)
+        for _ in range(2):
+            producer.submit(bytes(EARLY_BYTES // 2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert producer.lanes[0].open is None
+        await producer.flush()
+        assert [batch.count for batch in world.batches()] == [1, 2]
 
     play(body)
 

@@ -26,7 +26,7 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.message import Message
+from braid.model.message import Message, MessageId
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.wire.operations import Ack, Close, Credit, Expelled, Join, Kind, Leave, Open, Release
@@ -92,7 +92,7 @@ def test_messages_come_in_order_with_their_topic_and_segment() -> None:
         assert offsets(messages) == [0, 1, 2, 3, 4]
         assert messages[3].value == b"0/3"
         assert messages[3].topic == TOPIC
-        assert messages[3].id == (0, 3)
+        assert messages[3].id == MessageId(0, 3)
 
     broker = play(test, with_records(5, per_batch=2))
     assert broker.got(Join) == [Join(TOPIC, "billing", "worker-1", "earliest", "stream", create=True)]

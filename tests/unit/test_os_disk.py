@@ -15,6 +15,7 @@ import pytest
 from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
 from braid.ports import os_disk
 from braid.ports.disk import Disk
+from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs, OnSynced
 from braid.ports.os_disk import OsDisk, OsFile
 from braid.storage.recovery import recover, repair
 
@@ -49,9 +50,24 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return sync
 
+    start = KernelSyncs.start
+
+    def kernel_sync(self: KernelSyncs, descriptor: int, on_synced: OnSynced) -> bool:
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return start(self, descriptor, on_synced)
+
     monkeypatch.setattr(os, "fsync", record(os.fsync))
     monkeypatch.setattr(os, "fdatasync", record(os.fdatasync))
+    monkeypatch.setattr(KernelSyncs, "start", kernel_sync)
     return paths
+
+
+@pytest.fixture(params=["kernel", "threads"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who syncs small writes."""
+    if request.param == "threads":
+        monkeypatch.setattr(KernelSyncs, "of", lambda _loop: None)
+    return str(request.param)
 
 
 def open_descriptors_of(path: str) -> list[str]:
@@ -124,6 +140,7 @@ def test_short_writes_are_continued_where_they_stopped(folder: str, monkeypatch:
     assert with_disk(main) == b"".join(buffers)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synced: list[str], sync: bool) -> None:
     async def main(disk: OsDisk) -> None:
@@ -151,11 +168,17 @@ def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synce
 
 
 def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_for_it(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    folder: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(disk: OsDisk) -> None:
         file = await disk.open(f"{folder}/f", create=True)
-        monkeypatch.setattr(os, "fdatasync", fail(errno.EIO))
+        if way == "kernel":
+            start = KernelSyncs.start
+            monkeypatch.setattr(
+                KernelSyncs, "start", lambda syncs, number, end: start(syncs, number, lambda _: end(errno.EIO))
+            )
+        else:
+            monkeypatch.setattr(os, "fdatasync", fail(errno.EIO))
         heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         file.start_write(0, [b"x"], sync=True, on_end=heard.set_result)
         await file.close()
@@ -163,6 +186,50 @@ def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_
         assert open_descriptors_of(f"{folder}/f") == []
 
     with_disk(main)
+
+
+def test_a_write_without_a_task_that_fails_at_once_calls_back_later(
+    folder: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        monkeypatch.setattr(os, "pwritev", fail(errno.ENOSPC))
+        heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        file.start_write(0, [b"x"], sync=True, on_end=heard.set_result)
+        assert not heard.done()
+        assert isinstance(await asyncio.wait_for(heard, 30), DiskFull), way
+        await file.close()
+
+    with_disk(main)
+
+
+@pytest.mark.usefixtures("way")
+def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, synced: list[str]) -> None:
+    async def main(disk: OsDisk) -> None:
+        files = [await disk.open(f"{folder}/{number}", create=True) for number in range(2 * SYNCS_AT_ONCE)]
+        synced.clear()
+        ends: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        for file in files:
+            file.start_write(0, [b"x"], sync=True, on_end=ends.put_nowait)
+        assert [await asyncio.wait_for(ends.get(), 30) for _ in files] == [None] * len(files)
+        assert {f"{folder}/{number}" for number in range(len(files))} <= set(synced)
+
+    with_disk(main)
+
+
+def test_a_disk_serves_one_loop_after_the_other(folder: str) -> None:
+    disk = OsDisk()
+
+    async def write(position: int) -> bytes:
+        file = await disk.open(f"{folder}/f", create=position == 0)
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        file.start_write(position, [b"x"], sync=True, on_end=ended.set_result)
+        assert await asyncio.wait_for(ended, 30) is None
+        return await file.read(0, 10)
+
+    assert asyncio.run(write(0)) == b"x"
+    assert asyncio.run(write(1)) == b"xx"
+    asyncio.run(disk.close())
 
 
 def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
@@ -202,7 +269,7 @@ def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str])
         await disk.make_folder(f"{folder}/a/b")
         assert synced[-1] == f"{folder}/a", "its maker may have crashed before this"
         for change, folders in [
-            (disk.prepare(f"{folder}/p", 10), [f"{folder}/p", folder]),
+            (disk.prepare(f"{folder}/p", 10), [folder, f"{folder}/p"]),
             (disk.rename(f"{folder}/p", f"{folder}/a/q"), [f"{folder}/a", folder]),
             (disk.publish(f"{folder}/a/q", f"{folder}/a/r"), [f"{folder}/a"]),
             (disk.remove(f"{folder}/a/r"), [f"{folder}/a"]),

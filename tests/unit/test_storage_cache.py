@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from braid.model.batch import Flag, control_batch, parse_header
-from braid.storage.cache import HotCache
+from braid.storage.cache import MOST_BATCHES, HotCache
 from tests.storage_kit import make_header, stamped_batch
 
 
@@ -86,3 +88,17 @@ def test_a_read_gives_at_least_one_batch_and_stops_at_bytes_limit_and_gap(
     for base in (0, 10, 20, 40):
         put(cache, base, count=10)
     assert bases(cache, offset, max_bytes, limit) == expected
+
+
+def test_the_bound_is_in_batches_too_and_the_oldest_is_found_at_once() -> None:
+    cache = HotCache()
+    for base in range(MOST_BATCHES + 10):
+        put(cache, base)
+    assert cache.used_bytes == 200 * MOST_BATCHES
+    assert bases(cache, 9, max_bytes=1) == []
+    assert bases(cache, 10, max_bytes=1) == [10]
+    header, data = make_header(1, b"x" * 104, base_offset=0), stamped_batch(0, 1, b"x" * 104)
+    began = time.process_time()
+    for log in range(2, 100_002):  # Each pushes one out: the search for it must not walk over those before it.
+        cache.put(log, header, data)
+    assert time.process_time() - began < 5.0, "0.1 s where it is found at once, minutes where it is searched"

@@ -222,3 +222,38 @@ def test_a_busy_log_rotates_into_spares_and_reads_the_same() -> None:
         assert (log.base_offset, log.end) == (0, 100)
 
     run_simulation(1, main)
+
+
+def test_the_stock_follows_what_a_burst_asked_for_up_to_its_limit() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random)
+        await disk.make_folder("log")
+        spares = SpareFiles(disk, "spare", 4_096, most=5)
+        await spares.open()
+
+        async def burst(files: int, name: str) -> list[bool]:
+            await spares.filled()
+            return [await spares.take(f"log/{name}-{number}", 4_096) for number in range(files)]
+
+        assert await burst(4, "first") == [True, True, False, False]
+        assert await burst(4, "second") == [True] * 4
+        assert await burst(9, "third") == [True] * 4 + [False] * 5
+        assert await burst(9, "fourth") == [True] * 5 + [False] * 4
+        await spares.close()
+
+    run_simulation(1, main)
+
+
+def test_a_disk_without_room_for_the_stock_gets_half_of_it_back() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random, faults=DiskFaults(capacity_bytes=5 * 4_096 + 100))
+        await disk.make_folder("log")
+        spares = SpareFiles(disk, "spare", 4_096, most=8)
+        await spares.open()
+        for _ in range(8):
+            await spares.take("log/x", 4_096)
+        await spares.filled()
+        assert len(await disk.list("spare")) == 2
+        await spares.close()
+
+    run_simulation(1, main)

@@ -85,6 +85,8 @@ MAX_ROUTE_BYTES: Final = 1_024
 """None that a client has reason to send is longer; a longer one is looked up each time."""
 MAX_WATCHED_TOPICS: Final = 4_096
 """Topics whose changes one connection is told of: the last ones that it asked for."""
+COMMIT_FRAMES: Final = 16
+"""Of many that came together, so many begin their way to the disk while the next are looked at."""
 EARLIEST: Final = -1
 _PUBLISH: Final = int(Kind.PUBLISH)
 """A plain number, for the one operation that comes by the thousand: a member of an enum takes longer to compare."""
@@ -149,7 +151,7 @@ class Session:
         self.framed_at = self._loop.time()
         self.connection.cork()
         try:
-            for frame in frames:
+            for number, frame in enumerate(frames, 1):
                 if frame.flags:
                     raise ProtocolError("a client sent a reply; brokers ask clients nothing")
                 try:
@@ -164,6 +166,8 @@ class Session:
                     raise
                 except BraidError as error:
                     self._refuse(frame, error)
+                if not number % COMMIT_FRAMES and self._taking is not None:
+                    self._taking.commit()
         finally:
             self._commit_publishes(None)
             self.connection.flush()

@@ -72,6 +72,10 @@ EARLY_BYTES: Final = 64 << 10
 """While nothing is under way, a batch that has so many leaves in the middle of a turn: the broker works while the rest
 of the turn's records are being given. Only without linger and compression: who asks for these wants large batches."""
 
+ANSWER_WAIT_S: Final = 0.002
+"""While something is under way, a batch smaller than that stays open until it is answered, but no longer than this.
+What comes meanwhile joins it: a broker nearby has less to do and answers sooner, one far away takes longer anyway."""
+
 LINGER_SLACK_S: Final = 0.0005
 """A timer may fire this much early; a batch that is so near to the end of its linger has lingered."""
 
@@ -181,7 +185,7 @@ class Lane:
         if self._options.linger_s <= 0:
             self._depart_soon()
         elif self._lingering is None:
-            self._lingering = self._loop.call_later(self._options.linger_s, self._end_linger)
+            self._linger(batch)
         return batch
 
     def grown(self) -> None:
@@ -237,12 +241,15 @@ class Lane:
         self._departing = False
         self.dispatch()
 
+    def _linger(self, batch: Batch) -> None:
+        left_s = batch.opened_at + self._linger_s(batch) - self._loop.time()
+        self._lingering = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._end_linger)
+
     def _end_linger(self) -> None:
         self._lingering = None
         self.dispatch()
-        if self.open is not None:
-            left_s = self.open.opened_at + self._options.linger_s - self._loop.time()
-            self._lingering = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._end_linger)
+        if self.open is not None and self._lingering is None:
+            self._linger(self.open)
 
     # Sending.
 
@@ -262,14 +269,22 @@ class Lane:
             elif self.open is not None and not self._lingers(self.open):
                 batch = self._take_open(self.open)
             else:
+                if self.open is not None and self._lingering is None:
+                    self._linger(self.open)
                 return
             if self._number(batch, link):
                 self._sent.append(batch)
                 self._send(batch, link)
 
     def _lingers(self, batch: Batch) -> bool:
-        linger_s = self._options.linger_s
+        linger_s = self._linger_s(batch)
         return linger_s > 0 and self._loop.time() < batch.opened_at + linger_s - LINGER_SLACK_S
+
+    def _linger_s(self, batch: Batch) -> float:
+        """How long it stays open for what may still come."""
+        if self._options.linger_s > 0:
+            return self._options.linger_s
+        return ANSWER_WAIT_S if self._sent and batch.size < self._early_bytes else 0.0
 
     def _number(self, batch: Batch, link: Link) -> bool:
         """Encode it under the next number. False: it can never be sent, and has failed."""

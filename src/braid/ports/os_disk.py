@@ -43,6 +43,8 @@ copy costs more than it saves (16 buffers of 64 KiB: 60 µs against 31)."""
 SMALL_BYTES = 128 * 1_024
 """What is copied into the page cache on the loop: 60 µs of its time at most."""
 ZEROS = bytes(1 << 20)
+PREPARE_PAUSE_S = 0.01
+"""Between two megabytes of zeros: the syncs of logs come first. A file of 64 MiB takes a second so."""
 
 _KINDS: dict[int, type[DiskError]] = {
     errno.ENOSPC: DiskFull,
@@ -78,7 +80,18 @@ class OsDisk:
             raise
 
     async def prepare(self, path: str, size: int) -> None:
-        await self._run(_prepare, path, size)
+        file = await self.open(path, create=True)
+        try:
+            for position in range(0, size, len(ZEROS)):
+                if position:
+                    await asyncio.sleep(PREPARE_PAUSE_S)
+                await file.write(position, [memoryview(ZEROS)[: size - position]], sync=True)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            await file.close()
 
     async def list_folders(self, folder: str) -> list[str]:
         return await self._run(_list_folders, folder)
@@ -386,29 +399,6 @@ def _write_all(descriptor: int, position: int, buffers: Sequence[Buffer]) -> Non
 def _write_zeros(descriptor: int, start: int, end: int) -> None:
     for position in range(start, end, len(ZEROS)):
         _write_all(descriptor, position, [memoryview(ZEROS)[: end - position]])
-
-
-def _prepare(path: str, size: int) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    except OSError as error:
-        raise _failure(error, f"create {path}") from error
-    try:
-        try:
-            _write_zeros(descriptor, 0, size)
-        except OSError as error:
-            raise _failure(error, f"fill {path} with {size} zero bytes") from error
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise SyncFailed(f"could not sync {path}: {error.strerror}") from error
-        _sync_folder(os.path.dirname(path))
-    except DiskError:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise
-    finally:
-        os.close(descriptor)
 
 
 def _lock(folder: str) -> int:

@@ -6,11 +6,11 @@ commits a lone record at once, a busy one commits many together.
 
                  ┌────────────── the next group, if one has gathered ─────────────┐
                  ▼                                                                │
-    enqueue ─► begin ─► write and sync in a thread ─► the disk calls back ────────┴─► the owner hears of the group
+    enqueue ─► begin ─► write and sync ─► the disk calls back ────────────────────┴─► the owner hears of the group
 
-No task is in this path: each step is a plain call, and the disk calls back in the turn that its thread woke. A task
-would add two turns to every commit, and with cold caches each costs a client that waits for a lone record some 25 µs. A
-busy disk gets its next group before the owner, who confirms, hears of the last one.
+No task is in this path: each step is a plain call, and the disk calls back in the turn that the end of a sync woke. A
+task would add two turns to every commit, and with cold caches each costs a client that waits for a lone record some
+25 µs. A busy disk gets its next group before the owner, who confirms, hears of the last one.
 
 What is rare is done in a task: a new file, more room in it, a sync without a batch, the close of a file. Whether in a
 task or not, one thing at a time is under way (`_busy`), and nothing else touches the files (writer.py).

@@ -57,6 +57,8 @@ from braid.wire.wakeup import wake
 SILENT_PERIODS: Final = 3
 """So many heartbeat periods without a byte from the broker end the link."""
 
+TURN_FRAMES: Final = 16
+"""Of many that came together, so many are looked at before those go on who waited for them."""
 EARLY_SESSIONS: Final = 64
 """Sessions for which something was pushed before they were opened here; only the last push to each is kept."""
 
@@ -139,7 +141,8 @@ class Link:
         self._requests[number] = on_reply
 
     # A turn of the loop: what it brought is looked at first, then those go on who waited for it, then all that they
-    # sent leaves in one write.
+    # sent leaves in one write. If it brought much, this happens several times, so that the broker has something to do
+    # before the last of it was looked at.
 
     def wake_at_end(self, futures: list[asyncio.Future[None]]) -> None:
         """Wake those who wait on the futures, when all that has arrived was looked at; empties the list. Only for those
@@ -221,16 +224,19 @@ class Link:
         pass
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
-        self._receiving = True
-        self.connection.cork()
-        try:
-            for frame in frames:
-                if frame.flags & REPLY:
-                    self._on_reply(frame)
-                else:
-                    self._on_push(frame)
-        finally:
-            self._end_turn()
+        for first in range(0, len(frames), TURN_FRAMES):
+            if self.connection.closing:  # by one of those who went on
+                return
+            self._receiving = True
+            self.connection.cork()
+            try:
+                for frame in frames[first : first + TURN_FRAMES]:
+                    if frame.flags & REPLY:
+                        self._on_reply(frame)
+                    else:
+                        self._on_push(frame)
+            finally:
+                self._end_turn()
 
     def _end_turn(self) -> None:
         try:
