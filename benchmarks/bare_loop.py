@@ -6,8 +6,8 @@
 One server process, one producer, one consumer, as in Braid; of Braid's code only the setting of the C library's
 allocator. There are no topics, no checksums, no cursors, no deduplication, no limits and no recovery. What is the same:
 frames with a length in front, received into the frame's own buffer; batches of columns; a thread that writes what has
-gathered and syncs it before each confirm, into a file whose blocks were written out before; confirms by request id;
-consumers served by `pread` and `write`.
+gathered and syncs it before each confirm, into a file whose blocks were written out before (or, if asked for, only
+reserved); confirms by request id; consumers served by `pread` and `write`.
 
     frame   length u32 · records u32 · request u32 · kind u32, then `length` bytes
     PUBLISH value offsets, int32 × (records + 1), and the values' bytes       → CONFIRM, same request, no bytes
@@ -138,10 +138,13 @@ def _frame(data: memoryview) -> Frame:
 
 
 class Server:
-    def __init__(self, path: str, file_bytes: int) -> None:
+    def __init__(self, path: str, file_bytes: int, prepared: bool) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
-        for _ in range(0, file_bytes, 8 << 20):
-            os.write(self._fd, bytes(8 << 20))
+        if prepared:
+            for _ in range(0, file_bytes, 8 << 20):
+                os.write(self._fd, bytes(8 << 20))
+        else:
+            os.posix_fallocate(self._fd, 0, file_bytes)
         os.fsync(self._fd)
         self._file_bytes = file_bytes
         self._end = 0
@@ -193,8 +196,8 @@ class Server:
         self._followers[peer] = at
 
 
-async def serve(path: str, file_bytes: int) -> None:
-    server = Server(path, file_bytes)
+async def serve(path: str, file_bytes: int, prepared: bool) -> None:
+    server = Server(path, file_bytes, prepared)
     listener = await asyncio.get_running_loop().create_server(lambda: Peer(server.on_frames), "127.0.0.1", 0)
     print(listener.sockets[0].getsockname()[1], flush=True)
     await listener.serve_forever()
@@ -421,10 +424,10 @@ class BareLoop:
 
 
 @contextmanager
-def bare_loop(folder: str, file_bytes: int) -> Iterator[BareLoop]:
+def bare_loop(folder: str, file_bytes: int, *, prepared: bool = True) -> Iterator[BareLoop]:
     """A fresh log in `folder`, and the server of it."""
     path = f"{folder}/bare.log"
-    server = _start("serve", path=path, file_bytes=file_bytes)
+    server = _start("serve", path=path, file_bytes=file_bytes, prepared=prepared)
     try:
         assert server.stdout is not None
         yield BareLoop(int(server.stdout.readline()), server.pid)

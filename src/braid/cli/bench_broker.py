@@ -73,6 +73,11 @@ class OwnBroker:
             fields = dict(line.split(":", 1) for line in file)
         return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) << 10
 
+    def spare_bytes(self) -> int:
+        """Of prepared files that it has in stock."""
+        with os.scandir(f"{self._folder}/spare") as found:
+            return sum(file.stat().st_size for file in found)
+
     def end(self) -> None:
         """At once, if it runs at all: what it leaves is not needed any more."""
         if self.url and self._process.poll() is None:
