@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
+from braid.broker.session import COMMIT_FRAMES
 from braid.model.batch import Flag, control_batch, verify
 from braid.model.columns import encode_batch
 from braid.model.errors import (
@@ -172,6 +173,34 @@ def refusal(broker: WatchedBroker, data: bytes, *, hello: bool) -> BraidError:
         reason = client.ended_with()
         assert reason is not None, "the broker did not say why"
         return reason
+
+
+# ── many frames in one piece ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("count", [COMMIT_FRAMES, COMMIT_FRAMES + 1, 3 * COMMIT_FRAMES])
+def test_publishes_that_come_in_one_piece_are_all_confirmed_in_order(broker: WatchedBroker, count: int) -> None:
+    with broker.connect() as client:
+        topics = [make_topic(client), make_topic(client)]
+        frames = b""
+        for number in range(count):
+            for topic in topics:
+                batch = a_batch(b"%d" % number)
+                request = 1_000 * topics.index(topic) + number + 100
+                frames += encode_frame(Kind.PUBLISH, encode(topic.route), request=request, payload_bytes=len(batch))
+                frames += batch
+        client.socket.sendall(frames)
+        for first in (100, 1_100):
+            replies = [decode(Published, client.reply(first + number).body) for number in range(count)]
+            assert [reply.base_offset for reply in replies] == list(range(count))
+
+
+def test_frames_without_a_publish_come_in_one_piece_too(broker: WatchedBroker) -> None:
+    with broker.connect() as client:
+        requests = range(100, 100 + 2 * COMMIT_FRAMES)
+        client.socket.sendall(b"".join(encode_frame(Kind.PING, request=request) for request in requests))
+        for request in requests:
+            client.reply(request)
 
 
 # ── bytes that are no frames ─────────────────────────────────────────────────────────────────────────────────────────

@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
-from braid.model.errors import ClientClosed, ConnectFailed, ConnectionLost, TimedOut, UnknownOperation
+from braid.model.errors import BraidError, ClientClosed, ConnectFailed, ConnectionLost, TimedOut, UnknownOperation
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import ScriptedBroker
-from braid.wire.link import Link, connect_link
+from braid.wire.frame import Flags, Frame
+from braid.wire.link import TURN_FRAMES, Link, connect_link
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode
 
 
@@ -111,5 +112,91 @@ def test_nobody_who_listens_or_answers_is_a_failed_connect() -> None:
         await world.broker.stop()
         with pytest.raises(ConnectFailed, match="cannot be reached"):
             await world.connect()
+
+    play(body)
+
+
+# ── many answers that come together ──────────────────────────────────────────────────────────────────────────────────
+
+
+def answers(requests: int) -> list[Frame]:
+    return [Frame(Kind.PING, Flags.REPLY, number + 1, b"", None) for number in range(requests)]
+
+
+def asked(world: World, link: Link, count: int) -> list[list[object]]:
+    """What each of so many requests was answered, as it comes; the broker itself says nothing."""
+    world.broker.answer_delay_s = lambda: 100.0
+    heard: list[list[object]] = []
+    for _ in range(count):
+        each: list[object] = []
+        link._last_request = len(heard)
+        link.call(Kind.PING, b"", (), lambda reply, error, each=each: each.append(error or reply))  # type: ignore[misc]
+        heard.append(each)
+    return heard
+
+
+@pytest.mark.parametrize("count", [TURN_FRAMES, TURN_FRAMES + 1, 2 * TURN_FRAMES + 1])
+def test_each_of_many_answers_is_told_once(count: int) -> None:
+    async def body(world: World, link: Link) -> None:
+        heard = asked(world, link, count)
+        link.on_frames(answers(count))
+        assert [len(each) for each in heard] == [1] * count
+
+    play(body)
+
+
+def test_those_who_waited_for_the_first_go_on_before_the_last_is_looked_at() -> None:
+    async def body(world: World, link: Link) -> None:
+        heard = asked(world, link, TURN_FRAMES + 1)
+        seen: list[int] = []
+        first = link._requests[1]
+
+        def on_first(reply: Frame | None, error: BraidError | None) -> None:
+            first(reply, error)
+            link.call_at_end(lambda: seen.append(sum(map(len, heard))))
+
+        link._requests[1] = on_first
+        link.on_frames(answers(TURN_FRAMES + 1))
+        assert seen == [TURN_FRAMES]
+        assert sum(map(len, heard)) == TURN_FRAMES + 1
+
+    play(body)
+
+
+def test_one_who_goes_on_may_close_the_link() -> None:
+    async def body(world: World, link: Link) -> None:
+        heard = asked(world, link, 2 * TURN_FRAMES)
+        first = link._requests[1]
+
+        def on_first(reply: Frame | None, error: BraidError | None) -> None:
+            first(reply, error)
+            link.call_at_end(lambda: link.connection.abort(ClientClosed("enough")))
+
+        link._requests[1] = on_first
+        link.on_frames(answers(2 * TURN_FRAMES))
+        await asyncio.sleep(1)
+        assert [len(each) for each in heard] == [1] * (2 * TURN_FRAMES)
+        assert all(isinstance(error, ClientClosed) for (error,) in heard[TURN_FRAMES:])
+
+    play(body)
+
+
+def test_one_who_ends_the_program_leaves_nobody_without_an_answer() -> None:
+    async def body(world: World, link: Link) -> None:
+        heard = asked(world, link, 2 * TURN_FRAMES + 1)
+        first = link._requests[1]
+
+        def end() -> None:
+            raise SystemExit
+
+        def on_first(reply: Frame | None, error: BraidError | None) -> None:
+            first(reply, error)
+            link.call_at_end(end)
+
+        link._requests[1] = on_first
+        with pytest.raises(SystemExit):
+            link.on_frames(answers(2 * TURN_FRAMES + 1))
+        await asyncio.sleep(1)
+        assert [len(each) for each in heard] == [1] * (2 * TURN_FRAMES + 1)
 
     play(body)

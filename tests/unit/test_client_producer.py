@@ -14,6 +14,7 @@ from braid.client.batcher import GROUP, RECORD_BYTES
 from braid.client.client import Client, connect
 from braid.client.lane import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
 from braid.client.producer import Producer
+from braid.client.records import slice_records
 from braid.model.batch import BatchHeader, parse_header
 from braid.model.columns import Message, decode_messages
 from braid.model.errors import (
@@ -229,6 +230,64 @@ def test_a_larger_batch_waits_for_no_answer() -> None:
         assert producer.lanes[0].open is None
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
+
+    play(body)
+
+
+def test_a_batch_that_waits_and_grows_leaves_when_it_is_large() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.network.latency_s = (1.0, 1.0)
+        producer.submit(b"first")
+        await asyncio.sleep(ANSWER_WAIT_S)
+        producer.submit(b"small")
+        await asyncio.sleep(ANSWER_WAIT_S / 10)
+        producer.submit(bytes(EARLY_BYTES))
+        assert len(producer.lanes[0].unsettled()) == 2, "both have left"
+        await producer.flush()
+        assert [batch.count for batch in world.batches()] == [1, 2]
+
+    play(body)
+
+
+def test_linger_is_kept_also_while_something_is_under_way() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.network.latency_s = (1.0, 1.0)
+        producer.submit(b"first")
+        await asyncio.sleep(0.25)
+        for number in range(10):
+            producer.submit(f"{number}")
+            await asyncio.sleep(0.01)
+        await producer.flush()
+        assert [batch.count for batch in world.batches()] == [1, 10]
+
+    play(body, linger=0.2)
+
+
+def test_a_lane_without_a_link_has_no_timer_that_goes_round() -> None:
+    async def body(world: World, producer: Producer) -> None:
+        world.network.latency_s = (1.0, 1.0)
+        producer.submit(b"first")
+        await asyncio.sleep(ANSWER_WAIT_S)
+        world.broker.cut_all()
+        producer.submit(b"second")
+        await asyncio.sleep(0.1)
+        world.network.cut("client", "broker")
+        before = world.loop.steps
+        await asyncio.sleep(1.0)
+        assert world.loop.steps - before < 500
+        world.network.heal()
+        world.network.latency_s = (100e-6, 100e-6)
+
+    play(body)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_send_many_of_whole_slices_and_of_one_more(more: int) -> None:
+    async def body(world: World, producer: Producer) -> None:
+        count = 3 * slice_records(b"12345678", 1 << 20) + more
+        ids = await producer.send_many([b"%08d" % number for number in range(count)])
+        assert [each.offset for each in ids] == list(range(count))
+        assert world.values() == [b"%08d" % number for number in range(count)]
 
     play(body)
 

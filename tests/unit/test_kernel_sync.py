@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import caio
 import pytest
 
 from braid.ports import kernel_sync
@@ -100,6 +101,55 @@ def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
     with_syncs(main)
 
 
+def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None:
+    async def main(syncs: KernelSyncs) -> None:
+        ended: asyncio.Queue[int] = asyncio.Queue()
+        begun = [syncs.start(descriptor, ended.put_nowait) for _ in range(SYNCS_AT_ONCE + 5)]
+        assert begun == [True] * SYNCS_AT_ONCE + [False] * 5
+        for _ in range(SYNCS_AT_ONCE):
+            await asyncio.wait_for(ended.get(), 30)
+        assert syncs.start(descriptor, ended.put_nowait)
+        await asyncio.wait_for(ended.get(), 30)
+
+    with_syncs(main)
+
+
+@pytest.mark.parametrize("refusal", [0, OverflowError(), ValueError(), SystemError()])
+def test_what_the_kernel_refuses_is_not_begun(
+    descriptor: int, refusal: int | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(FakeContext):
+        def submit(self, operation: Any) -> int:
+            if isinstance(refusal, Exception):
+                raise refusal
+            return refusal
+
+    class FakeAio:
+        Context = Refusing
+        Operation = FakeOperation
+
+    monkeypatch.setattr(kernel_sync, "load", lambda: FakeAio)
+
+    async def main(syncs: KernelSyncs) -> None:
+        assert not syncs.start(descriptor, lambda _: pytest.fail("it was not begun"))
+
+    with_syncs(main)
+
+
+def test_closing_tells_of_what_is_under_way_also_without_the_loop(descriptor: int) -> None:
+    heard: list[int] = []
+
+    async def begin() -> KernelSyncs:
+        syncs = KernelSyncs(asyncio.get_running_loop())
+        for _ in range(5):
+            assert syncs.start(descriptor, heard.append)
+        return syncs
+
+    syncs = asyncio.run(begin())
+    syncs.close()
+    assert heard == [0] * 5
+
+
 def test_what_cannot_be_synced_is_not_begun() -> None:
     async def main(syncs: KernelSyncs) -> None:
         reader, writer = os.pipe()
@@ -157,8 +207,14 @@ def test_closing_leaves_no_descriptor_behind(descriptor: int) -> None:
 
     with_syncs(main)
     before = len(os.listdir("/proc/self/fd"))
+    kept: list[KernelSyncs] = []
+
+    async def keep(syncs: KernelSyncs) -> None:
+        await main(syncs)
+        kept.append(syncs)
+
     for _ in range(3):
-        with_syncs(main)
+        with_syncs(keep)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -166,8 +222,12 @@ def test_a_system_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert KernelSyncs.of(loop) is not None
-        monkeypatch.setitem(sys.modules, "caio", None)
-        assert KernelSyncs.of(loop) is None
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "caio", None)
+            assert KernelSyncs.of(loop) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(caio, "linux_aio", None)
+            assert KernelSyncs.of(loop) is None
 
         class Forbidden:
             Operation = FakeOperation

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -217,6 +218,117 @@ def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, synced: 
     with_disk(main)
 
 
+@pytest.mark.parametrize("failure", [None, errno.EIO])
+def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
+    folder: str, failure: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[threading.Thread] = []
+
+    def fdatasync(descriptor: int) -> None:
+        assert os.pread(descriptor, 10, 0) == b"x", "written before"
+        synced.append(threading.current_thread())
+        if failure is not None:
+            raise OSError(failure, os.strerror(failure))
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        monkeypatch.setattr(KernelSyncs, "start", lambda *_: False)
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        file.start_write(0, [b"x"], sync=True, on_end=heard.set_result)
+        error = await asyncio.wait_for(heard, 30)
+        assert error is None if failure is None else isinstance(error, SyncFailed)
+        assert [thread is threading.current_thread() for thread in synced] == [False]
+        assert file._calls == 0
+
+    with_disk(main)
+
+
+def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = KernelSyncs.start
+    seen: list[bytes] = []
+
+    def look(self: KernelSyncs, descriptor: int, on_synced: OnSynced) -> bool:
+        seen.append(os.pread(descriptor, 10, 0))
+        return start(self, descriptor, on_synced)
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        monkeypatch.setattr(KernelSyncs, "start", look)
+        heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        file.start_write(0, [b"x"], sync=True, on_end=heard.set_result)
+        assert file._calls == 1
+        await file.close()
+        assert heard.done()
+        assert heard.result() is None
+        assert seen == [b"x"]
+
+    with_disk(main)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_large_write_does_not_hold_the_loop_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers: list[threading.Thread] = []
+    real = os.pwritev
+
+    def pwritev(*arguments: Any) -> int:
+        writers.append(threading.current_thread())
+        return real(*arguments)
+
+    async def main(disk: OsDisk) -> None:
+        file = await disk.open(f"{folder}/f", create=True)
+        monkeypatch.setattr(os, "pwritev", pwritev)
+        heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        file.start_write(0, [bytes(os_disk.SMALL_BYTES), b"x"], sync=True, on_end=heard.set_result)
+        assert await asyncio.wait_for(heard, 30) is None
+        assert threading.current_thread() not in writers
+
+    with_disk(main)
+
+
+def test_a_loop_that_was_closed_with_a_sync_under_way_leaves_nothing(folder: str) -> None:
+    disk = OsDisk()
+
+    async def begin() -> OsFile:
+        file = await disk.open(f"{folder}/f", create=True)
+        file.start_write(0, [b"x"], sync=True, on_end=lambda _: None)
+        return file
+
+    async def close_all(file: OsFile) -> None:
+        await asyncio.wait_for(file.close(), 30)
+        await asyncio.wait_for(disk.close(), 30)
+
+    asyncio.run(close_all(asyncio.run(begin())))
+    assert open_descriptors_of(f"{folder}/f") == []
+
+
+def test_a_file_that_is_opened_while_the_disk_closes_is_closed_with_it(folder: str) -> None:
+    async def main(disk: OsDisk) -> None:
+        await disk.open(f"{folder}/a", create=True)
+        closing = asyncio.ensure_future(disk.close())
+        late = await disk.open(f"{folder}/b", create=True)
+        heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(DiskError):
+            late.start_write(0, [b"x"], sync=True, on_end=heard.set_result)
+            assert await asyncio.wait_for(heard, 30) is None
+        await closing
+
+    with_disk(main)
+
+
+def test_a_file_whose_name_cannot_be_made_durable_is_not_left(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(disk: OsDisk) -> None:
+        monkeypatch.setattr(os, "fsync", fail(errno.EIO))
+        for making in (disk.prepare(f"{folder}/f", 100), disk.open(f"{folder}/g", create=True)):
+            with pytest.raises(SyncFailed):
+                await making
+        assert os.listdir(folder) == []
+
+    with_disk(main)
+
+
 def test_a_disk_serves_one_loop_after_the_other(folder: str) -> None:
     disk = OsDisk()
 
@@ -230,6 +342,7 @@ def test_a_disk_serves_one_loop_after_the_other(folder: str) -> None:
     assert asyncio.run(write(0)) == b"x"
     assert asyncio.run(write(1)) == b"xx"
     asyncio.run(disk.close())
+    assert open_descriptors_of(f"{folder}/f") == []
 
 
 def test_short_reads_are_continued_and_the_end_of_the_file_shortens(

@@ -99,6 +99,16 @@ def test_the_bound_is_in_batches_too() -> None:
     assert bases(cache, 10, max_bytes=1) == [10]
 
 
+def test_a_batch_that_is_there_is_not_counted_twice() -> None:
+    cache = HotCache(1_000)
+    for _ in range(3):
+        put(cache, 0)
+    assert cache.used_bytes == 200
+    for base in range(1, 8):
+        put(cache, base)
+    assert bases(cache, 3) == [3, 4, 5, 6, 7]
+
+
 def test_pushing_a_batch_out_takes_no_longer_than_putting_one_in() -> None:
     cache = HotCache()
     header, data = make_header(1, b"x" * 104, base_offset=0), stamped_batch(0, 1, b"x" * 104)

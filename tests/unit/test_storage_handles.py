@@ -257,3 +257,32 @@ def test_a_disk_without_room_for_the_stock_gets_half_of_it_back() -> None:
         await spares.close()
 
     run_simulation(1, main)
+
+
+def test_the_stock_is_not_refilled_while_it_is_asked_for() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = SimulatedDisk(simulation.random)
+        await disk.make_folder("log")
+        spares = SpareFiles(disk, "spare", 4_096, most=4)
+        await spares.open()
+        await spares.filled()
+        prepare, made = disk.prepare, []
+
+        async def slowly(path: str, size: int) -> None:
+            await asyncio.sleep(1.0)
+            await prepare(path, size)
+            made.append(path)
+
+        disk.prepare = slowly  # type: ignore[method-assign]
+        for number in range(60):
+            await spares.take(f"log/{number}", 4_096)
+            await asyncio.sleep(CALM_S / 2)
+        assert made == []
+        await asyncio.sleep(3 * CALM_S)
+        assert len(made) == 4
+        await spares.close()
+        await spares.take("log/late", 4_096)
+        await asyncio.sleep(2 * CALM_S)
+        assert len(made) == 4, "nobody fills the stock of a broker that has stopped"
+
+    run_simulation(1, main)

@@ -64,7 +64,7 @@ class PublishQueue:
     def take(self, batch: memoryview, publisher: Publisher, request: int) -> None:
         """Give a batch its place. Raises when it has none; otherwise `publisher` hears of it later, exactly once.
 
-        Whoever calls this calls `commit` before the turn of the loop ends, when there is no more to take.
+        Whoever calls this calls `commit` before the turn of the loop ends, behind the last one.
         """
         size = len(batch)
         if size > MAX_BATCH_BYTES:
@@ -102,7 +102,7 @@ class PublishQueue:
         return PAST_ERA if self._log.has_later_era(header) else FORGOTTEN
 
     def commit(self) -> None:
-        """Everything that came together is taken: the disk may have it."""
+        """The disk may have what was taken."""
         self._log.commit()
 
     def _on_confirmed(self) -> None:

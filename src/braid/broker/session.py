@@ -337,7 +337,7 @@ class Session:
             raise
 
     def _commit_publishes(self, following: PublishQueue | None) -> None:
-        """All batches that came for one segment in a row go to the disk together, in the turn in which they came."""
+        """All batches that came for one segment in a row go to the disk in the turn in which they came."""
         taking, self._taking = self._taking, following
         if taking is not None:
             taking.commit()

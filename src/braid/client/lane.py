@@ -73,8 +73,9 @@ EARLY_BYTES: Final = 64 << 10
 of the turn's records are being given. Only without linger and compression: who asks for these wants large batches."""
 
 ANSWER_WAIT_S: Final = 0.002
-"""While something is under way, a batch smaller than that stays open until it is answered, but no longer than this.
-What comes meanwhile joins it: a broker nearby has less to do and answers sooner, one far away takes longer anyway."""
+"""While something is under way, a batch of less than `EARLY_BYTES` stays open until that is answered, but no longer
+than this. What comes meanwhile joins it: a broker nearby has less to do and answers sooner, and to one far away the way
+takes longer than this anyway."""
 
 LINGER_SLACK_S: Final = 0.0005
 """A timer may fire this much early; a batch that is so near to the end of its linger has lingered."""
@@ -158,14 +159,14 @@ class Lane:
         self._owner = OwnerSearch(producer.client.routing, producer.topic.path, segment, producer.client.backoff())
         self._last_error: BraidError | None = None
         self._departing = False
-        self._lingering: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._full_bytes = self._options.max_batch_bytes
         self._early_bytes = self._full_bytes
         if self._options.linger_s <= 0 and self._codec is Codec.NONE:
             self._early_bytes = min(EARLY_BYTES, self._full_bytes)
         self.cut_bytes = self._full_bytes
-        """When the open batch has so many, `grown` must be called. Less than a full batch only while nothing is under
-        way, which the last confirm told."""
+        """When the open batch has so many, `grown` must be called. Less than a full batch while it stays open for an
+        answer, or while nothing is under way, which the last confirm told."""
 
     @property
     def idle(self) -> bool:
@@ -174,7 +175,8 @@ class Lane:
     # Filling.
 
     def begin(self) -> Batch:
-        """Open a batch. Unless it lingers, it leaves at the end of the loop's turn, with all that came in that turn."""
+        """Open a batch. Unless it stays open for more, it leaves at the end of the loop's turn, with all that came in
+        that turn."""
         producer = self._producer
         producer.check_room()
         if self._ended is not None:
@@ -184,8 +186,8 @@ class Lane:
         producer.watch_deadlines()
         if self._options.linger_s <= 0:
             self._depart_soon()
-        elif self._lingering is None:
-            self._linger(batch)
+        else:
+            self._arm_timer(batch)
         return batch
 
     def grown(self) -> None:
@@ -241,15 +243,16 @@ class Lane:
         self._departing = False
         self.dispatch()
 
-    def _linger(self, batch: Batch) -> None:
-        left_s = batch.opened_at + self._linger_s(batch) - self._loop.time()
-        self._lingering = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._end_linger)
+    def _arm_timer(self, batch: Batch) -> None:
+        """A batch that has left leaves its timer for the next one."""
+        if self._timer is None:
+            left_s = batch.opened_at + self._wait_s(batch) - self._loop.time()
+            self._timer = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._on_timer)
 
-    def _end_linger(self) -> None:
-        self._lingering = None
-        self.dispatch()
-        if self.open is not None and self._lingering is None:
-            self._linger(self.open)
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.open is not None:
+            self.dispatch()
 
     # Sending.
 
@@ -266,25 +269,26 @@ class Lane:
         while len(self._sent) < MAX_BATCHES_IN_FLIGHT:
             if self._closed_batches:
                 batch = self._closed_batches.popleft()
-            elif self.open is not None and not self._lingers(self.open):
+            elif self.open is not None and not self._stays_open(self.open):
                 batch = self._take_open(self.open)
             else:
-                if self.open is not None and self._lingering is None:
-                    self._linger(self.open)
+                if self.open is not None:
+                    self.cut_bytes = self._early_bytes
+                    self._arm_timer(self.open)
                 return
             if self._number(batch, link):
                 self._sent.append(batch)
                 self._send(batch, link)
 
-    def _lingers(self, batch: Batch) -> bool:
-        linger_s = self._linger_s(batch)
-        return linger_s > 0 and self._loop.time() < batch.opened_at + linger_s - LINGER_SLACK_S
+    def _stays_open(self, batch: Batch) -> bool:
+        wait_s = self._wait_s(batch)
+        return wait_s > 0 and self._loop.time() < batch.opened_at + wait_s - LINGER_SLACK_S
 
-    def _linger_s(self, batch: Batch) -> float:
+    def _wait_s(self, batch: Batch) -> float:
         """How long it stays open for what may still come."""
         if self._options.linger_s > 0:
             return self._options.linger_s
-        return ANSWER_WAIT_S if self._sent and batch.size < self._early_bytes else 0.0
+        return ANSWER_WAIT_S if self._sent and batch.size < EARLY_BYTES else 0.0
 
     def _number(self, batch: Batch, link: Link) -> bool:
         """Encode it under the next number. False: it can never be sent, and has failed."""
@@ -537,8 +541,8 @@ class Lane:
         self._last_error = None
 
     async def stop(self) -> None:
-        if self._lingering is not None:
-            self._lingering.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])

@@ -1,10 +1,11 @@
 """Publishing records to one topic.
 
 The producer batches by itself, clocked by the brokers, as the log's group commit is by its disk: without linger, a
-record leaves at the end of the loop's turn with everything else that came in that turn; while a segment has 8 batches
-under way, new records gather in the next one. So one waiting task gets its answer after one round trip, and thousands
-of them share batches. A turn that brings confirms is the same turn in which those go on who waited for them, and in
-which leaves what they send next: nothing is planned for another one (link.py).
+record leaves at the end of the loop's turn with everything else that came in that turn. While a batch is under way, the
+next one waits for its answer if it is small (2 ms at most); while 8 are, new records gather. So one waiting task gets
+its answer after one round trip, and thousands of them share batches. A turn that brings confirms is the same turn in
+which those go on who waited for them, and in which leaves what they send next: nothing is planned for another one
+(link.py).
 
     send / submit / send_many / send_table   →   Batch, one open in each lane   →   Lane, one for each segment
 
@@ -92,7 +93,8 @@ REMEMBERED_FAILURES: Final = 1_024
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.0
-    """How long a batch that is not full waits for more records. 0: it leaves at the end of the loop's turn."""
+    """How long a batch that is not full waits for more records. 0: it leaves at the end of the loop's turn, or, if it
+    is small and another is under way, with the answer to that."""
     max_batch_bytes: int = 1 << 20
     """A batch that has this many bytes is full. A larger record is a batch of its own."""
     max_batch_records: int = 65_536

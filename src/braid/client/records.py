@@ -53,8 +53,10 @@ def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any
 
 def _slices(records: Iterable[Any], batch_bytes: int) -> Iterator[list[Any]]:
     if type(records) is list:  # The usual case, and a slice of one costs a tenth of what iterating does.
-        count = slice_records(records[0], batch_bytes) if records else 1
-        yield from (records[first : first + count] for first in range(0, len(records), count))
+        first, count = 0, slice_records(records[0], batch_bytes) if records else 0
+        while part := records[first : first + count]:
+            yield part
+            first += count
         return
     source = iter(records)
     part = list(islice(source, 1))

@@ -69,7 +69,8 @@ class Disk(Protocol):
 
     async def prepare(self, path: str, size: int) -> None:
         """Create a file of `size` zero bytes, written out and synced, so that later syncs of writes into it need no
-        metadata. `FileTaken` if the name exists. When it raises, no file is left; a crash may leave a shorter one."""
+        metadata. `FileTaken` if the name exists. When it fails, no file is left; a crash, or a call that is cancelled
+        in its beginning, may leave a shorter one."""
 
     async def list_folders(self, folder: str) -> list[str]:
         """The names of the folders directly in `folder`, sorted. An absent folder is empty."""

@@ -7,6 +7,9 @@ thousand confirms a second that is the difference between a broker that has time
 
 Not every system has it (containers may forbid the calls; there is a limit for the whole machine), so nothing depends on
 it: `KernelSyncs.of` says None, or `start` says no, and threads do the work.
+
+Who holds this must `close` it, also when its loop was closed before: then the ends of what was under way are told
+there.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 SYNCS_AT_ONCE: Final = 64
-"""The kernel sets these aside, of 65,536 for the whole machine. One log has one sync under way."""
+"""The kernel sets some more aside, of 65,536 for the whole machine. One log has one sync under way."""
 
 OnSynced = Callable[[int], None]
 """Takes 0, or the number of the error."""
@@ -32,7 +35,8 @@ class KernelSyncs:
         aio = load()
         self._fdsync: Final[Callable[[int], Any]] = aio.Operation.fdsync
         self._context: Any = aio.Context(SYNCS_AT_ONCE)
-        self._ended: deque[tuple[OnSynced, int]] = deque()
+        self._under_way = 0
+        self._results: deque[tuple[OnSynced, int]] = deque()
         loop.add_reader(self._context.fileno, self._on_event)
 
     @classmethod
@@ -43,15 +47,19 @@ class KernelSyncs:
             return None
 
     def start(self, descriptor: int, on_synced: OnSynced) -> bool:
-        """Sync the file. `on_synced` is called later, from the loop. False: not begun, the kernel has no room or cannot
-        do it with this file."""
+        """Sync the file. `on_synced` is called later, from the loop. False: not begun, there is no room for it or the
+        kernel cannot do it with this file."""
+        if self._under_way >= SYNCS_AT_ONCE:
+            return False
         operation = self._fdsync(descriptor)
         # caio swallows what a callback raises, so this one only takes notes.
-        operation.set_callback(lambda result: self._ended.append((on_synced, result)))
+        operation.set_callback(lambda result: self._results.append((on_synced, result)))
         try:
-            return bool(self._context.submit(operation) == 1)
+            begun = bool(self._context.submit(operation) == 1)
         except (OverflowError, ValueError, SystemError):
             return False
+        self._under_way += begun
+        return begun
 
     def _on_event(self) -> None:
         try:
@@ -63,16 +71,22 @@ class KernelSyncs:
 
     def _tell(self) -> None:
         try:
-            while self._ended:
-                on_synced, result = self._ended.popleft()
+            while self._results:
+                on_synced, result = self._results.popleft()
+                self._under_way -= 1
                 on_synced(result and (1 << 64) - result)  # A negative number, seen as one without a sign.
         finally:
-            if self._ended:
+            if self._results and not self.loop.is_closed():
                 self.loop.call_soon(self._tell)
 
     def close(self) -> None:
+        """Wait for what is under way, which blocks; whoever can, lets it end first."""
         if not self.loop.is_closed():
             self.loop.remove_reader(self._context.fileno)
+        while self._under_way:
+            if not self._results:
+                self._context.process_events(SYNCS_AT_ONCE, 1, -1)
+            self._tell()
         self._context = None
 
 
@@ -80,4 +94,6 @@ def load() -> Any:
     """The library, which takes 90 ms the first time."""
     from caio import linux_aio
 
+    if linux_aio is None:  # What caio says on a system without it.
+        raise ImportError("this system has no asynchronous files")
     return linux_aio

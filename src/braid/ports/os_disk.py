@@ -4,8 +4,9 @@ A write with its sync is one hop, because a hop costs about as much as a small w
 thread: the operation may still happen, and its buffers stay in use until `close()` of the file has returned.
 
 A hop costs more than a small write and its sync together (kernel_sync.py). So `start_write` copies a small group of
-batches into the page cache at once, and the kernel syncs it. That copy waits for nothing but memory; only where the
-machine as a whole has so much to write back that the kernel slows writers down, the loop is slowed down with them.
+batches into the page cache at once, and the kernel syncs it. As a rule that copy waits for nothing but memory. Where
+the file system has to wait (for its journal, for pages that are just written back, because the whole machine has too
+much to write), the loop waits with it.
 
 A file descriptor is a number that the kernel gives away again after `close`, so a late operation could hit another
 file. Each `OsFile` therefore counts the calls that were submitted and have not ended; the descriptor is closed when
@@ -28,6 +29,7 @@ from functools import partial
 from typing import TypeVar
 
 from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
+from braid.ports import kernel_sync
 from braid.ports.disk import Buffer, FileStat
 from braid.ports.kernel_sync import KernelSyncs
 from braid.ports.threads import Threads
@@ -68,7 +70,8 @@ class OsDisk:
         self._files: set[OsFile] = set()
         self._closed = False
         self._syncs: KernelSyncs | None = None
-        self._syncs_of: asyncio.AbstractEventLoop | None = None
+        """Of the first loop that wrote; others get threads."""
+        self._syncs_tried = False
 
     async def open(self, path: str, *, create: bool = False) -> OsFile:
         opening = self.call(self._open, path, create)
@@ -127,12 +130,11 @@ class OsDisk:
         """Close every file that is still open, after its calls have ended, and stop the threads. Twice is fine."""
         if self._closed:
             return
-        for file in tuple(self._files):
-            await file.close()
+        while self._files:
+            for file in tuple(self._files):
+                await file.close()
         self._closed = True
-        if self._syncs is not None:
-            self._syncs.close()
-            self._syncs = None
+        self.end_syncs()
         # Calls may still run whose tasks were cancelled; waiting for them would block the event loop.
         self._threads.stop()
 
@@ -146,7 +148,12 @@ class OsDisk:
                 _sync_folder(os.path.dirname(path))
             except DiskError:
                 os.close(descriptor)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
                 raise
+        if self._mode == os.O_RDWR:
+            with contextlib.suppress(ImportError):
+                kernel_sync.load()  # So that no write waits for it.
         file = OsFile(self, path, descriptor)
         self._files.add(file)
         return file
@@ -173,12 +180,18 @@ class OsDisk:
         return await self.call(work, *arguments)
 
     def kernel_syncs(self) -> KernelSyncs | None:
-        """Those of the running loop, if the system has any."""
+        """Those of the running loop, if it has any."""
         loop = asyncio.get_running_loop()
-        if loop is not self._syncs_of:
-            self._syncs_of = loop
-            self._syncs = None if self._closed else KernelSyncs.of(loop)
-        return self._syncs
+        if not self._syncs_tried:
+            self._syncs_tried = True
+            self._syncs = KernelSyncs.of(loop)
+        return self._syncs if self._syncs is not None and self._syncs.loop is loop else None
+
+    def end_syncs(self, *, of_closed_loop: bool = False) -> None:
+        """Nobody else hears of their end when the loop that they belong to was closed."""
+        if self._syncs is not None and (self._syncs.loop.is_closed() or not of_closed_loop):
+            self._syncs.close()
+            self._syncs = None
 
 
 class OsLock:
@@ -217,7 +230,7 @@ class OsFile:
         try:
             small = sum(map(_nbytes, buffers)) <= SMALL_BYTES
             if small and (syncs := self._disk.kernel_syncs()) is not None:
-                self._write_here(syncs, position, buffers, sync, on_end)
+                self._write_on_loop(syncs, position, buffers, sync, on_end)
             else:
                 work = partial(self._write, position, buffers, sync)
                 self._disk.start(lambda _, error: on_end(error), work, on_end=self._end_call)
@@ -225,7 +238,7 @@ class OsFile:
             self._end_call()
             raise
 
-    def _write_here(
+    def _write_on_loop(
         self,
         syncs: KernelSyncs,
         position: int,
@@ -235,22 +248,19 @@ class OsFile:
     ) -> None:
         """Write now; let the kernel sync, or a thread if that does not."""
 
-        def ended(failure: BaseException | None) -> None:
+        def end(failure: BaseException | None) -> None:
             self._end_call()
-            on_end(failure)
-
-        def synced(error: int) -> None:
-            ended(self._sync_failure(error) if error else None)
+            if not syncs.loop.is_closed():
+                on_end(failure)
 
         try:
             self._write(position, buffers, sync=False)
+            if not sync:
+                syncs.loop.call_soon(end, None)
+            elif not syncs.start(self._descriptor, lambda error: end(self._sync_failure(error) if error else None)):
+                self._disk.start(lambda _, error: on_end(error), self._sync, on_end=self._end_call)
         except DiskError as error:
-            syncs.loop.call_soon(ended, error)
-            return
-        if not sync:
-            syncs.loop.call_soon(ended, None)
-        elif not syncs.start(self._descriptor, synced):
-            self._disk.start(lambda _, error: on_end(error), self._sync, on_end=self._end_call)
+            syncs.loop.call_soon(end, error)
 
     async def sync(self) -> None:
         await self._run(self._sync)
@@ -269,6 +279,7 @@ class OsFile:
 
     async def close(self) -> None:
         """Refuse new calls, let the submitted ones end, close. All who wait here return when it is done."""
+        self._disk.end_syncs(of_closed_loop=True)
         with self._lock:
             last = not self._closing and self._calls == 0
             self._closing = True

@@ -40,6 +40,8 @@ class HotCache:
         if header.count == 0 or size > self._max_bytes:
             return
         key = (log, header.base_offset)
+        if key in self._batches:
+            return
         self._batches[key] = (header, data)
         self._order.append(key)
         self._bytes += size

@@ -1,8 +1,8 @@
 """Group commit: what was appended goes to the disk in groups, one after the other, and the disk is the clock.
 
-Batches gather in a queue. When all that came together are in it, they go to the disk, in the same turn of the event
-loop, in one call that writes and syncs them. When it has ended, what gathered meanwhile goes next. So an idle disk
-commits a lone record at once, a busy one commits many together.
+Batches gather in a queue. When those that came together are in it, or the first of many, they go to the disk, in the
+same turn of the event loop, in one call that writes and syncs them. When it has ended, what gathered meanwhile goes
+next. So an idle disk commits a lone record at once, a busy one commits many together.
 
                  ┌────────────── the next group, if one has gathered ─────────────┐
                  ▼                                                                │

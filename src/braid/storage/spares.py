@@ -38,6 +38,7 @@ class SpareFiles:
         self._made = 0
         self._refill: asyncio.Task[None] | None = None
         self._calm: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def open(self) -> None:
         """Throw away what an earlier process left (it may be half-made). The stock fills when it is calm."""
@@ -65,7 +66,8 @@ class SpareFiles:
         loop = asyncio.get_running_loop()
         if self._calm is not None:
             self._calm.cancel()
-        self._calm = loop.call_later(CALM_S, self._start_refill)
+        if not self._closed:
+            self._calm = loop.call_later(CALM_S, self._start_refill)
 
     def _start_refill(self) -> None:
         self._calm = None
@@ -73,7 +75,7 @@ class SpareFiles:
             self._refill = asyncio.get_running_loop().create_task(self._fill())
 
     async def _fill(self) -> None:
-        while len(self._ready) < self._wanted:
+        while len(self._ready) < self._wanted and self._calm is None:  # Whoever asks for one ends the calm.
             self._made += 1
             path = f"{self._folder}/{self._made:06d}.spare"
             try:
@@ -81,8 +83,9 @@ class SpareFiles:
             except DiskError:
                 # A disk without room for spares may still have room for records. Whoever writes those will say.
                 self._wanted = len(self._ready) // 2
-                await self._remove(path, *self._ready[self._wanted :])
+                too_many = self._ready[self._wanted :]
                 del self._ready[self._wanted :]
+                await self._remove(path, *too_many)
                 return
             self._ready.append(path)
 
@@ -95,12 +98,12 @@ class SpareFiles:
             await asyncio.shield(self._refill)
 
     async def close(self) -> None:
+        self._closed = True
         if self._calm is not None:
             self._calm.cancel()
         if self._refill is not None:
             self._refill.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._refill
+            await asyncio.wait([self._refill])
         await self._remove(*self._ready)
         self._ready.clear()
 

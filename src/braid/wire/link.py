@@ -142,10 +142,10 @@ class Link:
 
     # A turn of the loop: what it brought is looked at first, then those go on who waited for it, then all that they
     # sent leaves in one write. If it brought much, this happens several times, so that the broker has something to do
-    # before the last of it was looked at.
+    # before the last of it was looked at. Who gives up waiting meanwhile does not hear of an answer in the last of it.
 
     def wake_at_end(self, futures: list[asyncio.Future[None]]) -> None:
-        """Wake those who wait on the futures, when all that has arrived was looked at; empties the list. Only for those
+        """Wake those who wait on the futures, when what came together was looked at; empties the list. Only for those
         who are just told of a reply."""
         self._woken += futures
         futures.clear()
@@ -225,7 +225,7 @@ class Link:
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
         for first in range(0, len(frames), TURN_FRAMES):
-            if self.connection.closing:  # by one of those who went on
+            if self.connection.closing:  # by what came before, or by one of those who went on
                 return
             self._receiving = True
             self.connection.cork()
@@ -236,7 +236,11 @@ class Link:
                     else:
                         self._on_push(frame)
             finally:
-                self._end_turn()
+                try:
+                    self._end_turn()
+                except BaseException:  # What ends a step by an error ends the program, but nobody may hang (wakeup.py).
+                    self._loop.call_soon(self.on_frames, frames[first + TURN_FRAMES :])
+                    raise
 
     def _end_turn(self) -> None:
         try:

@@ -87,8 +87,10 @@ class DeltaTable:
         try:
             table = deltalake.DeltaTable(self.path)
         except TableNotFoundError:
-            # A log without a commit is a table that somebody is making just now.
-            if os.path.isdir(self.path) and set(os.listdir(self.path)) - {_LOG}:
+            found = set(os.listdir(self.path)) if os.path.isdir(self.path) else set()
+            if deltalake.DeltaTable.is_deltatable(self.path):  # Somebody has just made it.
+                return self.landed()
+            if found - {_LOG}:  # A log without a commit is a table that somebody is making just now.
                 raise TableMismatch(
                     f"{self.path} is not empty and is no Delta table; name a new folder, or --format parquet if it is "
                     "a table of that format"
