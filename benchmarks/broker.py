@@ -9,8 +9,8 @@ Both write into files that were filled with zeros before: the loop before its cl
 rest, meets a stock that is used up; it is held against a loop whose file is only reserved.
 
 Beside each rate stands the processor time that client and server spent on a record. Numbers are medians over the
-rounds. The machine is shared and noisy, so the ratios say more than the rates. Where a case has no counterpart in the
-bare loop (records that are sent one by one and batched by the client), only the rate counts.
+rounds, ratios too. The machine is shared and noisy, so the ratios say more than the rates. Where a case has no
+counterpart in the bare loop (records that are sent one by one and batched by the client), only the rate counts.
 """
 
 from __future__ import annotations
@@ -108,18 +108,25 @@ class Results:
                 return median(values)
         return None
 
+    def of_loop(self, case: str, record: int = 100) -> float | None:
+        """The median of what the rounds say: each holds two measurements against each other that stand side by side."""
+        mine, limits = (
+            next((values for (name, _, size), values in self.values.items() if (name, size) == (wanted, record)), [])
+            for wanted in (case, f"loop: {LIMITS.get(case)}")
+        )
+        return median(value / limit for value, limit in zip(mine, limits, strict=True)) if mine and limits else None
+
     def report(self, name: str) -> Report:
         report = Report(name)
         for (case, unit, record), values in self.values.items():
             system = "bare loop" if case.startswith("loop: ") else "braid"
-            limit = self.median(f"loop: {LIMITS[case]}", record) if case in LIMITS else None
             report.add(
                 case.removeprefix("loop: "),
                 median(values),
                 unit,
                 system=system,
                 record=record,
-                of_loop=median(values) / limit if limit else None,
+                of_loop=self.of_loop(case, record),
                 lowest=min(values),
                 highest=max(values),
                 **{fact: median(found) for fact, found in self.facts[case, unit, record].items()},
@@ -128,8 +135,8 @@ class Results:
 
 
 LIMITS = {
-    "publish, send_many": "publish",
-    "publish, send_table": "publish",
+    "publish, send_many": "publish, send_many",
+    "publish, send_table": "publish, send_table",
     "publish, send_table, no rest": "publish into a fresh file",
     "64 waiting, one producer": "64 waiting",
     "64 waiting, 64 producers": "64 waiting",
@@ -175,7 +182,7 @@ class Bench:
             for mode in (Mode.SEND_MANY, Mode.SEND_TABLE):
                 self._rest(file_bytes)
                 with bare_loop(self.folder, file_bytes) as loop:
-                    self.loop("publish", size, loop.publish(records, size, BATCH_BYTES))
+                    self.loop(f"publish, {mode.value}", size, loop.publish(records, size, BATCH_BYTES))
                 self._publish(f"publish, {mode.value}", mode, records, size)
             with bare_loop(self.folder, file_bytes, prepared=False) as loop:
                 self.loop("publish into a fresh file", size, loop.publish(records, size, BATCH_BYTES))
@@ -331,10 +338,6 @@ def bars_of(results: Results) -> Report:
     """What was asked for, and what this run reached."""
     bars = Report("broker-bars")
 
-    def ratio(case: str, record: int = 100) -> float | None:
-        mine, limit = results.median(case, record), results.median(f"loop: {LIMITS[case]}", record)
-        return mine / limit if mine is not None and limit is not None else None
-
     def bar(
         case: str, reached: float | None, unit: str, asked: float, *, at_least: bool, otherwise: Any = None
     ) -> None:
@@ -351,17 +354,17 @@ def bars_of(results: Results) -> Report:
 
     for size in FULL.sizes:
         for call in ("send_many", "send_table"):
-            bar(f"{call}, {size} B", ratio(f"publish, {call}", size), "of loop", 0.6, at_least=True)
+            bar(f"{call}, {size} B", results.of_loop(f"publish, {call}", size), "of loop", 0.6, at_least=True)
     for case in ("submit, one task", "send, 2,000 tasks"):
         bar(case, results.median(case), "records/s", 850_000, at_least=True)
     for case in ("64 waiting, one producer", "64 waiting, 64 producers"):
         bar(case, results.median(case), "records/s", 45_000, at_least=True)
-    bar("one at a time", ratio("one at a time"), "of loop", 0.6, at_least=True)
+    bar("one at a time", results.of_loop("one at a time"), "of loop", 0.6, at_least=True)
     bar("consume as messages", results.median("consume as messages"), "records/s", 4e6, at_least=True)
     bar("consume as Arrow", results.median("consume as Arrow"), "records/s", 15e6, at_least=True)
     for rate, name, asked in ((1_000, "p50", 0.5), (1_000, "p99", 1.0), (10_000, "p99", 2.0)):
         case = f"latency at {rate}/s, {name}"
-        bar(case, results.median(case), "ms", asked, at_least=False, otherwise=(ratio(case), 1.4))
+        bar(case, results.median(case), "ms", asked, at_least=False, otherwise=(results.of_loop(case), 1.4))
     bar("ready after kill -9", results.median("ready after kill -9", 1024), "s", 2.0, at_least=False)
     for case in ("memory with a backlog", "memory after consuming it"):
         bar(case, results.median(case, 1024), "MB", 150, at_least=False)
