@@ -116,6 +116,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     words = {5: "five", 8: "eight"}
     assert f"while {words[lane.MAX_BATCHES_IN_FLIGHT]} batches of a segment are under way" in page
+    assert f"{1_000 * lane.ANSWER_WAIT_S:g} ms at most" in page
     assert f"{words[producer.SUBMIT_ROOM]} times as much" in page
     assert f"have {words[int(stream.RELEASE_GRACE_S)]} seconds to ack" in page
     assert MAX_BODY_BYTES - 1_024 == (32 << 20) - 1_024
