@@ -15,6 +15,7 @@ import pytest
 
 from braid.ports import kernel_sync
 from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs
+from tests.kernel_aio import needs_kernel_aio
 
 
 def with_syncs(main: Callable[[KernelSyncs], Awaitable[None]]) -> None:
@@ -79,6 +80,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return FakeContext.results
 
 
+@needs_kernel_aio
 def test_a_sync_ends_with_0_and_not_before_the_loop_turns(descriptor: int) -> None:
     async def main(syncs: KernelSyncs) -> None:
         ended: asyncio.Future[int] = syncs.loop.create_future()
@@ -89,6 +91,7 @@ def test_a_sync_ends_with_0_and_not_before_the_loop_turns(descriptor: int) -> No
     with_syncs(main)
 
 
+@needs_kernel_aio
 def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
     async def main(syncs: KernelSyncs) -> None:
         ended: asyncio.Queue[int] = asyncio.Queue()
@@ -101,6 +104,7 @@ def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
     with_syncs(main)
 
 
+@needs_kernel_aio
 def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None:
     async def main(syncs: KernelSyncs) -> None:
         ended: asyncio.Queue[int] = asyncio.Queue()
@@ -136,6 +140,7 @@ def test_what_the_kernel_refuses_is_not_begun(
     with_syncs(main)
 
 
+@needs_kernel_aio
 def test_closing_tells_of_what_is_under_way_also_without_the_loop(descriptor: int) -> None:
     heard: list[int] = []
 
@@ -150,6 +155,7 @@ def test_closing_tells_of_what_is_under_way_also_without_the_loop(descriptor: in
     assert heard == [0] * 5
 
 
+@needs_kernel_aio
 def test_what_cannot_be_synced_is_not_begun() -> None:
     async def main(syncs: KernelSyncs) -> None:
         reader, writer = os.pipe()
@@ -199,6 +205,7 @@ def test_a_wake_up_without_an_event_is_no_error(results: list[int]) -> None:
     with_syncs(main)
 
 
+@needs_kernel_aio
 def test_closing_leaves_no_descriptor_behind(descriptor: int) -> None:
     async def main(syncs: KernelSyncs) -> None:
         ended: asyncio.Future[int] = syncs.loop.create_future()
@@ -218,6 +225,7 @@ def test_closing_leaves_no_descriptor_behind(descriptor: int) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@needs_kernel_aio
 def test_a_system_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

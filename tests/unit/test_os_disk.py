@@ -19,6 +19,7 @@ from braid.ports.disk import Disk
 from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs, OnSynced
 from braid.ports.os_disk import OsDisk, OsFile
 from braid.storage.recovery import recover, repair
+from tests.kernel_aio import is_forbidden, needs_kernel_aio
 
 T = TypeVar("T")
 
@@ -66,6 +67,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture(params=["kernel", "threads"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who syncs small writes."""
+    if request.param == "kernel" and is_forbidden():
+        pytest.skip("this system forbids io_setup")
     if request.param == "threads":
         monkeypatch.setattr(KernelSyncs, "of", lambda _loop: None)
     return str(request.param)
@@ -244,6 +247,7 @@ def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
     with_disk(main)
 
 
+@needs_kernel_aio
 def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
