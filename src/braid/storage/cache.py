@@ -6,7 +6,7 @@ First in, first out; a reader that finds nothing here goes to the files.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Final
 
 from braid.model.batch import BatchHeader
@@ -23,9 +23,8 @@ class HotCache:
     def __init__(self, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._batches: dict[tuple[int, int], CachedBatch] = {}
-        # The first key of a dict is found by walking over all that were removed before it, so they stand here as well.
-        self._order: deque[tuple[int, int]] = deque()
+        # A plain dict finds its first key by walking over all that were removed before it.
+        self._batches: OrderedDict[tuple[int, int], CachedBatch] = OrderedDict()
         self.hits = 0
         self.misses = 0
         """Reads that found something here, and reads that did not."""
@@ -43,10 +42,9 @@ class HotCache:
         if key in self._batches:
             return
         self._batches[key] = (header, data)
-        self._order.append(key)
         self._bytes += size
-        while self._bytes > self._max_bytes or len(self._order) > MOST_BATCHES:
-            _, evicted = self._batches.pop(self._order.popleft())
+        while self._bytes > self._max_bytes or len(self._batches) > MOST_BATCHES:
+            _, (_, evicted) = self._batches.popitem(last=False)
             self._bytes -= len(evicted)
 
     def get(self, log: int, offset: int, max_bytes: int, limit: int) -> list[CachedBatch]:
