@@ -60,7 +60,7 @@ class Node:
         answer_for(self.segments, self.peer_calls)
         self.accesses = SegmentAccesses(name, self.segments, self.owners, self.members, self.peers.call)
         self.subscriptions = Subscriptions(
-            self.store, self.topics, self.segments, self.accesses, cluster.simulation.clock
+            self.store, self.topics, self.segments, self.accesses, cluster.simulation.clock, cluster.simulation.random
         )
         self.topology = TopologyView(name, self.topics, self.owners, self.members)
         self.topology.own_address = self.topology.told_address = f"{name}:{PORT}"

@@ -14,6 +14,7 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult
 from braid.model.errors import (
+    ConditionFailed,
     Fenced,
     InvalidArgument,
     MetadataCorrupt,
@@ -21,11 +22,11 @@ from braid.model.errors import (
     MetadataUncertain,
     SubscriptionNotFound,
 )
-from braid.model.ids import Epoch, Offset, SegmentId
+from braid.model.ids import Epoch, Offset, RequestId, SegmentId
 from braid.model.layout import FULL_RANGE
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.subscription import Cursor, decode, encode
+from braid.model.subscription import Cursor, Placing, decode, encode
 from braid.testing.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, PlainSegment, counted, faults, own, plain_segment
 
@@ -45,9 +46,9 @@ def test_a_placed_cursor_is_stored_when_place_returns() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(40))
+        await cursors.place(Placing("billing", Offset(40)))
         assert await stored(store) == cursors.offset("billing") == cursors.lowest() == 40
-        await cursors.place("billing", Offset(7))  # a seek goes backwards, too
+        await cursors.place(Placing("billing", Offset(7)))  # a seek goes backwards, too
         assert await stored(store) == cursors.offset("billing") == 7
         again = (await opened(store)).cursors
         assert again.all() == {"billing": 7}
@@ -55,10 +56,72 @@ def test_a_placed_cursor_is_stored_when_place_returns() -> None:
     run_simulation(1, main)
 
 
+def test_a_seek_that_is_repeated_recognises_its_own_place_and_leaves_the_acks_since() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        await cursors.place(Placing("billing", Offset(0)))
+        seek = Placing("billing", Offset(40), request_id=RequestId(7), since=cursors.placement("billing"))
+        assert await cursors.place(seek) == 40
+        placement = cursors.placement("billing")
+        cursors.advance("billing", Offset(50))
+        assert await cursors.place(seek) == 50
+        await cursors.flush()
+        again = (await opened(store)).cursors  # another owner
+        assert await again.place(seek) == await stored(store) == again.offset("billing") == 50
+        assert again.placement("billing") == placement
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("request_id", [0, 8])
+def test_a_seek_that_comes_late_does_not_undo_a_later_one(request_id: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        await cursors.place(Placing("billing", Offset(40)))
+        late = Placing("billing", Offset(90), request_id=RequestId(request_id), since=cursors.placement("billing"))
+        cursors.advance("billing", Offset(41))  # Acks are no seeks.
+        await cursors.place(Placing("billing", Offset(0), request_id=RequestId(7), since=late.since))
+        with pytest.raises(ConditionFailed, match="billing"):
+            await cursors.place(late)
+        again = (await opened(store)).cursors  # another owner
+        with pytest.raises(ConditionFailed):
+            await again.place(late)
+        assert await stored(store) == cursors.offset("billing") == again.offset("billing") == 0
+
+    run_simulation(1, main)
+
+
+def test_a_seek_that_began_before_a_loss_was_accepted_has_to_look_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        await cursors.place(Placing("billing", Offset(40)))
+        late = Placing("billing", Offset(20), request_id=RequestId(7), since=cursors.placement("billing"))
+        await cursors.load(lossy=True)
+        with pytest.raises(ConditionFailed):
+            await cursors.place(late)
+
+    run_simulation(1, main)
+
+
+def test_a_skip_never_takes_a_cursor_back_behind_what_was_acked_meanwhile() -> None:
+    async def main(simulation: Simulation) -> None:
+        cursors = (await opened(MemoryStore(simulation.clock))).cursors
+        await cursors.place(Placing("billing", Offset(0)))
+        cursors.advance("billing", Offset(50))
+        assert await cursors.place(Placing("billing", Offset(40), never_back=True)) == 50
+        assert await cursors.place(Placing("billing", Offset(60), never_back=True)) == 60
+        assert await cursors.place(Placing("billing", Offset(40))) == 40
+
+    run_simulation(1, main)
+
+
 def test_an_ack_moves_a_cursor_forwards_only() -> None:
     async def main(simulation: Simulation) -> None:
         cursors = (await opened(MemoryStore(simulation.clock))).cursors
-        await cursors.place("billing", Offset(40))
+        await cursors.place(Placing("billing", Offset(40)))
         assert cursors.advance("billing", Offset(50))
         assert not cursors.advance("billing", Offset(50))
         assert not cursors.advance("billing", Offset(41))
@@ -70,13 +133,13 @@ def test_an_ack_moves_a_cursor_forwards_only() -> None:
 def test_an_ack_of_what_nobody_can_have_seen_is_refused() -> None:
     async def main(simulation: Simulation) -> None:
         cursors = (await opened(MemoryStore(simulation.clock), end=100)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         with pytest.raises(InvalidArgument, match="100"):
             cursors.advance("billing", Offset(101))
         with pytest.raises(InvalidArgument):
-            await cursors.place("billing", Offset(101))
+            await cursors.place(Placing("billing", Offset(101)))
         with pytest.raises(InvalidArgument):
-            await cursors.place("billing", Offset(-1))
+            await cursors.place(Placing("billing", Offset(-1)))
         with pytest.raises(SubscriptionNotFound):
             cursors.advance("nobody", Offset(1))
         assert cursors.all() == {"billing": 0}
@@ -88,7 +151,7 @@ def test_acks_are_stored_after_the_time_that_is_configured() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store, config=CursorConfig(flush_s=2.0))).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         await asyncio.sleep(50.0)
         cursors.advance("billing", Offset(10))
@@ -105,7 +168,7 @@ def test_many_acks_are_stored_without_waiting_for_the_time() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store, config=CursorConfig(flush_s=1_000.0, flush_acks=5))).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         for offset in range(1, 5):
             cursors.advance("billing", Offset(offset))
@@ -123,7 +186,7 @@ def test_nothing_is_asked_of_the_store_while_nothing_changes() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         cursors.advance("billing", Offset(1))
         await asyncio.sleep(10.0)
@@ -142,7 +205,7 @@ def test_an_orderly_stop_stores_every_ack() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         cursors.advance("billing", Offset(99))
         await cursors.stop()
@@ -155,8 +218,8 @@ def test_a_durable_ack_stores_its_own_cursor_now() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
-        await cursors.place("audit", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
+        await cursors.place(Placing("audit", Offset(0)))
         cursors.advance("billing", Offset(9))
         cursors.advance("audit", Offset(8))
         await cursors.flush("billing")
@@ -174,7 +237,7 @@ def test_many_cursors_are_stored_in_few_transactions() -> None:
         cursors = (await opened(store)).cursors
         names = [f"s{number}" for number in range(2 * MAX_CURSORS_PER_TXN + 1)]
         for name in names:
-            await cursors.place(name, Offset(0))
+            await cursors.place(Placing(name, Offset(0)))
             cursors.advance(name, Offset(3))
         requests = counted(store)
         await cursors.flush()
@@ -192,7 +255,7 @@ def test_a_cursor_is_never_stored_beyond_what_the_log_has_synced_and_is_stored_w
         store = MemoryStore(simulation.clock)
         segment = await opened(store, end=10)
         cursors = segment.cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         segment.grow(50, synced=20)
         cursors.advance("billing", Offset(45))
@@ -204,7 +267,7 @@ def test_a_cursor_is_never_stored_beyond_what_the_log_has_synced_and_is_stored_w
         await asyncio.sleep(5.0)
         assert await stored(store) == 45
         segment.grow(90, synced=60)
-        await cursors.place("audit", Offset(90))  # a subscription that starts at the latest
+        await cursors.place(Placing("audit", Offset(90)))  # a subscription that starts at the latest
         assert cursors.offset("audit") == 90
         assert await stored(store, "audit") == 60
         segment.grow(90)
@@ -220,7 +283,7 @@ def test_a_cursor_beyond_the_end_of_the_log_is_reported_and_set_to_the_end(caplo
 
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
-        await (await opened(store, end=100)).cursors.place("billing", Offset(80))
+        await (await opened(store, end=100)).cursors.place(Placing("billing", Offset(80)))
         with caplog.at_level(logging.WARNING):
             cursors = (await opened(store, end=30)).cursors
         assert cursors.offset("billing") == 30
@@ -236,7 +299,7 @@ def test_removing_a_cursor_removes_it_from_the_store() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.advance("billing", Offset(5))
         await cursors.remove("billing")
         await cursors.remove("billing")
@@ -262,7 +325,7 @@ def test_a_placement_changes_with_each_seek_and_with_no_ack() -> None:
         assert cursors.placement("billing") == 0
         seen = []
         for offset in (0, 50, 50, 7):
-            await cursors.place("billing", Offset(offset))
+            await cursors.place(Placing("billing", Offset(offset)))
             seen.append(cursors.placement("billing"))
             cursors.advance("billing", Offset(offset + 10))
             await cursors.flush()
@@ -281,7 +344,7 @@ def test_no_placement_comes_back_when_a_subscription_is_made_again() -> None:
         for _ in range(3):
             cursors = (await opened(store)).cursors
             for _ in range(3):
-                await cursors.place("billing", Offset(0))
+                await cursors.place(Placing("billing", Offset(0)))
                 seen.append(cursors.placement("billing"))
                 await cursors.remove("billing")
                 assert cursors.placement("billing") == 0
@@ -305,8 +368,8 @@ def test_a_cursor_that_is_set_to_the_end_has_another_placement_before_anything_i
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store, end=100)).cursors
-        await cursors.place("billing", Offset(80))
-        await cursors.place("audit", Offset(20))
+        await cursors.place(Placing("billing", Offset(80)))
+        await cursors.place(Placing("audit", Offset(20)))
         billing, audit = cursors.placement("billing"), cursors.placement("audit")
         shorter = (await opened(store, end=60)).cursors
         assert await stored(store) == shorter.offset("billing") == 60
@@ -324,7 +387,7 @@ def test_a_log_that_may_have_lost_records_places_every_cursor_anew() -> None:
         cursors = (await opened(store)).cursors
         names = [f"subscription-{number}" for number in range(2 * MAX_CURSORS_PER_TXN)]
         for name in names:
-            await cursors.place(name, Offset(40))
+            await cursors.place(Placing(name, Offset(40)))
         before = {name: cursors.placement(name) for name in names}
         ownership = await own(store, NAME, epoch=2)
         again = Cursors(store, NAME, Epoch(2), ownership, lambda: Offset(100), CursorConfig())
@@ -341,7 +404,7 @@ def test_a_former_owner_writes_nothing_and_acks_are_refused_from_then_on() -> No
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         cursors.advance("billing", Offset(10))
         await own(store, NAME, owner="broker-2", epoch=2)
@@ -349,7 +412,7 @@ def test_a_former_owner_writes_nothing_and_acks_are_refused_from_then_on() -> No
         assert await stored(store) == 0
         with pytest.raises(Fenced, match="another owner"):
             cursors.advance("billing", Offset(11))
-        for write in (cursors.place("billing", Offset(3)), cursors.remove("billing"), cursors.flush()):
+        for write in (cursors.place(Placing("billing", Offset(3))), cursors.remove("billing"), cursors.flush()):
             with pytest.raises(Fenced):
                 await write
         await cursors.stop()
@@ -362,7 +425,7 @@ def test_a_change_of_state_under_the_same_owner_and_epoch_does_not_fence() -> No
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.advance("billing", Offset(10))
         key = paths.ownership(ORDERS.path, NAME.descriptor)
         draining = Ownership(state=OwnershipState.DRAINING, owner="broker-1", epoch=Epoch(1))
@@ -384,7 +447,7 @@ def test_whoever_owns_the_cursors_is_told_once_that_they_are_fenced(owner: str, 
             store, NAME, Epoch(1), ownership, lambda: end, CursorConfig(flush_s=1.0), on_fenced=told.append
         )
         await cursors.load()
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         if owner:
             await own(store, NAME, owner=owner, epoch=epoch)
@@ -393,7 +456,7 @@ def test_whoever_owns_the_cursors_is_told_once_that_they_are_fenced(owner: str, 
         cursors.advance("billing", Offset(10))
         await asyncio.sleep(1.1)
         assert len(told) == 1, "by the flush in the background, without anybody asking"
-        for write in (cursors.place("billing", Offset(3)), cursors.flush()):
+        for write in (cursors.place(Placing("billing", Offset(3))), cursors.flush()):
             with pytest.raises(Fenced):
                 await write
         await cursors.stop()
@@ -419,7 +482,7 @@ def test_a_flush_that_fails_is_tried_again(fault: Fault, caplog: pytest.LogCaptu
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         store.fault = lambda request: fault if request == "txn" else Fault.UNAVAILABLE
         cursors.advance("billing", Offset(10))
@@ -437,7 +500,7 @@ def test_an_orderly_stop_without_a_store_says_that_acks_are_not_stored() -> None
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         cursors.advance("billing", Offset(10))
         store.disconnect()
@@ -453,7 +516,7 @@ def test_a_lost_answer_is_read_back(fault: Fault) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
         store.fault = faults(fault)
-        await cursors.place("billing", Offset(5))
+        await cursors.place(Placing("billing", Offset(5)))
         assert await stored(store) == cursors.offset("billing") == 5
         store.fault = faults(fault)
         cursors.advance("billing", Offset(6))
@@ -485,12 +548,12 @@ def test_an_old_write_that_arrives_late_does_not_undo_a_seek() -> None:
     async def main(simulation: Simulation) -> None:
         store = LateStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.advance("billing", Offset(50))
         store.keep_next = True
         await cursors.flush()
         assert await stored(store) == 50, "the second try"
-        await cursors.place("billing", Offset(10))
+        await cursors.place(Placing("billing", Offset(10)))
         assert store.kept is not None
         assert not (await store.txn(*store.kept)).succeeded
         assert await stored(store) == 10
@@ -502,7 +565,7 @@ def test_acks_that_come_during_a_flush_stay_dirty() -> None:
     async def main(simulation: Simulation) -> None:
         store = MemoryStore(simulation.clock)
         cursors = (await opened(store)).cursors
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.advance("billing", Offset(1))
         flushing = asyncio.ensure_future(cursors.flush())
         await asyncio.sleep(0)
@@ -535,7 +598,7 @@ def test_whatever_the_store_does_cursors_end_up_stored_and_never_went_ahead(seed
         store = MemoryStore(simulation.clock)
         segment = await opened(store, end=10)
         cursors, random = segment.cursors, simulation.random
-        await cursors.place("billing", Offset(0))
+        await cursors.place(Placing("billing", Offset(0)))
         cursors.start()
         highest = 0
         for _ in range(200):

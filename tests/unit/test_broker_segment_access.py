@@ -17,9 +17,9 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.ids import Offset, SegmentId
+from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.ownership import OwnershipState
-from braid.model.subscription import Subscription, SubscriptionKind
+from braid.model.subscription import Placing, Subscription, SubscriptionKind
 from braid.testing.loop import Simulation, run_simulation
 from braid.wire.operations import RESET, Kind, Positions, PositionsRequest, SegmentPositions, encode
 from tests.cluster_kit import ClientLink, Cluster, Node
@@ -175,7 +175,7 @@ def test_a_topic_that_was_created_again_is_another_one() -> None:
             await cluster.make_topic("b")
             old = cluster["a"].accesses.of(cluster.name(0), cluster.topic.id - 1)
             with pytest.raises(TopicNotFound, match="created again"):
-                await old.place_cursor("billing", Offset(0))
+                await old.place_cursor(Placing("billing", Offset(0)))
             assert cluster.cursor(0, "b") is None
 
     run_simulation(1, main)
@@ -210,7 +210,7 @@ def test_who_comes_second_moves_nothing_of_the_first() -> None:
             cluster["a"][0].cursors.advance("billing", Offset(100))
             with pytest.raises(SubscriptionExists):
                 await create(cluster["b"])
-            late = await cluster["b"].subscriptions._create(ORDERS, "billing", STREAM, "earliest")
+            late = await cluster["b"].subscriptions._create(ORDERS, "billing", STREAM, "earliest", NO_REQUEST)
             assert late[1] is False
             assert (cluster.cursor(0, "a"), cluster.cursor(1, "b")) == (100, 100)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from braid.broker.peers import Peers
 from braid.broker.segment_access import SegmentAccesses
-from braid.broker.subscriptions import Progress, Subscriptions
+from braid.broker.subscriptions import Progress, SeekRequest, Subscriptions
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
@@ -17,6 +18,7 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Delete, Put
 from braid.metadata.view import View
 from braid.model.errors import (
+    ConditionFailed,
     InvalidArgument,
     InvalidName,
     MetadataUnavailable,
@@ -28,7 +30,7 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.ids import Offset, SegmentId
+from braid.model.ids import NO_REQUEST, Offset, RequestId, SegmentId
 from braid.model.subscription import Subscription, SubscriptionKind, encode
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
@@ -58,7 +60,8 @@ class World:
         await served.serve(store, ORDERS, topic, end=end)
         peers = Peers("broker-1", members, SimulatedNetwork(simulation.random).host("machine"))
         accesses = SegmentAccesses("broker-1", served, owners, members, peers.call)
-        return cls(store, topics, served, Subscriptions(store, topics, served, accesses, simulation.clock))
+        subs = Subscriptions(store, topics, served, accesses, simulation.clock, simulation.random)
+        return cls(store, topics, served, subs)
 
     async def create(self, start: str = "earliest", name: str = "billing") -> Subscription:
         return await self.subs.create(ORDERS, name, kind=STREAM, start=start)
@@ -83,7 +86,8 @@ def test_a_new_subscription_has_a_stored_cursor_on_every_segment(start: str, off
         world = await World.make(simulation)
         world[0].earliest = Offset(30)
         created = await world.create(start)
-        assert created == Subscription(kind=STREAM, created_at=simulation.clock.now_us())
+        assert created == Subscription(id=created.id, kind=STREAM, created_at=simulation.clock.now_us())
+        assert created.id > 0
         assert world.offsets() == offsets
         assert await world.stored_cursors() == 2
         assert await world.subs.get(ORDERS, "billing") == created
@@ -400,6 +404,91 @@ def test_a_subscription_that_lacks_a_cursor_gets_one_at_the_earliest_record() ->
         assert await world.subs.sweep() == 0
         assert segment.cursors.offset("billing") == segment.earliest
         assert await world.stored_cursors() == 2
+        await world.topics.view.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_create_that_is_repeated_finds_its_own_subscription_and_nobody_elses() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+
+        def create(request_id: int) -> Awaitable[Subscription]:
+            return world.subs.create(ORDERS, "billing", kind=STREAM, start="earliest", request_id=RequestId(request_id))
+
+        first = await create(5)
+        world[0].cursors.advance("billing", Offset(50))
+        assert await create(5) == first
+        assert world.offsets() == [50, 0]
+        for other in (6, NO_REQUEST):
+            with pytest.raises(SubscriptionExists):
+                await create(other)
+        await world.subs.delete(ORDERS, "billing")
+        assert (await create(5)).id != first.id
+        await world.topics.view.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_deletion_that_comes_late_does_not_touch_the_next_subscription_of_that_name() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        assert await world.subs.identify(ORDERS, "billing") == (0, {})
+        old = await world.create()
+        assert (await world.subs.identify(ORDERS, "billing"))[0] == old.id
+        await world.subs.delete(ORDERS, "billing", old.id)
+        new = await world.create()
+        for late in (old.id, 0):
+            with pytest.raises(SubscriptionNotFound):
+                await world.subs.delete(ORDERS, "billing", late)
+        assert await world.subs.get(ORDERS, "billing") == new
+        assert world.offsets() == [0, 0]
+        assert len(world[0].closed) == 1, "the new one's channels stay open"
+        await world.subs.delete(ORDERS, "billing", new.id)
+        await world.topics.view.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_deletion_by_id_finishes_what_an_earlier_one_has_left() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        await world.store.txn([], [Delete(KEY)])
+        gone, placements = await world.subs.identify(ORDERS, "billing")
+        assert gone == 0
+        assert len(placements) == 2
+        await world.subs.delete(ORDERS, "billing", gone)
+        assert await world.stored_cursors() == 0
+        await world.topics.view.stop()
+
+    run_simulation(1, main)
+
+
+SEEKS: dict[str, Callable[[Subscriptions, SeekRequest], Awaitable[dict[SegmentId, Offset]]]] = {
+    "to an end": lambda subs, request: subs.seek_to(ORDERS, "billing", "latest", request),
+    "to a time": lambda subs, request: subs.seek_to_time(ORDERS, "billing", 1, request),
+    "to offsets": lambda subs, request: subs.seek_to_offsets(ORDERS, "billing", {SegmentId(0): Offset(70)}, request),
+    "forward": lambda subs, request: subs.skip(ORDERS, "billing", SegmentId(0), 30, request),
+}
+
+
+@pytest.mark.parametrize("way", SEEKS)
+def test_a_seek_that_is_repeated_or_late_changes_nothing(way: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        world = await World.make(simulation)
+        await world.create()
+        _, known = await world.subs.identify(ORDERS, "billing")
+        request = SeekRequest(RequestId(7), known)
+        offsets = await SEEKS[way](world.subs, request)
+        reached = world.offsets()
+        assert await SEEKS[way](world.subs, request) == offsets
+        assert world.offsets() == reached
+        await world.subs.seek_to_offsets(ORDERS, "billing", {SegmentId(0): Offset(3)})
+        for late in (request, SeekRequest(RequestId(8), known)):
+            with pytest.raises(ConditionFailed):
+                await SEEKS[way](world.subs, late)
+        assert world.offsets()[0] == 3
         await world.topics.view.stop()
 
     run_simulation(1, main)

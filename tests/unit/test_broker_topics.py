@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable
 
 import pytest
 
-from braid.broker.topics import MAX_TOPIC_ID, Topics
+from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.history import Watch
 from braid.metadata.memory import Fault, MemoryStore
@@ -20,7 +21,7 @@ from braid.model.errors import (
     TopicExists,
     TopicNotFound,
 )
-from braid.model.ids import Revision
+from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, RequestId, Revision
 from braid.model.names import TopicName
 from braid.model.topic import Durability, Topic, TopicPolicies
 from braid.testing.loop import Simulation, run_simulation
@@ -35,7 +36,7 @@ def test_a_created_topic_is_in_view_when_create_returns() -> None:
         policies = TopicPolicies(durability=Durability.MEMORY, retention_bytes=1_000)
         topic = await topics.create(ORDERS, segments=3, policies=policies, properties={"team": "billing"})
         assert topics.find(ORDERS.path) == topics.get(ORDERS.path) == topics.all()[ORDERS.path] == topic
-        assert 1 <= topic.id <= MAX_TOPIC_ID
+        assert 1 <= topic.id <= MAX_RANDOM_ID
         assert len(topic.layout.active) == 3
         assert topic.layout.properties == {"team": "billing"}
         assert topic.policies == policies
@@ -91,6 +92,62 @@ def test_of_two_brokers_that_create_a_topic_one_succeeds_and_both_show_its_topic
         assert here.get(ORDERS.path) == there.get(ORDERS.path)
         await here.view.stop()
         await there.view.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_create_that_is_repeated_through_another_broker_finds_its_own_topic_and_nobody_elses() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        here = await loaded_topics(simulation, store)
+        there = Topics(View(store.client()), simulation.clock, random.Random(99))
+        await there.view.load()
+
+        def create(topics: Topics, request_id: int) -> Awaitable[Topic]:
+            request = RequestId(request_id)
+            return topics.create(ORDERS, segments=2, policies=TopicPolicies(), properties={}, request_id=request)
+
+        first = await create(here, 5)
+        assert await create(there, 5) == first
+        assert there.get(ORDERS.path) == first
+        for other in (6, NO_REQUEST):
+            with pytest.raises(TopicExists):
+                await create(there, other)
+        await here.mark_deleting(ORDERS)
+        with pytest.raises(TopicExists, match="still being deleted"):
+            await create(there, 5)
+        await here.remove(ORDERS)
+        again = await create(there, 5)
+        assert again.id != first.id, "what is left of the first one is not the second one's"
+        await here.view.stop()
+        await there.view.stop()
+
+    run_simulation(1, main)
+
+
+def test_two_creates_that_are_not_to_be_repeated_are_never_taken_for_one() -> None:
+    async def main(simulation: Simulation) -> None:
+        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+        await make_topic(topics, segments=2)
+        with pytest.raises(TopicExists):
+            await make_topic(topics, segments=2)
+        await topics.view.stop()
+
+    run_simulation(1, main)
+
+
+def test_a_deletion_that_comes_late_does_not_touch_the_next_topic_of_that_name() -> None:
+    async def main(simulation: Simulation) -> None:
+        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+        old = await make_topic(topics)
+        await topics.mark_deleting(ORDERS, old.id)
+        await topics.mark_deleting(ORDERS, old.id)
+        await topics.remove(ORDERS)
+        new = await make_topic(topics)
+        with pytest.raises(TopicNotFound, match="created again"):
+            await topics.mark_deleting(ORDERS, old.id)
+        assert topics.get(ORDERS.path) == new
+        await topics.view.stop()
 
     run_simulation(1, main)
 

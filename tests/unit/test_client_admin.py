@@ -11,11 +11,13 @@ import pytest
 from braid.client.client import Client, connect
 from braid.model.errors import (
     BraidError,
+    ConditionFailed,
     ConnectionLost,
     InvalidArgument,
     MetadataUnavailable,
     NotAvailable,
     SubscriptionExists,
+    SubscriptionNotFound,
     TimedOut,
     TopicExists,
     TopicNotFound,
@@ -24,14 +26,7 @@ from braid.testing.loop import Simulation, run_simulation
 from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import CUT, ScriptedBroker
 
-POLICIES = {
-    "durability": "fsync",
-    "replicas": 1,
-    "writeQuorum": 1,
-    "retentionMs": None,
-    "retentionBytes": None,
-    "retentionIgnoresSubscriptions": False,
-}
+KNOWN = {"subscriptionId": 7, "placements": {"0": 41, "1": 40}}
 
 
 class Calls:
@@ -47,6 +42,9 @@ class Calls:
         if isinstance(result, BraidError):
             raise result
         return result
+
+    def of(self, call: str) -> list[dict[str, Any]]:
+        return [arguments for name, arguments in self.seen if name == call]
 
 
 def play(calls: Calls, body: Callable[[Client], Awaitable[None]]) -> None:
@@ -65,7 +63,12 @@ def play(calls: Calls, body: Callable[[Client], Awaitable[None]]) -> None:
 
 
 def test_arguments_travel_as_the_broker_reads_them() -> None:
-    calls = Calls(create_topic=[{"name": "orders"}], seek_subscription=[{}] * 3, list_topics=[["topic://a/b/c"]])
+    calls = Calls(
+        create_topic=[{"name": "orders"}],
+        identify_subscription=[KNOWN] * 3,
+        seek_subscription=[{}] * 3,
+        list_topics=[["topic://a/b/c"]],
+    )
 
     async def body(client: Client) -> None:
         assert await client.admin.create_topic("orders", segments=2, retention_ms=5) == {"name": "orders"}
@@ -77,7 +80,7 @@ def test_arguments_travel_as_the_broker_reads_them() -> None:
             await client.admin.list_topics("a")
 
     play(calls, body)
-    create, *seeks, listed = [arguments for _, arguments in calls.seen]
+    create, *seeks, listed = [arguments for call, arguments in calls.seen if call != "identify_subscription"]
     assert create["topic"] == "orders"
     assert create["segments"] == 2
     assert create["policies"]["retentionMs"] == 5
@@ -148,25 +151,34 @@ def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is_raise
     play(calls, body)
 
 
-def test_a_create_whose_answer_was_lost_succeeds_when_it_finds_its_own_topic() -> None:
-    found = {"name": "x", "segments": {"0": {}, "1": {}}, "policies": POLICIES}
-    calls = Calls(create_topic=[CUT, TopicExists("x")], get_topic=[found])
+def test_every_try_of_a_create_brings_the_same_id_and_no_two_creates_the_same() -> None:
+    """The broker then knows its own work (tests/unit/test_broker_topics.py)."""
+    calls = Calls(create_topic=[CUT, {"name": "x"}, {"name": "y"}], create_subscription=[CUT, {"name": "s"}])
 
     async def body(client: Client) -> None:
-        assert await client.admin.create_topic("x", segments=2) == found
+        assert await client.admin.create_topic("x", segments=2) == {"name": "x"}
+        await client.admin.create_topic("x", segments=2)
+        assert await client.admin.create_subscription("x", "s") == {"name": "s"}
 
     play(calls, body)
+    first, again, other = calls.of("create_topic")
+    assert first == again
+    assert first["requestId"] != other["requestId"]
+    assert min(first["requestId"], other["requestId"]) > 0
+    first, again = calls.of("create_subscription")
+    assert first == again
+    assert first["requestId"] > 0
 
 
-@pytest.mark.parametrize("policies", [POLICIES, {**POLICIES, "durability": "memory"}])
-def test_a_create_whose_answer_was_lost_fails_when_it_finds_another_topic(policies: dict[str, Any]) -> None:
-    segments: dict[str, Any] = {"0": {}} if policies is POLICIES else {"0": {}, "1": {}}
-    found = {"name": "x", "segments": segments, "policies": policies}
-    calls = Calls(create_topic=[CUT, TopicExists("x")], get_topic=[found])
+def test_a_create_whose_answer_was_lost_does_not_take_what_somebody_else_made_for_its_own() -> None:
+    """However much it looks like it: the other one deletes it, or reads other records from it."""
+    calls = Calls(create_topic=[CUT, TopicExists("x")], create_subscription=[CUT, SubscriptionExists("s")])
 
     async def body(client: Client) -> None:
         with pytest.raises(TopicExists):
             await client.admin.create_topic("x", segments=2)
+        with pytest.raises(SubscriptionExists):
+            await client.admin.create_subscription("x", "s")
 
     play(calls, body)
 
@@ -174,37 +186,105 @@ def test_a_create_whose_answer_was_lost_fails_when_it_finds_another_topic(polici
 def test_without_doubt_exists_and_not_found_are_errors() -> None:
     calls = Calls(
         create_topic=[TopicExists("x")],
+        get_topic=[TopicNotFound("x"), {"topicId": 5}],
         delete_topic=[TopicNotFound("x")],
         create_subscription=[SubscriptionExists("s")],
+        identify_subscription=[KNOWN],
+        delete_subscription=[SubscriptionNotFound("s")],
     )
 
     async def body(client: Client) -> None:
         with pytest.raises(TopicExists):
             await client.admin.create_topic("x")
-        with pytest.raises(TopicNotFound):
-            await client.admin.delete_topic("x")
+        for _ in range(2):
+            with pytest.raises(TopicNotFound):
+                await client.admin.delete_topic("x")
         with pytest.raises(SubscriptionExists):
             await client.admin.create_subscription("x", "s")
+        with pytest.raises(SubscriptionNotFound):
+            await client.admin.delete_subscription("x", "s")
 
     play(calls, body)
 
 
-def test_a_delete_whose_answer_was_lost_succeeds_when_nothing_is_left() -> None:
-    calls = Calls(delete_topic=[CUT, TopicNotFound("x")])
+def test_a_delete_names_what_it_means_and_succeeds_when_an_earlier_try_has_done_it() -> None:
+    calls = Calls(
+        get_topic=[{"topicId": 5}],
+        delete_topic=[CUT, TopicNotFound("x")],
+        identify_subscription=[KNOWN],
+        delete_subscription=[CUT, SubscriptionNotFound("s")],
+    )
 
     async def body(client: Client) -> None:
         await client.admin.delete_topic("x")
+        await client.admin.delete_subscription("x", "s", force=True)
+
+    play(calls, body)
+    assert calls.of("get_topic") == [{"topic": "x", "deleting": True}]
+    assert calls.of("delete_topic") == [{"topic": "x", "topicId": 5, "force": False}] * 2
+    about = {"topic": "x", "subscription": "s", "subscriptionId": 7, "force": True}
+    assert calls.of("delete_subscription") == [about] * 2
+
+
+@pytest.mark.parametrize("count", [None, 5])
+def test_a_seek_or_skip_says_where_it_began_and_says_the_same_when_it_is_repeated(count: int | None) -> None:
+    calls = Calls(identify_subscription=[KNOWN], skip_subscription=[CUT, CUT, {"offsets": {"0": 9}}])
+
+    async def body(client: Client) -> None:
+        segment = None if count is None else 0
+        assert await client.admin.skip("x", "s", segment=segment, count=count) == {"offsets": {"0": 9}}
+
+    play(calls, body)
+    first, second, third = calls.of("skip_subscription")
+    assert first == second == third
+    assert first["since"] == {"0": 41, "1": 40}
+    assert first["requestId"] > 0
+
+
+def test_a_skip_that_met_a_seek_begins_again_where_that_has_set_the_subscription() -> None:
+    later = {"subscriptionId": 7, "placements": {"0": 60, "1": 40}}
+    calls = Calls(
+        identify_subscription=[KNOWN, later],
+        skip_subscription=[ConditionFailed("placed since"), {"offsets": {"0": 5}}],
+    )
+
+    async def body(client: Client) -> None:
+        assert await client.admin.skip("x", "s", segment=0, count=5) == {"offsets": {"0": 5}}
+
+    play(calls, body)
+    first, second = calls.of("skip_subscription")
+    assert second["since"] == later["placements"]
+    assert first["requestId"] != second["requestId"], "a try of the first that is late must not pass for the second"
+
+
+def test_a_skip_whose_answer_was_lost_and_that_then_met_a_seek_says_that_it_is_not_known() -> None:
+    """It may have happened before the seek: skipping once more would be wrong then."""
+    calls = Calls(identify_subscription=[KNOWN], skip_subscription=[CUT, ConditionFailed("placed since")])
+
+    async def body(client: Client) -> None:
+        with pytest.raises(TimedOut, match="not known"):
+            await client.admin.skip("x", "s", segment=0, count=5)
 
     play(calls, body)
 
 
-def test_a_skip_by_count_is_not_repeated_when_its_outcome_is_unknown() -> None:
-    calls = Calls(skip_subscription=[CUT, CUT, {"0": 9}])
+def test_a_seek_whose_answer_was_lost_and_that_then_met_another_is_made_again() -> None:
+    calls = Calls(
+        identify_subscription=[KNOWN, KNOWN],
+        seek_subscription=[CUT, ConditionFailed("placed since"), {"offsets": {"0": 0}}],
+    )
 
     async def body(client: Client) -> None:
-        with pytest.raises((ConnectionLost, TimedOut)):
-            await client.admin.skip("x", "s", segment=0, count=5)
-        assert len(calls.seen) == 1
-        assert await client.admin.skip("x", "s") == {"0": 9}
+        assert await client.admin.seek("x", "s", "earliest") == {"offsets": {"0": 0}}
+
+    play(calls, body)
+
+
+def test_seeks_that_meet_others_again_and_again_end_with_the_timeout() -> None:
+    calls = Calls(identify_subscription=[KNOWN] * 100, seek_subscription=[ConditionFailed("placed since")] * 100)
+
+    async def body(client: Client) -> None:
+        with pytest.raises(ConditionFailed):
+            await client.admin.seek("x", "s", "earliest")
 
     play(calls, body)

@@ -254,7 +254,7 @@ class Broker:
         )
         self.reports.answer_for(self.peer_calls)
         self.accesses = SegmentAccesses(self.id, self.segments, self.owners, self.members, self.peers.call)
-        self.subscriptions = Subscriptions(store, self.topics, self.segments, self.accesses, self._clock)
+        self.subscriptions = Subscriptions(store, self.topics, self.segments, self.accesses, self._clock, self._random)
         self.topology = TopologyView(self.id, self.topics, self.owners, self.members, self.controllers.address)
         self.controllers.table.on_change.append(self.topology.changed)
         self.calls = Calls(self)

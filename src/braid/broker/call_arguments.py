@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from braid.broker.subscriptions import LATEST
+from braid.broker.subscriptions import LATEST, SeekRequest
 from braid.model.errors import InvalidArgument
-from braid.model.ids import Offset, SegmentId
+from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, Offset, RequestId, SegmentId
 from braid.model.names import TopicName
 from braid.model.subscription import SubscriptionKind
 from braid.model.topic import TopicPolicies
@@ -24,6 +24,10 @@ MAX_WAIT_S: Final = 3_600.0
 
 WaitSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_S)]
 """How long a call waits for what it began; what is not done by then goes on."""
+
+
+CallId = Annotated[RequestId, msgspec.Meta(ge=0, le=MAX_RANDOM_ID)]
+"""Chosen by the caller, once for all tries of a call: what the call makes is stored with it. 0: it is not repeated."""
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,30 +51,54 @@ class OnTopic(Arguments, frozen=True):
         return TopicName.parse(self.topic)
 
 
-class CreateTopic(OnTopic, frozen=True):
+class CreateTopic(OnTopic, frozen=True, rename="camel"):
     segments: int = 1
     policies: TopicPolicies = TopicPolicies()
     properties: dict[str, str] = {}
+    request_id: CallId = NO_REQUEST
 
 
-class DeleteTopic(OnTopic, frozen=True):
+class GetTopic(OnTopic, frozen=True):
+    deleting: bool = False
+    """Whether one is wanted, too, that is being deleted."""
+
+
+class DeleteTopic(OnTopic, frozen=True, rename="camel"):
     force: bool = False
+    topic_id: int | None = None
+    """The topic that is meant: one of the same name that was created since stays."""
 
 
 class OnSubscription(OnTopic, frozen=True):
     subscription: str
 
 
-class CreateSubscription(OnSubscription, frozen=True):
+class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
     start: str = LATEST
     kind: SubscriptionKind = SubscriptionKind.STREAM
+    request_id: CallId = NO_REQUEST
 
 
-class DeleteSubscription(OnSubscription, frozen=True):
+class DeleteSubscription(OnSubscription, frozen=True, rename="camel"):
     force: bool = False
+    subscription_id: int | None = None
+    """The subscription that is meant: one of the same name that was created since stays."""
 
 
-class SeekSubscription(OnSubscription, frozen=True):
+class PlaceSubscription(OnSubscription, frozen=True, rename="camel"):
+    request_id: CallId = NO_REQUEST
+    since: dict[str | int, int] | None = None
+    """By segment id, the placements that the caller knew (`identify_subscription`). Where the subscription was placed
+    since, it stays, and the call fails."""
+
+    @property
+    def request(self) -> SeekRequest | None:
+        if self.request_id == NO_REQUEST and self.since is None:
+            return None
+        return SeekRequest(self.request_id, None if self.since is None else by_segment(self.since, "since"))
+
+
+class SeekSubscription(PlaceSubscription, frozen=True):
     to: str | None = None
     timestamp: int | None = None
     """ms since 1970."""
@@ -78,7 +106,7 @@ class SeekSubscription(OnSubscription, frozen=True):
     """The next offset by segment id."""
 
 
-class SkipSubscription(OnSubscription, frozen=True):
+class SkipSubscription(PlaceSubscription, frozen=True):
     segment: int | None = None
     count: int | None = None
 
@@ -149,12 +177,16 @@ def read_arguments(call: str, kind: type[Arguments], arguments: dict[str, Any]) 
 
 
 def read_offsets(places: dict[str | int, int]) -> dict[SegmentId, Offset]:
-    offsets: dict[SegmentId, Offset] = {}
-    for segment, offset in places.items():
+    return {segment: Offset(offset) for segment, offset in by_segment(places, "offsets").items()}
+
+
+def by_segment(numbers: dict[str | int, int], what: str) -> dict[SegmentId, int]:
+    found: dict[SegmentId, int] = {}
+    for segment, number in numbers.items():
         text = str(segment)
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise InvalidArgument(f"{segment!r} is no segment id; offsets are given by segment id, as {{'0': 17}}")
-        if SegmentId(int(text)) in offsets:
-            raise InvalidArgument(f"segment {int(text)} is named twice in offsets")
-        offsets[SegmentId(int(text))] = Offset(offset)
-    return offsets
+            raise InvalidArgument(f"{segment!r} is no segment id; {what} are given by segment id, as {{'0': 17}}")
+        if SegmentId(int(text)) in found:
+            raise InvalidArgument(f"segment {int(text)} is named twice in {what}")
+        found[SegmentId(int(text))] = number
+    return found

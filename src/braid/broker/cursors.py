@@ -14,6 +14,11 @@ and when the log may have lost what consumers have seen: their positions then me
 that meets another placement than the one it knew begins at the cursor. Placements are taken from above the store's
 revision and each costs a write, so none ever comes back, not even for a subscription that was deleted and made again.
 
+A seek may come twice, or late, when other seeks have followed it: a client repeats a call whose answer was lost, and a
+broker that stood still goes on with a call that its client has given up. So a call names itself, and the placement that
+its client knew when it began. A cursor that the call has placed is not placed again, and one that was placed by another
+call since then stays where it is.
+
 Every write is one transaction under two kinds of conditions: that this owner still owns the segment (I3), and that each
 cursor is as this owner last saw it. The second makes a write harmless whose answer was lost and that arrives late. When
 a transaction fails or its outcome is unknown, everything is read back, and what is still missing is written again. All
@@ -32,11 +37,18 @@ from typing import Final, NamedTuple
 from braid.broker.config import CursorConfig
 from braid.metadata import paths
 from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete, Entry, Put, Store
-from braid.model.errors import Fenced, InvalidArgument, MetadataError, MetadataUncertain, SubscriptionNotFound
-from braid.model.ids import Epoch, Offset, Revision
+from braid.model.errors import (
+    ConditionFailed,
+    Fenced,
+    InvalidArgument,
+    MetadataError,
+    MetadataUncertain,
+    SubscriptionNotFound,
+)
+from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId, Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
-from braid.model.subscription import Cursor, decode, encode
+from braid.model.subscription import Cursor, Placing, decode, encode
 from braid.ports.tasks import end
 
 log = logging.getLogger(__name__)
@@ -52,6 +64,7 @@ RETRY_S: Final = 1.0
 class _Place(NamedTuple):
     offset: Offset
     placement: int
+    placed_by: RequestId
 
 
 class _Stored(NamedTuple):
@@ -86,6 +99,7 @@ class Cursors:
         """As the ownership record names it: known when it was read, for an epoch has one owner."""
         self._offsets: dict[str, Offset] = {}
         self._placements: dict[str, int] = {}
+        self._placed_by: dict[str, RequestId] = {}
         self._last_placement = 0
         """The highest that any cursor of the segment has had."""
         self._stored: dict[str, _Stored] = {}
@@ -117,12 +131,13 @@ class Cursors:
                         subscription, place.offset, self.name, end,
                     )  # fmt: skip
                 if lossy or place.offset > end:
-                    placed[subscription] = _Place(min(place.offset, end), self._last_placement + 1)
+                    placed[subscription] = _Place(min(place.offset, end), self._last_placement + 1, NO_REQUEST)
             if placed:
                 await self._write(placed)
                 self._last_placement += 1
             self._offsets = {name: stored.place.offset for name, stored in self._stored.items()}
             self._placements = {name: stored.place.placement for name, stored in self._stored.items()}
+            self._placed_by = {name: stored.place.placed_by for name, stored in self._stored.items()}
 
     def offset(self, subscription: str) -> Offset | None:
         return self._offsets.get(subscription)
@@ -154,16 +169,26 @@ class Cursors:
             self._much_work.set()
         return True
 
-    async def place(self, subscription: str, offset: Offset, *, only_if_absent: bool = False) -> Offset:
+    async def place(self, placing: Placing) -> Offset:
         """Seek, or what is missing of a new subscription: stored when it returns, as far as the log is synced. Returns
-        where the cursor stands."""
+        where the cursor stands. `ConditionFailed` if another call has placed it since the caller looked."""
+        subscription, offset = placing.subscription, placing.offset
         self._check_place(subscription, offset)
         async with self._turn:
             known = self._offsets.get(subscription)
-            if only_if_absent and known is not None:
+            if known is not None and (placing.only_if_absent or self._is_placed_by(subscription, placing.request_id)):
                 return known
-            await self._place(subscription, offset)
+            if placing.since not in (None, self.placement(subscription)):
+                raise ConditionFailed(
+                    f"subscription {subscription} was set to another place of {self.name} meanwhile; try again"
+                )
+            if placing.never_back and known is not None:
+                offset = max(offset, known)
+            await self._place(subscription, offset, placed_by=placing.request_id)
             return offset
+
+    def _is_placed_by(self, subscription: str, request_id: RequestId) -> bool:
+        return request_id != NO_REQUEST and self._placed_by[subscription] == request_id
 
     async def begin(self, subscription: str, offset: Offset) -> Offset | None:
         """A place for a subscription that is being created: stored only while its key does not exist, None if it does.
@@ -176,14 +201,17 @@ class Cursors:
                 return known
             return offset if await self._place(subscription, offset, unless=self._subscription(subscription)) else None
 
-    async def _place(self, subscription: str, offset: Offset, *, unless: str | None = None) -> bool:
+    async def _place(
+        self, subscription: str, offset: Offset, *, placed_by: RequestId = NO_REQUEST, unless: str | None = None
+    ) -> bool:
         placement = self._last_placement + 1
-        place = _Place(min(offset, self._durable_end()), placement)
+        place = _Place(min(offset, self._durable_end()), placement, placed_by)
         if not await self._write({subscription: place}, unless=unless):
             return False
         self._last_placement = placement
         self._offsets[subscription] = offset
         self._placements[subscription] = placement
+        self._placed_by[subscription] = placed_by
         self._settle([subscription])
         return True
 
@@ -197,6 +225,7 @@ class Cursors:
                 return False
             self._offsets.pop(subscription, None)
             self._placements.pop(subscription, None)
+            self._placed_by.pop(subscription, None)
             self._dirty.pop(subscription, None)
             self._settle([])
             return True
@@ -211,7 +240,7 @@ class Cursors:
                 self._acks = 0
                 self._much_work.clear()
             durable_end = self._durable_end()
-            places = {name: _Place(min(self._offsets[name], durable_end), self._placements[name]) for name in names}
+            places = {name: self._place_up_to(durable_end, name) for name in names}
             # A cursor that waits for the log to be synced is where it was.
             await self._write({name: place for name, place in places.items() if self._stored_place(name) != place})
             self._settle(names)
@@ -240,6 +269,11 @@ class Cursors:
                 log.warning("cursors of %s cannot be stored, trying again: %s", self.name, error)
                 await asyncio.sleep(RETRY_S)
 
+    def _place_up_to(self, end: Offset, subscription: str) -> _Place:
+        """Where the cursor is, as far as the log is synced."""
+        offset = min(self._offsets[subscription], end)
+        return _Place(offset, self._placements[subscription], self._placed_by[subscription])
+
     def _stored_place(self, subscription: str) -> _Place | None:
         stored = self._stored.get(subscription)
         return stored.place if stored is not None else None
@@ -251,7 +285,7 @@ class Cursors:
     def _settle(self, subscriptions: list[str]) -> None:
         """These were written: they stay dirty only if they have moved on since, or the log was behind."""
         for subscription in subscriptions:
-            if self._stored_place(subscription) == (self._offsets[subscription], self._placements[subscription]):
+            if self._stored_place(subscription) == self._place_up_to(self._offsets[subscription], subscription):
                 self._dirty.pop(subscription, None)
             else:
                 self._dirty[subscription] = None
@@ -319,7 +353,7 @@ class Cursors:
         raise MetadataUncertain(f"cursors of {self.name} could not be written and read back; try again")
 
     def _encoded(self, place: _Place) -> bytes:
-        return encode(Cursor(offset=place.offset, epoch=self._epoch, placement=place.placement))
+        return encode(Cursor(epoch=self._epoch, **place._asdict()))
 
     def _note_stored(self, subscription: str, place: _Place | None, revision: Revision) -> None:
         if place is None:
@@ -337,7 +371,8 @@ class Cursors:
             subscription = paths.subscription_of_cursor(entry.key)
             if subscription is not None:
                 cursor = decode(Cursor, entry.value)
-                self._stored[subscription] = _Stored(_Place(cursor.offset, cursor.placement), entry.revision)
+                place = _Place(cursor.offset, cursor.placement, cursor.placed_by)
+                self._stored[subscription] = _Stored(place, entry.revision)
                 self._last_placement = max(self._last_placement, cursor.placement)
         self._last_placement = max(self._last_placement, listing.revision)
 

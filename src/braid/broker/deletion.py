@@ -84,9 +84,9 @@ class Deletion:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def delete(self, name: TopicName) -> None:
-        """Returns when nothing of the topic is left. `TopicNotFound`"""
-        await self._topics.mark_deleting(name)
+    async def delete(self, name: TopicName, topic_id: int | None = None) -> None:
+        """Returns when nothing of the topic is left. `TopicNotFound`, also if only one with another id is there."""
+        await self._topics.mark_deleting(name, topic_id)
         mark = self._topics.mark(name.path)
         await self._owners.view.until(lambda: mark is None or self._topics.mark(name.path) != mark)
 

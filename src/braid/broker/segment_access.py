@@ -7,7 +7,8 @@ directly (`LocalAccess`), another one through its owner (`RemoteAccess`, which a
 Segments move, and brokers come and go while somebody asks. `AnywhereAccess` finds the owner by the view for every
 attempt. When nobody serves the segment, or the owner refuses because it has just given it away, or does not answer, it
 waits for news in the view and tries again, as long as its patience lasts. So a seek in the middle of a move just takes
-a little longer. Everything here can be repeated: a place that was set and whose answer was lost is set once more.
+a little longer. Everything here can be repeated: a seek whose answer was lost is asked for once more, and recognises
+its own work.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from braid.model.errors import (
 from braid.model.ids import Offset
 from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
+from braid.model.subscription import Placing
 from braid.wire.operations import RESET, SegmentPositions
 
 PATIENCE_S: Final = 15.0
@@ -100,7 +102,7 @@ class SegmentAccess(Protocol):
     async def begin_cursor(self, subscription: str, offset: Offset) -> Offset | None:
         """For a subscription that is being created (`Cursors.begin`); None if it exists."""
 
-    async def place_cursor(self, subscription: str, offset: Offset, *, only_if_absent: bool = False) -> Offset:
+    async def place_cursor(self, placing: Placing) -> Offset:
         """Stored when it returns where the cursor stands: here, or at the end if that is before it. The subscription's
         channels are closed, so that its consumer begins anew."""
 
@@ -128,14 +130,14 @@ class LocalAccess:
         await _served(self._segment.sync_to(offset))
         return await _served(self._segment.cursors.begin(subscription, offset))
 
-    async def place_cursor(self, subscription: str, offset: Offset, *, only_if_absent: bool = False) -> Offset:
-        segment = self._segment
-        offset = min(offset, segment.end)
-        await _served(segment.sync_to(offset))
-        stands = await _served(segment.cursors.place(subscription, offset, only_if_absent=only_if_absent))
-        if not only_if_absent:
+    async def place_cursor(self, placing: Placing) -> Offset:
+        segment, subscription = self._segment, placing.subscription
+        placing = msgspec.structs.replace(placing, offset=min(placing.offset, segment.end))
+        await _served(segment.sync_to(placing.offset))
+        stands = await _served(segment.cursors.place(placing))
+        if not placing.only_if_absent:
             # At once, before an ack that is under way on an old channel can move the cursor.
-            segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {offset}")
+            segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {stands}")
         return stands
 
     async def remove_cursor(self, subscription: str) -> None:
@@ -183,10 +185,8 @@ class RemoteAccess:
         stands: Offset | None = await self._call("begin_cursor", subscription=subscription, offset=offset)
         return stands
 
-    async def place_cursor(self, subscription: str, offset: Offset, *, only_if_absent: bool = False) -> Offset:
-        stands: Offset = await self._call(
-            "place_cursor", subscription=subscription, offset=offset, only_if_absent=only_if_absent
-        )
+    async def place_cursor(self, placing: Placing) -> Offset:
+        stands: Offset = await self._call("place_cursor", placing=msgspec.structs.asdict(placing))
         return stands
 
     async def remove_cursor(self, subscription: str) -> None:
@@ -213,9 +213,7 @@ def answer_for(segments: ServedSegments, calls: PeerCalls) -> None:
         return await found(arguments).begin_cursor(arguments["subscription"], arguments["offset"])
 
     async def place_cursor(arguments: Arguments) -> Offset:
-        return await found(arguments).place_cursor(
-            arguments["subscription"], arguments["offset"], only_if_absent=arguments["only_if_absent"]
-        )
+        return await found(arguments).place_cursor(msgspec.convert(arguments["placing"], Placing))
 
     async def remove_cursor(arguments: Arguments) -> None:
         await found(arguments).remove_cursor(arguments["subscription"])
@@ -276,8 +274,8 @@ class AnywhereAccess:
     async def begin_cursor(self, subscription: str, offset: Offset) -> Offset | None:
         return await self._try(lambda access: access.begin_cursor(subscription, offset))
 
-    async def place_cursor(self, subscription: str, offset: Offset, *, only_if_absent: bool = False) -> Offset:
-        return await self._try(lambda access: access.place_cursor(subscription, offset, only_if_absent=only_if_absent))
+    async def place_cursor(self, placing: Placing) -> Offset:
+        return await self._try(lambda access: access.place_cursor(placing))
 
     async def remove_cursor(self, subscription: str) -> None:
         return await self._try(lambda access: access.remove_cursor(subscription))

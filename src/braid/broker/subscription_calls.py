@@ -40,7 +40,11 @@ class SubscriptionCalls:
         name = arguments.name
         self._may_subscribe(principal, name)
         created = await self._services.subscriptions.create(
-            name, arguments.subscription, kind=arguments.kind, start=arguments.start
+            name,
+            arguments.subscription,
+            kind=arguments.kind,
+            start=arguments.start,
+            request_id=arguments.request_id,
         )
         _log.info("%s created subscription %s of %s", principal.name, arguments.subscription, name)
         report = await self._services.reports.of_topic(name)
@@ -61,6 +65,13 @@ class SubscriptionCalls:
         report = await self._services.reports.of_topic(name)
         return subscription_described(subscription, found, report)
 
+    async def identify_subscription(self, arguments: OnSubscription, principal: Principal) -> dict[str, Any]:
+        """What a call that may be repeated has to name: which subscription it means, and where it knew it to be."""
+        name, subscription = arguments.name, check_name("subscription", arguments.subscription)
+        self._may_subscribe(principal, name)
+        id_, placements = await self._services.subscriptions.identify(name, subscription)
+        return {"subscriptionId": id_, "placements": {str(segment): each for segment, each in placements.items()}}
+
     async def delete_subscription(self, arguments: DeleteSubscription, principal: Principal) -> None:
         name, subscription = arguments.name, check_name("subscription", arguments.subscription)
         self._may_subscribe(principal, name)
@@ -71,7 +82,7 @@ class SubscriptionCalls:
                 f"subscription {subscription} of {name} cannot be deleted: it has {len(consumers)} connected consumers "
                 f"({some_names(consumers)}); stop them, or use force"
             )
-        await self._services.subscriptions.delete(name, subscription)
+        await self._services.subscriptions.delete(name, subscription, arguments.subscription_id)
         self._services.groups.forget(name, subscription)
         _log.info("%s deleted subscription %s of %s", principal.name, subscription, name)
 
@@ -81,13 +92,15 @@ class SubscriptionCalls:
         subscriptions = self._services.subscriptions
         match arguments.to, arguments.timestamp, arguments.offsets:
             case str(place), None, None:
-                offsets = await subscriptions.seek_to(name, subscription, place)
+                offsets = await subscriptions.seek_to(name, subscription, place, arguments.request)
             case None, int(timestamp_ms), None:
                 if abs(timestamp_ms) > MAX_TIMESTAMP_MS:
                     raise InvalidArgument(f"{timestamp_ms} is no time in milliseconds since 1970")
-                offsets = await subscriptions.seek_to_time(name, subscription, timestamp_ms * 1_000)
+                offsets = await subscriptions.seek_to_time(name, subscription, timestamp_ms * 1_000, arguments.request)
             case None, None, dict(places) if places:
-                offsets = await subscriptions.seek_to_offsets(name, subscription, read_offsets(places))
+                offsets = await subscriptions.seek_to_offsets(
+                    name, subscription, read_offsets(places), arguments.request
+                )
             case _:
                 raise InvalidArgument(
                     "seek_subscription needs exactly one of to ('earliest' or 'latest'), timestamp (milliseconds "
@@ -99,6 +112,7 @@ class SubscriptionCalls:
     async def skip_subscription(self, arguments: SkipSubscription, principal: Principal) -> dict[str, Any]:
         name, subscription = arguments.name, check_name("subscription", arguments.subscription)
         self._may_subscribe(principal, name)
+        subscriptions = self._services.subscriptions
         segment, count = arguments.segment, arguments.count
         if (segment is None) != (count is None):
             raise InvalidArgument(
@@ -106,9 +120,9 @@ class SubscriptionCalls:
                 "neither, to skip everything"
             )
         if segment is None or count is None:
-            offsets = await self._services.subscriptions.seek_to(name, subscription, LATEST)
+            offsets = await subscriptions.seek_to(name, subscription, LATEST, arguments.request)
         else:
-            offsets = await self._services.subscriptions.skip(name, subscription, SegmentId(segment), count)
+            offsets = await subscriptions.skip(name, subscription, SegmentId(segment), count, arguments.request)
         _log.info("%s skipped subscription %s of %s to %s", principal.name, subscription, name, offsets)
         return offsets_json(offsets)
 

@@ -13,6 +13,10 @@ On one broker a subscription's changes take turns. Between brokers the store dec
   creates looks again when the key is there, and places what is missing.
 - The key is written under the condition that the topic is as it was: nothing appears below one that is being deleted,
   and no segment that was added meanwhile is forgotten.
+
+A client repeats a call whose answer was lost, and a try that it has given up may still come to its end, late. So what a
+call makes is stored with the call's id (`created_by`, `placed_by`), a deletion names the subscription by its id, and a
+seek names the placements that its client knew (`SeekRequest`): it never undoes a later seek.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from random import Random
 from typing import Final, TypeVar
 
 import msgspec
@@ -40,9 +45,9 @@ from braid.model.errors import (
     SubscriptionKindConflict,
     SubscriptionNotFound,
 )
-from braid.model.ids import Offset, Revision, SegmentId
+from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, random_id
 from braid.model.names import SegmentName, TopicName, check_name
-from braid.model.subscription import Subscription, SubscriptionKind, decode, encode
+from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind, decode, encode
 from braid.ports.clock import Clock
 from braid.wire.operations import SegmentPositions
 
@@ -72,9 +77,23 @@ class Progress(msgspec.Struct, frozen=True):
         return max(self.end - max(self.offset, self.earliest), 0)
 
 
+class SeekRequest(msgspec.Struct, frozen=True):
+    """A call that sets a subscription to another place."""
+
+    id: RequestId = NO_REQUEST
+    since: dict[SegmentId, int] | None = None
+    """By segment, the placement that the caller knew. None: whatever it is when the call begins."""
+
+
 class Subscriptions:
     def __init__(
-        self, store: Store, topics: Topics, segments: ServedSegments, accesses: SegmentAccesses, clock: Clock
+        self,
+        store: Store,
+        topics: Topics,
+        segments: ServedSegments,
+        accesses: SegmentAccesses,
+        clock: Clock,
+        random: Random,
     ) -> None:
         """`segments` are this broker's own, which it sweeps; `accesses` lead to all."""
         self._store = store
@@ -82,6 +101,7 @@ class Subscriptions:
         self._segments = segments
         self._accesses = accesses
         self._clock = clock
+        self._random = random
         self._turns = Turns()
         self._to_sweep: dict[str, None] = {}
         self._sweeping: asyncio.Task[None] | None = None
@@ -97,7 +117,7 @@ class Subscriptions:
             if entry is None:
                 if not create:
                     raise _not_found(topic, name)
-                found, created = await self._create(topic, name, kind, start)
+                found, created = await self._create(topic, name, kind, start, NO_REQUEST)
             else:
                 found, created = decode(Subscription, entry.value), False
             if found.kind is not kind:
@@ -107,13 +127,25 @@ class Subscriptions:
                 )
             return found, created
 
-    async def create(self, topic: TopicName, name: str, *, kind: SubscriptionKind, start: str) -> Subscription:
+    async def create(
+        self,
+        topic: TopicName,
+        name: str,
+        *,
+        kind: SubscriptionKind,
+        start: str,
+        request_id: RequestId = NO_REQUEST,
+    ) -> Subscription:
+        """`SubscriptionExists`, unless the one that exists was created by an earlier try of this request."""
         _check_start(check_name("subscription", name), start)
         async with self._turn(topic, name):
-            if await self._read(topic, name) is None:
-                subscription, created = await self._create(topic, name, kind, start)
-                if created:
-                    return subscription
+            entry = await self._read(topic, name)
+            if entry is not None:
+                found, created = decode(Subscription, entry.value), False
+            else:
+                found, created = await self._create(topic, name, kind, start, request_id)
+            if created or found.created_by == request_id != NO_REQUEST:
+                return found
             raise SubscriptionExists(f"subscription {name} of {topic} cannot be created: it exists")
 
     async def get(self, topic: TopicName, name: str) -> Subscription:
@@ -127,13 +159,22 @@ class Subscriptions:
         self._topics.get(topic.path)
         return await self._list(topic.path)
 
-    async def delete(self, topic: TopicName, name: str) -> None:
-        """Its channels are closed. An interrupted deletion is finished by the next one, or by the sweep."""
+    async def identify(self, topic: TopicName, name: str) -> tuple[int, dict[SegmentId, int]]:
+        """The subscription's id, 0 if there is none, and the placements of its cursors."""
+        entry = await self._read(topic, name)
+        id_ = decode(Subscription, entry.value).id if entry is not None else 0
+        return id_, await self._placements(topic, name)
+
+    async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
+        """Its channels are closed. An interrupted deletion is finished by the next one, or by the sweep. One that has
+        another id than the one that is meant stays: `SubscriptionNotFound`."""
         async with self._turn(topic, name):
             entry = await self._read(topic, name)
+            if entry is not None and subscription_id not in (None, decode(Subscription, entry.value).id):
+                raise _not_found(topic, name)
             segments = self._of_layout(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
-                await self._remove_key(topic, name)
+                await self._remove_key(topic, name, subscription_id)
             elif not await self._has_cursors(segments.values(), name):
                 raise _not_found(topic, name)
             removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
@@ -144,21 +185,26 @@ class Subscriptions:
         segments = self._of_layout(topic)
         return tuple(await _all(access.positions(timestamp_us) for _, access in sorted(segments.items())))
 
-    async def seek_to(self, topic: TopicName, name: str, place: str) -> dict[SegmentId, Offset]:
-        """Go to `earliest` or `latest` in every segment. All seeks return the new offsets."""
+    async def seek_to(
+        self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
+        """Go to `earliest` or `latest` in every segment. All seeks return the new offsets. `ConditionFailed` if another
+        seek came between."""
         _check_start(name, place)
-        return await self._seek(topic, name, None, lambda _, access: _start(access, place))
+        return await self._seek(topic, name, None, lambda _, access: _start(access, place), request)
 
-    async def seek_to_time(self, topic: TopicName, name: str, timestamp_us: int) -> dict[SegmentId, Offset]:
+    async def seek_to_time(
+        self, topic: TopicName, name: str, timestamp_us: int, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
         """Go to the first records at or after this time."""
 
         async def find(_: SegmentId, access: SegmentAccess) -> Offset:
             return Offset((await access.positions(timestamp_us)).at_time)
 
-        return await self._seek(topic, name, None, find)
+        return await self._seek(topic, name, None, find, request)
 
     async def seek_to_offsets(
-        self, topic: TopicName, name: str, offsets: dict[SegmentId, Offset]
+        self, topic: TopicName, name: str, offsets: dict[SegmentId, Offset], request: SeekRequest | None = None
     ) -> dict[SegmentId, Offset]:
         """Go to these offsets; segments that are not named stay where they are."""
 
@@ -171,9 +217,11 @@ class Subscriptions:
                 )
             return offsets[segment]
 
-        return await self._seek(topic, name, [*offsets], find)
+        return await self._seek(topic, name, [*offsets], find, request)
 
-    async def skip(self, topic: TopicName, name: str, segment_id: SegmentId, count: int) -> dict[SegmentId, Offset]:
+    async def skip(
+        self, topic: TopicName, name: str, segment_id: SegmentId, count: int, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
         """Leave out the next `count` records of one segment, or as many as it has. To skip everything, seek to the
         latest."""
         if count < 1:
@@ -186,7 +234,7 @@ class Subscriptions:
             ends = await access.positions()
             return Offset(min(max(offset, ends.earliest) + count, ends.end))
 
-        return await self._seek(topic, name, [segment_id], find)
+        return await self._seek(topic, name, [segment_id], find, request, never_back=True)
 
     async def sweep(self, path: str | None = None) -> int:
         """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Leftovers
@@ -203,7 +251,8 @@ class Subscriptions:
                         if await self._store.get(paths.subscription(each, name)) is None:
                             removed += await segment.cursors.remove(name)
                         else:
-                            await segment.cursors.place(name, segment.earliest, only_if_absent=True)
+                            placing = Placing(name, segment.earliest, only_if_absent=True)
+                            await segment.cursors.place(placing)
         return removed
 
     def sweep_later(self, path: str) -> None:
@@ -227,14 +276,16 @@ class Subscriptions:
             await asyncio.wait([self._sweeping])
 
     async def _create(
-        self, topic: TopicName, name: str, kind: SubscriptionKind, start: str
+        self, topic: TopicName, name: str, kind: SubscriptionKind, start: str, request_id: RequestId
     ) -> tuple[Subscription, bool]:
         """The subscription, and whether it is this one, not another broker's."""
         if kind is SubscriptionKind.QUEUE:
             raise NotAvailable(
                 f"subscription {name} of {topic} cannot be a queue: queue subscriptions come in a later version"
             )
-        value = encode(Subscription(kind=kind, created_at=self._clock.now_us()))
+        value = encode(
+            Subscription(id=random_id(self._random), kind=kind, created_at=self._clock.now_us(), created_by=request_id)
+        )
         key = paths.subscription(topic.path, name)
         created = uncertain = False
         for _ in range(MAX_TRIES):
@@ -257,12 +308,14 @@ class Subscriptions:
             await asyncio.sleep(RETRY_S)
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was created; try again")
 
-    async def _remove_key(self, topic: TopicName, name: str) -> None:
+    async def _remove_key(self, topic: TopicName, name: str, subscription_id: int | None) -> None:
         key = paths.subscription(topic.path, name)
         for _ in range(MAX_TRIES):
             entry = await self._store.get(key)
             if entry is None:
                 return
+            if subscription_id not in (None, decode(Subscription, entry.value).id):
+                raise _not_found(topic, name)
             try:
                 result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
                 if result.succeeded:
@@ -287,15 +340,40 @@ class Subscriptions:
         name: str,
         segment_ids: Iterable[SegmentId] | None,
         find: Callable[[SegmentId, SegmentAccess], Awaitable[Offset]],
+        request: SeekRequest | None,
+        *,
+        never_back: bool = False,
     ) -> dict[SegmentId, Offset]:
         """All places are found before the first cursor moves: a seek that cannot be changes nothing."""
+        request = request or SeekRequest()
+        request_id = request.id or RequestId(random_id(self._random))
+        since = request.since if request.since is not None else await self._placements(topic, name)
+
+        def placing(segment: SegmentId, offset: Offset) -> Placing:
+            known = since.get(segment, 0)
+            return Placing(name, offset, never_back=never_back, request_id=request_id, since=known)
+
         async with self._turn(topic, name):
             await self.get(topic, name)
             segments = self._of_layout(topic, segment_ids)
             places = await _all(find(segment, access) for segment, access in segments.items())
-            placing = zip(segments.values(), places, strict=True)
-            stands = await _all(access.place_cursor(name, offset) for access, offset in placing)
+            found = zip(segments.items(), places, strict=True)
+            stands = await _all(access.place_cursor(placing(segment, place)) for (segment, access), place in found)
             return dict(zip(segments, stands, strict=True))
+
+    async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
+        """Of its cursors, as they are stored: a placement counts only when it is."""
+        layout = self._topics.get(topic.path).layout.segments
+        keys = {
+            segment_id: paths.cursor(topic.path, SegmentName.of(topic, info).descriptor, name)
+            for segment_id, info in layout.items()
+        }
+        entries = await _all(self._store.get(key) for key in keys.values())
+        return {
+            segment_id: decode(Cursor, entry.value).placement
+            for segment_id, entry in zip(keys, entries, strict=True)
+            if entry is not None
+        }
 
     def _of_layout(
         self, topic: TopicName, segment_ids: Iterable[SegmentId] | None = None, *, patience_s: float = PATIENCE_S
@@ -350,7 +428,7 @@ async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
 async def _fill(access: SegmentAccess, name: str, start: str) -> None:
     """Place the cursor of a subscription that exists now, should it be missing."""
     if name not in await access.progress():
-        await access.place_cursor(name, await _start(access, start), only_if_absent=True)
+        await access.place_cursor(Placing(name, await _start(access, start), only_if_absent=True))
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:

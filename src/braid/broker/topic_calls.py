@@ -11,7 +11,7 @@ import logging
 from typing import Any, Final
 
 from braid.broker.auth import Action, Principal
-from braid.broker.call_arguments import CreateTopic, DeleteTopic, OnNamespace, OnTopic
+from braid.broker.call_arguments import CreateTopic, DeleteTopic, GetTopic, OnNamespace, OnTopic
 from braid.broker.call_results import some_names, topic_json, topic_stats_json
 from braid.broker.call_services import CallServices
 from braid.broker.shelf import LOCAL
@@ -53,15 +53,21 @@ class TopicCalls:
         if not any(self._services.members.is_active(broker) for broker in self._services.members.brokers.all()):
             raise NotServing(f"topic {name} cannot be created: no broker may be given segments; start or activate one")
         topic = await self._services.topics.create(
-            name, segments=arguments.segments, policies=policies, properties=arguments.properties
+            name,
+            segments=arguments.segments,
+            policies=policies,
+            properties=arguments.properties,
+            request_id=arguments.request_id,
         )
         await self._served(name, topic)
         _log.info("%s created topic %s with %d segments", principal.name, name, arguments.segments)
         return topic_json(name, topic)
 
-    async def get_topic(self, arguments: OnTopic, principal: Principal) -> dict[str, Any]:
+    async def get_topic(self, arguments: GetTopic, principal: Principal) -> dict[str, Any]:
         self._access.check_may_know(principal, arguments.name)
-        return topic_json(arguments.name, self._services.topics.get(arguments.name.path))
+        topics, path = self._services.topics, arguments.name.path
+        marked = topics.all().get(path) if arguments.deleting else None
+        return topic_json(arguments.name, marked or topics.get(path))
 
     async def delete_topic(self, arguments: DeleteTopic, principal: Principal) -> None:
         name = arguments.name
@@ -74,7 +80,7 @@ class TopicCalls:
                 f"topic {name} cannot be deleted: it has {len(consumers)} connected consumers "
                 f"({some_names(consumers)}); stop them, or use force"
             )
-        await self._services.deletion.delete(name)
+        await self._services.deletion.delete(name, arguments.topic_id)
         _log.info("%s deleted topic %s", principal.name, name)
 
     async def topic_stats(self, arguments: OnTopic, principal: Principal) -> dict[str, Any]:

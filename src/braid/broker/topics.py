@@ -4,6 +4,8 @@ A write of this broker takes that way too: `create` returns when the view has br
 
 A write whose answer was lost is read back. It may be repeated, because every write compares the revision of the key
 that it changes: of several that arrive, late or not, one at most succeeds, and a topic's random id tells whose it was.
+A client may repeat a whole call, too, through another broker: a topic is stored with the id of the request that created
+it, and a deletion names the id of the topic that it is about.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from typing import Final
 import msgspec
 
 from braid.metadata import paths
-from braid.metadata.store import Compare, Delete, Entry, Operation, Put
+from braid.metadata.store import Compare, Delete, Operation, Put
 from braid.metadata.view import Table, View
 from braid.model.errors import MetadataUncertain, TopicExists, TopicNotFound
-from braid.model.ids import Revision
+from braid.model.ids import NO_REQUEST, RequestId, Revision, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
 from braid.model.topic import Topic, TopicPolicies
@@ -26,8 +28,6 @@ from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5
 """How often a write is tried whose answer was lost, or that met a change of somebody else."""
-MAX_TOPIC_ID: Final = (1 << 53) - 1
-"""What every JSON parser reads exactly."""
 
 
 class Topics:
@@ -76,14 +76,22 @@ class Topics:
         return self._table.unchanged(path) if topic is not None and topic.deleting else None
 
     async def create(
-        self, name: TopicName, *, segments: int, policies: TopicPolicies, properties: dict[str, str]
+        self,
+        name: TopicName,
+        *,
+        segments: int,
+        policies: TopicPolicies,
+        properties: dict[str, str],
+        request_id: RequestId = NO_REQUEST,
     ) -> Topic:
+        """`TopicExists`, unless the one that exists was created by an earlier try of this request."""
         layout = msgspec.structs.replace(Layout.initial(segments), properties=properties)
         topic = Topic(
-            id=self._random.randint(1, MAX_TOPIC_ID),
+            id=random_id(self._random),
             layout=layout,
             policies=policies,
             created_at=self._clock.now_us(),
+            created_by=request_id,
         )
         key = paths.layout(name.path)
         for _ in range(MAX_TRIES):
@@ -92,22 +100,27 @@ class Topics:
                 entry = await self._store.get(key)
                 if entry is None:
                     continue
-                if entry.value != topic.to_json():
-                    await self.view.caught_up(entry.revision)
-                    raise self._exists(name, entry)
-                revision = entry.revision
+                found = Topic.from_json(entry.value)
+                ours = found.id == topic.id or found.created_by == request_id != NO_REQUEST
+                await self.view.caught_up(entry.revision)
+                if not ours or found.deleting:
+                    raise _exists(name, found)
+                return found
             await self.view.caught_up(revision)
             return topic
         raise _unknown(f"whether topic {name} was created")
 
-    async def mark_deleting(self, name: TopicName) -> Topic:
-        """From now on the topic does not exist for clients. Marking it again is fine."""
+    async def mark_deleting(self, name: TopicName, topic_id: int | None = None) -> Topic:
+        """From now on the topic does not exist for clients. Marking it again is fine. `TopicNotFound`, also if the one
+        that exists has another id than the one that is meant."""
         key = paths.layout(name.path)
         for _ in range(MAX_TRIES):
             entry = await self._store.get(key)
             if entry is None:
                 raise TopicNotFound(f"topic {name} cannot be deleted: it does not exist")
             topic = Topic.from_json(entry.value)
+            if topic_id not in (None, topic.id):
+                raise TopicNotFound(f"topic {name} cannot be deleted: it was deleted, and created again since")
             revision: Revision | None = entry.revision
             if not topic.deleting:
                 topic = msgspec.structs.replace(topic, deleting=True)
@@ -139,10 +152,11 @@ class Topics:
             return None
         return result.revision if result.succeeded else None
 
-    def _exists(self, name: TopicName, entry: Entry) -> TopicExists:
-        if Topic.from_json(entry.value).deleting:
-            return TopicExists(f"topic {name} is still being deleted; create it again when that is done")
-        return TopicExists(f"topic {name} cannot be created: it exists")
+
+def _exists(name: TopicName, found: Topic) -> TopicExists:
+    if found.deleting:
+        return TopicExists(f"topic {name} is still being deleted; create it again when that is done")
+    return TopicExists(f"topic {name} cannot be created: it exists")
 
 
 def _unknown(what: str) -> MetadataUncertain:

@@ -3,30 +3,33 @@
 Results are what REST answers: plain dictionaries and lists with camelCase keys.
 
 What can be retried is retried until the client's timeout. When the outcome of a try is not known, because the link was
-lost before the answer came, the next try may find its own work done: a create then meets "exists already", a delete
-"not found". Both count as success: for a create only if what exists has the shape that was asked for. A call that does
-something else each time (`skip` by a count) is not tried again once its outcome is unknown.
+lost before the answer came, the next try may find that it has happened, or it may still happen, late, on a broker that
+stood still. So each call says exactly what it is about, and is carried out once at most (decision 17):
+
+- a create brings an id along that is stored with what it makes; a repeat recognises that;
+- a delete names the topic or subscription by its id: one of the same name that somebody made since is not touched;
+- a seek or skip names the placements from which it begins: it does not undo one that came after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from braid.model.errors import (
     BraidError,
+    ConditionFailed,
     ConnectFailed,
     ConnectionLost,
     InvalidArgument,
     MetadataUncertain,
-    SubscriptionExists,
     SubscriptionNotFound,
     TimedOut,
-    TopicExists,
     TopicNotFound,
 )
+from braid.model.ids import random_id
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
 from braid.wire.link import within
 from braid.wire.operations import AdminReply, AdminRequest, Kind, decode, encode
@@ -38,6 +41,7 @@ Json = dict[str, Any]
 
 _UNKNOWN_OUTCOME: Final = (ConnectionLost, MetadataUncertain, TimedOut)
 """After these, the call may have happened."""
+_NOTHING_SPECIAL: Final[Mapping[type[BraidError], Callable[[BraidError], None]]] = {}
 MOVE_TIMEOUT_S: Final = 60.0
 
 
@@ -89,14 +93,7 @@ class Admin:
         if properties:
             arguments["properties"] = dict(properties)
 
-        async def ours(error: BraidError) -> Json:
-            found = await self.topic(topic)
-            same = {name: found["policies"].get(name) for name in policies} == policies
-            if not same or len(found["segments"]) != segments:
-                raise error
-            return found
-
-        result: Json = await self._call("create_topic", arguments, done=(TopicExists, ours))
+        result: Json = await self._call("create_topic", arguments | {"requestId": self._new_id()})
         return result
 
     async def list_topics(self, namespace: str = f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}") -> list[str]:
@@ -124,7 +121,9 @@ class Admin:
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic and everything in it. `force`: also if it has connected consumers."""
-        await self._call("delete_topic", {"topic": topic, "force": force}, done=(TopicNotFound, _nothing))
+        found = await self._call("get_topic", {"topic": topic, "deleting": True})
+        arguments = {"topic": topic, "topicId": found["topicId"], "force": force}
+        await self._call("delete_topic", arguments, in_doubt={TopicNotFound: _nothing})
 
     async def split(self, topic: str, segment: int, *, at: str | None = None) -> Json:
         """Split a segment in two, at the middle of its range or at a hash of four hex digits."""
@@ -198,14 +197,7 @@ class Admin:
     ) -> Json:
         """Create a subscription at `earliest` or `latest`. `SubscriptionExists` if there is one."""
         arguments = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
-
-        async def ours(error: BraidError) -> Json:
-            found = await self.subscription(topic, subscription)
-            if found["kind"] != kind:
-                raise error
-            return found
-
-        result: Json = await self._call("create_subscription", arguments, done=(SubscriptionExists, ours))
+        result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})
         return result
 
     async def subscriptions(self, topic: str) -> list[Json]:
@@ -221,8 +213,10 @@ class Admin:
 
     async def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
         """Delete a subscription and its cursors. `force`: also if it has connected consumers."""
-        arguments = {"topic": topic, "subscription": subscription, "force": force}
-        await self._call("delete_subscription", arguments, done=(SubscriptionNotFound, _nothing))
+        about = {"topic": topic, "subscription": subscription}
+        found = await self._call("identify_subscription", about)
+        arguments = about | {"subscriptionId": found["subscriptionId"], "force": force}
+        await self._call("delete_subscription", arguments, in_doubt={SubscriptionNotFound: _nothing})
 
     async def seek(self, topic: str, subscription: str, to: str | int | datetime.datetime | Mapping[int, int]) -> Json:
         """Set a subscription to another place; its consumers go on from there. Returns the offsets.
@@ -240,8 +234,7 @@ class Admin:
                 arguments["timestamp"] = to
             case _:
                 arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}
-        result: Json = await self._call("seek_subscription", arguments)
-        return result
+        return await self._place("seek_subscription", arguments)
 
     async def skip(
         self, topic: str, subscription: str, *, segment: int | None = None, count: int | None = None
@@ -252,8 +245,32 @@ class Admin:
             arguments["segment"] = segment
         if count is not None:
             arguments["count"] = count
-        result: Json = await self._call("skip_subscription", arguments, repeatable=count is None)
-        return result
+        return await self._place("skip_subscription", arguments, relative=count is not None)
+
+    async def _place(self, call: str, arguments: Json, *, relative: bool = False) -> Json:
+        """Set a subscription to another place, beginning from where it is now. When somebody else sets it meanwhile,
+        that happens first, and this begins again; but for a `relative` place only if it is certain that it has not
+        happened before that."""
+        deadline = self._deadline()
+        backoff = self._client.backoff()
+        about = {"topic": arguments["topic"], "subscription": arguments["subscription"]}
+        while True:
+            found = await self._call("identify_subscription", about, deadline=deadline)
+            request = {"requestId": self._new_id(), "since": found["placements"]}
+            try:
+                result: Json = await self._call(
+                    call,
+                    arguments | request,
+                    deadline=deadline,
+                    in_doubt={ConditionFailed: _not_known} if relative else {},
+                )
+            except ConditionFailed:
+                delay_s = backoff.next()
+                if asyncio.get_running_loop().time() + delay_s > deadline:
+                    raise
+            else:
+                return result
+            await asyncio.sleep(delay_s)
 
     # The cluster.
 
@@ -282,6 +299,12 @@ class Admin:
 
     # How.
 
+    def _new_id(self) -> int:
+        return random_id(self._client.random)
+
+    def _deadline(self, timeout_s: float | None = None) -> float:
+        return asyncio.get_running_loop().time() + self._client.timeout_s + (timeout_s or 0)
+
     async def _change(
         self, call: str, arguments: Json, *, repeatable: bool = False, timeout_s: float | None = None
     ) -> Json:
@@ -297,15 +320,16 @@ class Admin:
         *,
         repeatable: bool = True,
         timeout_s: float | None = None,
-        done: tuple[type[BraidError], Callable[[BraidError], Awaitable[Any]]] | None = None,
+        deadline: float | None = None,
+        in_doubt: Mapping[type[BraidError], Callable[[BraidError], None]] = _NOTHING_SPECIAL,
     ) -> Any:
         """`timeout_s`: how long the broker itself may take; what it says then is waited for, so that it can explain
-        itself. `done`: the error that a try meets if an earlier one did the work, and what then gives the result."""
+        itself. `in_doubt`: what errors mean that a try meets when an earlier one may have done the work."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._client.timeout_s + (timeout_s or 0)
+        deadline = self._deadline(timeout_s) if deadline is None else deadline
         backoff = self._client.backoff()
         body = encode(AdminRequest(call, arguments))
-        in_doubt = False
+        doubt = False
         while True:
             try:
                 link = await self._client.pool.any()
@@ -313,15 +337,19 @@ class Admin:
                 frame = await within(reply, max(0.0, deadline - loop.time()), f"{call} was not answered")
                 return decode(AdminReply, frame.body).result
             except BraidError as error:
-                if in_doubt and done is not None and isinstance(error, done[0]):
-                    return await done[1](error)
+                if doubt and (explain := in_doubt.get(type(error))) is not None:
+                    return explain(error)
                 unknown = isinstance(error, _UNKNOWN_OUTCOME) and not isinstance(error, ConnectFailed)
-                in_doubt = in_doubt or unknown
+                doubt = doubt or unknown
                 delay_s = backoff.next()
                 if not error.retriable or (unknown and not repeatable) or loop.time() + delay_s > deadline:
                     raise
             await asyncio.sleep(delay_s)
 
 
-async def _nothing(_: BraidError) -> None:
+def _nothing(_: BraidError) -> None:
     """A delete found that what it was to delete is gone."""
+
+
+def _not_known(error: BraidError) -> None:
+    raise TimedOut(f"it is not known whether records were skipped before this: {error}") from error

@@ -1,6 +1,7 @@
 """Numbers that must not be mixed up. Each is an `int` at run time and a type of its own to the type checker."""
 
-from typing import NewType
+from random import Random
+from typing import Final, NewType
 
 Offset = NewType("Offset", int)
 """A record's position in one segment's log: 0, 1, 2, …"""
@@ -25,3 +26,15 @@ ProducerId = NewType("ProducerId", int)
 
 Sequence = NewType("Sequence", int)
 """Counts the records of one producer in one segment."""
+
+RequestId = NewType("RequestId", int)
+"""Names one call of a client, however often it is sent. What the call makes is stored with it."""
+
+NO_REQUEST: Final = RequestId(0)
+MAX_RANDOM_ID: Final = (1 << 53) - 1
+"""What every JSON parser reads exactly."""
+
+
+def random_id(random: Random) -> int:
+    """A number from 1 on that nobody else draws."""
+    return random.randint(1, MAX_RANDOM_ID)

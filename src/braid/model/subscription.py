@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from braid.model.errors import MetadataCorrupt
-from braid.model.ids import Epoch, Offset
+from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId
 
 T = TypeVar("T", bound="msgspec.Struct")
 
@@ -20,9 +20,13 @@ class SubscriptionKind(Enum):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    id: int = 0
+    """Random: tells a subscription from one of the same name that was deleted. 0: made before there were ids."""
     kind: SubscriptionKind = SubscriptionKind.STREAM
     created_at: int = 0
     """µs since 1970."""
+    created_by: RequestId = NO_REQUEST
+    """The call that created it: a repeat of that call recognises its own work."""
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -34,6 +38,22 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The ownership epoch that wrote it."""
     placement: int = 0
     """Another number whenever the offset came from anything but acks: whoever knew it by an older one looks again."""
+    placed_by: RequestId = NO_REQUEST
+    """The call that placed it: a repeat of that call recognises its own work."""
+
+
+class Placing(msgspec.Struct, frozen=True):
+    """A request to set the cursor of a subscription on one segment."""
+
+    subscription: str
+    offset: Offset
+    only_if_absent: bool = False
+    never_back: bool = False
+    """Leave the cursor where acks have brought it, if that is further than `offset`."""
+    request_id: RequestId = NO_REQUEST
+    """A cursor that this call has placed is not placed again."""
+    since: int | None = None
+    """The placement that the caller knew: a cursor that was placed after that is left alone."""
 
 
 class ConsumerSession(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from braid.model.errors import InvalidArgument, MetadataCorrupt
+from braid.model.ids import NO_REQUEST, RequestId
 from braid.model.layout import Layout
 
 MAX_REPLICAS: Final = 7
@@ -68,6 +69,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     policies: TopicPolicies = TopicPolicies()
     created_at: int = 0
     """µs since 1970."""
+    created_by: RequestId = NO_REQUEST
+    """The call that created it: a repeat of that call recognises its own work."""
     deleting: bool = False
     """It no longer exists for clients; what is left of it is being removed."""
 

@@ -1,0 +1,154 @@
+"""Calls of operators that come twice, or late: a broker stands still in the middle of one, its client gives it up and
+goes on through another broker, and then the first one comes to its end.
+
+The seeds that found these no longer take the same course: 900092 and 910852 of the cluster's simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from braid.model.errors import BraidError, ConditionFailed, SubscriptionNotFound, TopicExists, TopicNotFound
+from tests.brokers_kit import PATH, Brokers, until, with_brokers
+
+LATE_S = 2.0
+"""How long the broker that stands still takes for each way to the metadata store and back: its lease lives on."""
+
+
+def slow(brokers: Brokers, name: str) -> None:
+    brokers.store_of(name).delay_s = lambda: LATE_S
+
+
+async def outcome(work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except BraidError as error:
+        return error
+
+
+async def a_subscription(brokers: Brokers) -> dict[str, Any]:
+    """With a hundred records before it. Returns what identifies it."""
+    async with brokers.client("b") as client:
+        await client.admin.create_topic("orders")
+        await client.admin.create_subscription("orders", "billing", start="earliest")
+        async with client.producer("orders") as producer:
+            await producer.send_many([b"%d" % number for number in range(100)])
+    if brokers.owner(0) != "b":
+        await brokers.move(0, "b")
+    return dict(await brokers.call("b", "identify_subscription", topic="orders", subscription="billing"))
+
+
+def stands_at(brokers: Brokers) -> int | None:
+    return brokers.running["b"].segments.get(PATH, 0).cursors.offset("billing")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        ("skip_subscription", {"segment": 0, "count": 15}),
+        ("skip_subscription", {}),
+        ("seek_subscription", {"offsets": {"0": 70}}),
+        ("seek_subscription", {"to": "latest"}),
+    ],
+)
+def test_a_skip_that_its_client_has_given_up_does_not_undo_a_later_seek(late: tuple[str, dict[str, Any]]) -> None:
+    """910852: records 0 to 14 were never delivered."""
+
+    async def test(brokers: Brokers) -> None:
+        known = await a_subscription(brokers)
+        call, arguments = late
+        request = {"requestId": 5, "since": known["placements"]}
+        slow(brokers, "a")
+        skipping = asyncio.ensure_future(
+            outcome(brokers.call("a", call, topic="orders", subscription="billing", **arguments, **request))
+        )
+        await asyncio.sleep(0.1)
+        async with brokers.client("b") as client:
+            assert await client.admin.seek("orders", "billing", {0: 3}) == {"offsets": {"0": 3}}
+        assert not skipping.done()
+        assert isinstance(await skipping, ConditionFailed)
+        assert stands_at(brokers) == 3
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_skip_that_two_brokers_carry_out_skips_once() -> None:
+    async def test(brokers: Brokers) -> None:
+        known = await a_subscription(brokers)
+        about = {"topic": "orders", "subscription": "billing", "segment": 0, "count": 15}
+        request = {"requestId": 5, "since": known["placements"]}
+        slow(brokers, "a")
+        first = asyncio.ensure_future(brokers.call("a", "skip_subscription", **about, **request))
+        await asyncio.sleep(0.1)
+        assert await brokers.call("b", "skip_subscription", **about, **request) == {"offsets": {"0": 15}}
+        assert await first == {"offsets": {"0": 15}}
+        assert stands_at(brokers) == 15
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_of_two_who_create_a_topic_that_looks_the_same_one_is_told_that_it_exists() -> None:
+    """900092: the answer to the first one's first try was lost, and its second try found the other one's topic."""
+
+    async def test(brokers: Brokers) -> None:
+        slow(brokers, "a")
+        async with brokers.client("a") as first, brokers.client("b") as second:
+            creating = asyncio.ensure_future(outcome(first.admin.create_topic("orders", segments=2)))
+            await asyncio.sleep(0.1)
+            made = await second.admin.create_topic("orders", segments=2)
+            brokers.store_of("a").delay_s = lambda: 0.0
+            brokers.network.reset("a", "client")
+            assert isinstance(await creating, TopicExists)
+            assert (await second.admin.topic("orders"))["topicId"] == made["topicId"]
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_create_whose_answer_was_lost_finds_what_it_has_made() -> None:
+    async def test(brokers: Brokers) -> None:
+        async with brokers.client("a", "b") as client:
+            creating = asyncio.ensure_future(client.admin.create_topic("orders", segments=2))
+            await until(lambda: any(broker.topics.find(PATH) for broker in brokers.running.values()))
+            for name in brokers.running:
+                brokers.network.reset(name, "client")
+            made = await creating
+            assert (await client.admin.topic("orders"))["topicId"] == made["topicId"]
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_deletion_that_its_client_has_given_up_does_not_touch_the_next_topic_or_subscription() -> None:
+    async def test(brokers: Brokers) -> None:
+        known = await a_subscription(brokers)
+        topic = await brokers.call("b", "get_topic", topic="orders")
+        slow(brokers, "a")
+        removing = asyncio.ensure_future(
+            outcome(
+                brokers.call(
+                    "a",
+                    "delete_subscription",
+                    topic="orders",
+                    subscription="billing",
+                    subscriptionId=known["subscriptionId"],
+                )
+            )
+        )
+        async with brokers.client("b") as client:
+            await client.admin.delete_subscription("orders", "billing")
+            await client.admin.create_subscription("orders", "billing", start="latest")
+            assert isinstance(await removing, SubscriptionNotFound)
+            assert (await client.admin.subscription("orders", "billing"))["segments"]["0"]["offset"] == 100
+
+            deleting = asyncio.ensure_future(
+                outcome(brokers.call("a", "delete_topic", topic="orders", topicId=topic["topicId"], force=True))
+            )
+            await client.admin.delete_topic("orders", force=True)
+            made = await client.admin.create_topic("orders")
+            assert isinstance(await deleting, TopicNotFound)
+            assert (await client.admin.topic("orders"))["topicId"] == made["topicId"]
+
+    with_brokers(test, ("b", "a"))
