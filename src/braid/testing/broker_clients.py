@@ -315,6 +315,7 @@ class ClientMachine:
         assert subscription is not None
         # The interface does not say which segments a consumer still has, so this looks at its feeds.
         behind = {feed: feed.acked for feed in consumer._feeds.values() if feed.stored < feed.acked}
+        cuts = {feed: len(self.history.cuts[feed.segment]) for feed in behind}
         began = self._now()
         await consumer.flush_acks()
         for feed, acked in behind.items():
@@ -322,6 +323,10 @@ class ClientMachine:
                 continue  # It went to another consumer, or to another place.
             if subscription.brief or subscription.unknown or subscription.sought_at >= began:
                 continue  # Set to another place meanwhile: what was flushed may count no more.
+            if feed.segment in self.history.ends_at_loss:
+                continue  # Its tail is being lost, and what was flushed may lie there.
+            # The answer to a flush may come late, from an owner whose log was cut back since by another one.
+            acked = min([acked, *self.history.cuts[feed.segment][cuts[feed] :]])
             subscription.stored[feed.segment] = Seek(acked, self._now())
             stored = self.world.stored_cursor(subscription.name, feed.segment)
             if stored < acked:

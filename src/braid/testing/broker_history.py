@@ -160,6 +160,8 @@ class TopicHistory:
         self.lost_at_boot = 0
         self.ends_at_loss: dict[int, int] = {}
         """By segment, where it ended when power was lost, until it is open again."""
+        self.cuts: dict[int, list[int]] = defaultdict(list)
+        """By segment, where it ended each time that it was open again without its tail."""
 
     # Producers.
 
@@ -238,10 +240,11 @@ class TopicHistory:
         self.note(f"segment {segment} is open and ends at {end}, before it was lost at {before}")
         if before is None or before <= end:
             return
+        self.cuts[segment].append(end)
         for subscription in self.subscriptions.values():
             stored = subscription.stored.get(segment)
             if stored is not None and stored.offset > end:
-                del subscription.stored[segment]
+                subscription.stored[segment] = Seek(end, stored.at)
         for sightings in (self.confirmed, self.seen):
             lost = [
                 place

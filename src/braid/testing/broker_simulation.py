@@ -331,6 +331,7 @@ class World:
                 self._stop(power_loss=False)
                 await asyncio.sleep(self.random.uniform(0, 0.5))
                 continue
+            machine.broker.segments.on_open.append(lambda _: self._look_now())
             self._look()
             return
         raise PromiseBroken("progress", "the broker could not be opened in 100 tries")
@@ -643,10 +644,14 @@ class World:
     async def _inspect(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            try:
-                self._look()
-            except Exception as error:
-                self.failed(error)
+            self._look_now()
+
+    def _look_now(self) -> None:
+        """Also when a segment was opened: before any client can get something of it."""
+        try:
+            self._look()
+        except Exception as error:
+            self.failed(error)
 
     def _look(self) -> None:
         broker = self.machine.broker

@@ -92,7 +92,7 @@ class ClusterFaults:
                 await asyncio.sleep(self._random.uniform(0, 0.5))
                 continue
             cluster.note(f"{machine.id} is open")
-            cluster.inspector.look(machine)
+            cluster.inspector.follow(machine)
             return
 
     def stop(self, machine: ClusterMachine, power_loss: bool | None = None) -> None:

@@ -47,14 +47,25 @@ class ClusterInspector:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            try:
-                self.look_around()
-            except Exception as error:
-                self._cluster.failed(error)
+            for machine in self._cluster.machines.values():
+                self._look_now(machine)
 
     def look_around(self) -> None:
         for machine in self._cluster.machines.values():
             self.look(machine)
+
+    def follow(self, machine: ClusterMachine) -> None:
+        """Meet each segment when the broker opens it: before any client can get something of it."""
+        broker = machine.broker
+        assert broker is not None
+        broker.segments.on_open.append(lambda _: self._look_now(machine))
+        self.look(machine)
+
+    def _look_now(self, machine: ClusterMachine) -> None:
+        try:
+            self.look(machine)
+        except Exception as error:
+            self._cluster.failed(error)
 
     def look(self, machine: ClusterMachine) -> None:
         broker = machine.broker

@@ -1,0 +1,58 @@
+"""The judge of a topic's simulation: what an accepted loss takes from its demands, and what not."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.testing.broker_history import Seek, TopicHistory
+from braid.testing.history import PromiseBroken
+
+
+def history(records: int = 20) -> TopicHistory:
+    """A topic of one segment that is open; a subscription has stored acks below 17."""
+    made = TopicHistory(survives_power_loss=True)
+    made.recovered(0, 0)
+    for number in range(records):
+        made.give(1, number, None, b"%d" % number)
+    first = made.consumer("billing", "first", now=0.0)
+    for number in range(17):
+        first.handed(0, number, b"%d" % number, 0.5)
+    made.subscription("billing").stored[0] = Seek(17, at=1.0)
+    return made
+
+
+def test_what_was_acked_and_stored_is_not_to_be_delivered_again() -> None:
+    topic = history()
+    with pytest.raises(PromiseBroken, match="acked below 17"):
+        topic.consumer("billing", "late", now=2.0).handed(0, 16, b"16", 3.0)
+    topic.consumer("billing", "late", now=2.0).handed(0, 17, b"17", 3.0)
+
+
+def test_acks_of_what_was_lost_are_forgiven_as_soon_as_the_log_is_open_again() -> None:
+    """2536106257: the judge heard of it a moment later than a consumer."""
+    topic = history()
+    topic.lost({0: 20})
+    topic.recovered(0, 12)
+    topic.consumer("billing", "late", now=2.0).handed(0, 12, b"12", 3.0)
+
+
+def test_acks_of_what_was_kept_count_after_a_loss_as_before() -> None:
+    topic = history()
+    topic.lost({0: 20})
+    topic.recovered(0, 12)
+    with pytest.raises(PromiseBroken, match="acked below 12"):
+        topic.consumer("billing", "late", now=2.0).handed(0, 11, b"11", 3.0)
+
+
+def test_each_loss_says_where_the_log_was_cut() -> None:
+    """910692: the answer to a flush came when the log had been cut back by another owner."""
+    topic = history()
+    topic.recovered(0, 20)
+    assert topic.cuts[0] == []
+    topic.lost({0: 20})
+    topic.recovered(0, 20)  # Nothing of it was lost.
+    assert topic.cuts[0] == []
+    for end in (12, 5):
+        topic.lost({0: 20})
+        topic.recovered(0, end)
+    assert topic.cuts[0] == [12, 5]
