@@ -56,3 +56,21 @@ def test_each_loss_says_where_the_log_was_cut() -> None:
         topic.lost({0: 20})
         topic.recovered(0, end)
     assert topic.cuts[0] == [12, 5]
+
+
+def test_what_a_consumer_kept_from_before_a_loss_does_not_hide_that_the_new_record_was_handed_out() -> None:
+    """20000491: the new record came first, and the judge remembered only the last."""
+    topic = history()
+    topic.lost({0: 20})
+    topic.stopped()
+    topic.recovered(0, 16)
+    topic.give(2, 1, None, b"new")
+    log = {0: [(b"%d" % number, None) for number in range(16)] + [(b"new", None)]}
+    with pytest.raises(PromiseBroken, match="never given b'new'"):
+        topic.check_log(log)
+    topic.consumer("billing", "quick", now=2.0).handed(0, 16, b"new", 3.0)
+    topic.consumer("billing", "slow", now=0.0).handed(0, 16, b"16", 4.0)
+    topic.check_log(log)
+    topic.subscription("billing").seeks[0] = Seek(16, at=3.5)
+    with pytest.raises(PromiseBroken, match="never given b'new'"):
+        topic.check_log(log)

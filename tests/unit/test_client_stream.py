@@ -301,6 +301,22 @@ def test_acks_of_one_moment_are_one_frame_for_each_segment() -> None:
     play(test, with_records(100, segments=2))
 
 
+def test_a_flush_that_fails_for_one_segment_has_ended_for_the_others_when_it_says_so() -> None:
+    """Cluster seed 20000496: their tries went on after the client was closed."""
+
+    async def test(broker: ScriptedBroker, client: Client) -> None:
+        async with client.stream_consumer("orders", "billing") as consumer:
+            for message in await receive(consumer, 20):
+                await consumer.ack(message)
+            await until(lambda: all(segment.cursor == 10 for segment in broker.segments.values()))
+            broker.refusals[Kind.ACK] = [InvalidArgument("no"), NotServing("later"), NotServing("later")]
+            with pytest.raises(InvalidArgument):
+                await consumer.flush_acks()
+            assert sorted(segment.stored for segment in broker.segments.values()) == [0, 10]
+
+    play(test, with_records(10, segments=2))
+
+
 def test_an_ack_is_cumulative_and_never_goes_back() -> None:
     async def test(broker: ScriptedBroker, client: Client) -> None:
         async with client.stream_consumer("orders", "billing") as consumer:

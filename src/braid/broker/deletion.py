@@ -32,6 +32,7 @@ from braid.metadata.view import Known
 from braid.model.errors import BraidError, Fenced, MetadataUncertain
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
+from braid.ports.tasks import all_of
 from braid.storage.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
 
@@ -123,7 +124,7 @@ class Deletion:
                     seen = self._owners.view.changes
                     for first in range(0, len(own), REMOVED_AT_ONCE):
                         some = own[first : first + REMOVED_AT_ONCE]
-                        await asyncio.gather(*(self._remove(*each, mark, self._may_act) for each in some))
+                        await all_of(self._remove(*each, mark, self._may_act) for each in some)
                     await self._owners.view.changed_since(seen, LOOK_S)
                 dropped = mark
             except BraidError as error:

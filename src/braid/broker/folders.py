@@ -7,7 +7,6 @@ tells which topic's segment it holds; whoever begins to use a folder looks at it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from braid.model.errors import DiskError
 from braid.model.names import SegmentName
 from braid.ports.disk import Disk
+from braid.ports.tasks import all_of
 from braid.storage.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
 
@@ -46,7 +46,7 @@ async def own_folder(shelf: Shelf, name: SegmentName, topic_id: int) -> None:
 
 async def remove_tree(disk: Disk, folder: str) -> None:
     """Remove a folder with all that is in it."""
-    await asyncio.gather(*(remove_tree(disk, f"{folder}/{name}") for name in await disk.list_folders(folder)))
+    await all_of(remove_tree(disk, f"{folder}/{name}") for name in await disk.list_folders(folder))
     for stat in await disk.list(folder):
         with contextlib.suppress(DiskError):
             await disk.remove(f"{folder}/{stat.name}")

@@ -31,6 +31,7 @@ from braid.model.errors import (
 from braid.model.ids import Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership
+from braid.ports.tasks import all_of
 from braid.storage.catalog import Frontier
 
 MAX_TRIES: Final = 10
@@ -96,7 +97,7 @@ class MoveCalls:
                     tally.remove(each.ref, made.source)
                     tally.add(each.ref, made.target)
                 wishes.append(made)
-            written = await asyncio.gather(*(self._write(each) for each in wishes if each.begins))
+            written = await all_of(self._write(each) for each in wishes if each.begins)
             if all(written):
                 return wishes
             # What was written is joined in the next try; its target must not be chosen again.

@@ -7,7 +7,6 @@ nothing: its segments are named as unavailable, with the owner and what is wrong
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -29,6 +28,7 @@ from braid.model.errors import BraidError, TopicNotFound
 from braid.model.ids import Offset, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
+from braid.ports.tasks import all_of
 
 ANSWER_S: Final = 2.0
 
@@ -112,7 +112,7 @@ class Reports:
         controller = self._controllers.table.get(topic.path)
         wanted = [self._broker_id, *owners.values(), controller.broker if controller is not None else ""]
         asked = [*dict.fromkeys(broker for broker in wanted if broker)]
-        answers = await asyncio.gather(*(self._of_broker(each, topic, found.id) for each in asked))
+        answers = await all_of(self._of_broker(each, topic, found.id) for each in asked)
         by_owner = dict(zip(asked, answers, strict=True))
         reports = [each for each in answers if isinstance(each, OwnerReport)]
         segments: dict[SegmentId, SegmentStatistics] = {}

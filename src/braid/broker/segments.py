@@ -51,6 +51,7 @@ from braid.model.ids import Epoch, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
+from braid.ports.tasks import all_of
 from braid.storage.housekeeper import Housekeeper
 from braid.storage.segment import Shelf, StorageMode
 
@@ -374,7 +375,7 @@ class Segments:
         self._stopped = True
         segments, self._served = list(self._served.values()), {}
         await self._cancel_work()
-        await asyncio.gather(*(self._end(segment, reason, orderly=False) for segment in segments))
+        await all_of(self._end(segment, reason, orderly=False) for segment in segments)
 
     async def _cancel_work(self, *, but: Collection[Key] = ()) -> None:
         tasks = [task for key, task in self._work.items() if key not in but]
@@ -450,7 +451,7 @@ class Segments:
             for task in working:
                 task.cancel()
             await asyncio.wait(working)
-        await asyncio.gather(*(end(key) for key in keys))
+        await all_of(end(key) for key in keys)
         if ending := [task for segment, task in self._endings.items() if segment.name.topic == name]:
             await asyncio.wait(ending)
         await remove_tree(self._shelf.disk, f"{self._shelf.folder}/{name.path}")

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from random import Random
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -49,6 +49,7 @@ from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, 
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind, decode, encode
 from braid.ports.clock import Clock
+from braid.ports.tasks import all_of
 from braid.wire.operations import SegmentPositions
 
 EARLIEST: Final = "earliest"
@@ -58,8 +59,6 @@ RETRY_S: Final = 0.05
 """How long a creation waits for the view of the topic to catch up."""
 REMOVE_PATIENCE_S: Final = 2.0
 """How long a deletion waits for each segment: what it does not reach, the segment's owner sweeps."""
-
-T = TypeVar("T")
 
 _log: Final = logging.getLogger(__name__)
 
@@ -178,12 +177,12 @@ class Subscriptions:
             elif not await self._has_cursors(segments.values(), name):
                 raise _not_found(topic, name)
             removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
-            await _all(removals)
+            await all_of(removals)
 
     async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
         """Where each segment begins and ends, and where the records of a time are."""
         segments = self._of_layout(topic)
-        return tuple(await _all(access.positions(timestamp_us) for _, access in sorted(segments.items())))
+        return tuple(await all_of(access.positions(timestamp_us) for _, access in sorted(segments.items())))
 
     async def seek_to(
         self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None
@@ -291,7 +290,7 @@ class Subscriptions:
         for _ in range(MAX_TRIES):
             unchanged = self._topics.unchanged(topic.path)
             segments = self._of_layout(topic).values()
-            begun = await _all(_begin(access, name, start) for access in segments)
+            begun = await all_of(_begin(access, name, start) for access in segments)
             if None not in begun:
                 try:
                     result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, value)])
@@ -302,7 +301,7 @@ class Subscriptions:
             if entry is not None:
                 created = created or (uncertain and entry.value == value)
                 if created:
-                    await _all(_fill(access, name, start) for access in segments)
+                    await all_of(_fill(access, name, start) for access in segments)
                 return decode(Subscription, entry.value), created
             # The topic has changed, or the write is under way: once more with the topic as it is now.
             await asyncio.sleep(RETRY_S)
@@ -356,9 +355,9 @@ class Subscriptions:
         async with self._turn(topic, name):
             await self.get(topic, name)
             segments = self._of_layout(topic, segment_ids)
-            places = await _all(find(segment, access) for segment, access in segments.items())
+            places = await all_of(find(segment, access) for segment, access in segments.items())
             found = zip(segments.items(), places, strict=True)
-            stands = await _all(access.place_cursor(placing(segment, place)) for (segment, access), place in found)
+            stands = await all_of(access.place_cursor(placing(segment, place)) for (segment, access), place in found)
             return dict(zip(segments, stands, strict=True))
 
     async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
@@ -368,7 +367,7 @@ class Subscriptions:
             segment_id: paths.cursor(topic.path, SegmentName.of(topic, info).descriptor, name)
             for segment_id, info in layout.items()
         }
-        entries = await _all(self._store.get(key) for key in keys.values())
+        entries = await all_of(self._store.get(key) for key in keys.values())
         return {
             segment_id: decode(Cursor, entry.value).placement
             for segment_id, entry in zip(keys, entries, strict=True)
@@ -429,12 +428,3 @@ async def _fill(access: SegmentAccess, name: str, start: str) -> None:
     """Place the cursor of a subscription that exists now, should it be missing."""
     if name not in await access.progress():
         await access.place_cursor(Placing(name, await _start(access, start), only_if_absent=True))
-
-
-async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """At the same time, for segments may be on many brokers. All have ended when the first error is raised."""
-    found = await asyncio.gather(*work, return_exceptions=True)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return found  # type: ignore[return-value]  # no exception is among them

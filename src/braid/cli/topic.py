@@ -26,6 +26,7 @@ from braid.cli.target import Target, ask, with_target
 from braid.cli.topic_moves import move, recover
 from braid.model.errors import PermissionDenied, TopicNotFound
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
+from braid.ports.tasks import all_of
 
 if TYPE_CHECKING:
     from braid.client.admin import Admin
@@ -187,7 +188,7 @@ async def _stats_of(admin: Admin, names: list[str]) -> list[dict[str, Any] | Non
             except (TopicNotFound, PermissionDenied):
                 return None
 
-    return await asyncio.gather(*map(stats, names))
+    return await all_of(map(stats, names))
 
 
 @topic.command()

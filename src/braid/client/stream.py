@@ -50,6 +50,7 @@ from braid.model.errors import (
 )
 from braid.model.message import Message
 from braid.model.names import TopicName, check_name
+from braid.ports.tasks import all_of
 from braid.wire.operations import RESET, Assignment
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class StreamConsumer(Consumer):
         deadline = asyncio.get_running_loop().time() + self._client.timeout_s
         behind = [feed for feed in self._feeds.values() if feed.stored < feed.acked]
         stores = (retrying(partial(self._store_ack, feed), deadline, self._client.backoff()) for feed in behind)
-        await asyncio.gather(*stores)
+        await all_of(stores)
 
     async def _store_ack(self, feed: _StreamFeed) -> None:
         if self._final is not None:

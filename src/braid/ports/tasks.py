@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of what runs at the same time. The first error is raised when all have ended; `asyncio.gather` would
+    leave the others running."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]  # no exception is among them
 
 
 async def end(task: asyncio.Task[Any] | None) -> None:

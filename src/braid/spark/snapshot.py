@@ -24,6 +24,7 @@ import msgspec
 from braid.client.retry import retrying
 from braid.model.errors import StaleRoute, TopicNotFound
 from braid.model.layout import HashRange
+from braid.ports.tasks import all_of
 from braid.storage.catalog import ChunkDescriptor
 from braid.storage.manifest import SegmentManifest, read_segment_manifest, read_topic_manifest
 from braid.storage.objects import Objects
@@ -154,7 +155,7 @@ async def _manifests(objects: Objects, topic: str, descriptors: Mapping[int, str
         async with turns:
             return await read_segment_manifest(objects, topic, descriptor)
 
-    found = await asyncio.gather(*(read(descriptor) for descriptor in descriptors.values()))
+    found = await all_of(read(descriptor) for descriptor in descriptors.values())
     return dict(zip(descriptors, found))
 
 

@@ -46,18 +46,14 @@ class Seek(msgspec.Struct, frozen=True):
     at: float
 
 
-class Handed(msgspec.Struct, frozen=True):
-    value: bytes
-    at: float
-
-
 class SubscriptionHistory:
     def __init__(self, name: str) -> None:
         self.name = name
         self.brief = False
         """It comes and goes: what its consumers get is compared with the log, no more."""
-        self.handed: dict[int, dict[int, Handed]] = defaultdict(dict)
-        """By segment and offset, what was last handed out, and when."""
+        self.handed: dict[int, dict[int, dict[bytes, float]]] = defaultdict(dict)
+        """By segment and offset, what was handed out, and when it was last. There are several values where records
+        were lost: a consumer that was away may hand out late what it got before the loss."""
         self.seeks: dict[int, Seek] = {}
         """By segment, where it was set last. Until then it begins at its start."""
         self.unknown: dict[int, None] = {}
@@ -71,10 +67,16 @@ class SubscriptionHistory:
 
     def due(self, segment: int, offset: int) -> bool:
         """Whether the record there is still to be handed out: nobody had it since the subscription was set there."""
-        seek, handed = self.seeks.get(segment), self.handed[segment].get(offset)
+        seek, handed = self.seeks.get(segment), self.handed[segment].get(offset, {})
         if seek is None:
-            return handed is None
-        return offset >= seek.offset and (handed is None or handed.at < seek.at)
+            return not handed
+        return offset >= seek.offset and max(handed.values(), default=-1.0) < seek.at
+
+    def had(self, segment: int, offset: int, value: bytes) -> bool:
+        """Whether somebody had this very record since the subscription was set to another place."""
+        at = self.handed[segment].get(offset, {}).get(value)
+        seek = self.seeks.get(segment)
+        return at is not None and (seek is None or at >= seek.at)
 
 
 class ConsumerHistory:
@@ -117,7 +119,7 @@ class ConsumerHistory:
                     "acks",
                     f"{self.name} got offset {offset} of segment {segment}, stored as acked below {stored.offset}",
                 )
-            subscription.handed[segment][offset] = Handed(value, now)
+            subscription.handed[segment].setdefault(offset, {})[value] = now
         self.next[segment] = offset + 1
         self.last_at[segment] = now
 
@@ -281,11 +283,13 @@ class TopicHistory:
         for segment, records in log.items():
             seek, handed = subscription.seeks.get(segment), subscription.handed[segment]
             for offset in range(seek.offset if seek is not None else 0, len(records)):
-                if subscription.due(segment, offset) or handed[offset].value != records[offset][0]:
+                value = records[offset][0]
+                if not subscription.had(segment, offset, value):
+                    others = [(each[:20], at) for each, at in handed.get(offset, {}).items()]
                     raise PromiseBroken(
                         "I5",
-                        f"subscription {subscription.name} was never given {records[offset][0][:20]!r} at offset "
-                        f"{offset} of segment {segment}, but {handed.get(offset)}",
+                        f"subscription {subscription.name} was never given {value[:20]!r} at offset {offset} of "
+                        f"segment {segment} since {seek}, but {others}",
                     )
 
     def _check_once(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
