@@ -199,6 +199,28 @@ def test_a_read_returns_at_least_one_batch_and_about_as_many_bytes_as_asked(
     run(main)
 
 
+@pytest.mark.parametrize("max_bytes", [1, 500, 5_000])
+def test_a_reader_with_little_credit_does_not_read_header_by_header(max_bytes: int) -> None:
+    """The index knows every 64 KiB: a batch at the end of a run took hundreds of reads."""
+
+    async def main(world: World) -> None:
+        segment = await world.a.start(cache_bytes=0).open()
+        for _ in range(600):
+            segment.append(make_batch(body=b"x" * 104))
+        await segment.log.flush()
+        for offset in (0, 299, 599):
+            reads = len(world.a.noting.reads)
+            found = await segment.reader(offset).read(max_bytes)
+            assert found[0].header.base_offset == offset
+            assert sum(len(data) for _, data in found) <= max(max_bytes, 200)
+            assert len(world.a.noting.reads) - reads <= 2
+            assert memoryview(memoryview(found[0].data).obj).nbytes <= max(max_bytes, 200), (
+                "a few batches keep 64 KiB in memory"
+            )
+
+    run(main)
+
+
 @pytest.mark.parametrize("window_bytes", [50, 4_096])
 def test_batches_larger_than_a_read_and_than_a_window_come_whole(
     window_bytes: int, monkeypatch: pytest.MonkeyPatch

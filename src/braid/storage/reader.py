@@ -31,7 +31,7 @@ from braid.model.ids import Offset
 from braid.ports.disk import Buffer
 from braid.storage.cache import HotCache
 from braid.storage.catalog import Catalog, ChunkDescriptor
-from braid.storage.chunk import ByteSource, Index
+from braid.storage.chunk import RUN_BYTES, ByteSource, Index
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.log import Log
 from braid.storage.objects import Objects
@@ -262,15 +262,18 @@ def _next_run(index: Index | None, offset: int, end: int) -> int:
 async def read_batches(
     source: ByteSource, index: Index, batch_end: int, offset: int, limit: int, max_bytes: int
 ) -> list[Batch]:
-    """Batches from the one that holds `offset` on, as far as they are below `limit`; none when that one is not."""
+    """Batches from the one that holds `offset` on, as far as they are below `limit`; none when that one is not. They
+    have about `max_bytes`, but there is one at least."""
     position = index.position_of(offset)
-    length = max_bytes
+    # The index knows the run; the batch is found inside it by walking. With little credit that must not become a read
+    # for each header.
+    length = max(max_bytes, RUN_BYTES)
     while True:
         wanted = min(max(length, HEADER_BYTES), batch_end - position)
         data = await source.read(position, wanted)
         view = memoryview(data)
         batches: list[Batch] = []
-        at, expected = 0, offset
+        at, expected, room = 0, offset, max_bytes
         needed = HEADER_BYTES
         try:
             while at + HEADER_BYTES <= len(data):
@@ -281,20 +284,23 @@ async def read_batches(
                         raise BatchTruncated(f"offset {expected} is missing: next comes offset {header.base_offset}")
                     if header.next_offset > limit:
                         return batches
-                    if at + needed > len(data):
+                    if at + needed > len(data) or (batches and needed > room):
                         break
                     verify(data, at)
                     batches.append(Batch(header, view[at : at + needed]))
                     expected = header.next_offset
+                    room -= needed
                 at += needed
                 needed = HEADER_BYTES
         except BatchError:
             if not batches:  # What stands before it is good; the next read begins at it and says so.
                 raise
         if batches:
+            if len(data) > max_bytes:  # A few batches must not keep the whole run in memory.
+                return [Batch(header, bytes(part)) for header, part in batches]
             return batches
         if position + len(data) >= batch_end or len(data) < wanted:
             raise BatchTruncated(f"offset {offset} is not where the index says, at or behind byte {position}")
         # Only batches before the wanted one, or a part of it: read on from there.
         position += at
-        length = max(max_bytes, needed)
+        length = max(max_bytes, RUN_BYTES, needed)

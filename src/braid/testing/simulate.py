@@ -22,6 +22,7 @@ SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
 }
 """What runs one seed, and what it counts."""
 SHOWN_FAILURES = 3
+SHOWN_SLOW = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,15 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     total = kind()
     failures: list[tuple[int, str]] = []
+    slowest: list[tuple[float, int]] = []
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes) as pool:
         jobs = pool.imap_unordered(_Job(simulate), seeds, chunksize=4)
-        for done, (seed, counts, failure) in enumerate(jobs, 1):
+        for done, (seed, seconds, counts, failure) in enumerate(jobs, 1):
+            slowest = sorted([*slowest, (seconds, seed)], reverse=True)[:SHOWN_SLOW]
             total.add(counts if counts is not None else kind(seeds=1))
             if failure is not None:
                 failures.append((seed, failure))
             _show_progress(done, len(seeds), len(failures))
-    _report(options.simulation, total, failures, time.monotonic() - started)
+    _report(options.simulation, total, failures, slowest, time.monotonic() - started)
     return 1 if failures else 0
 
 
@@ -49,11 +52,15 @@ class _Job:
     def __init__(self, simulate: Callable[[int], Any]) -> None:
         self._simulate = simulate
 
-    def __call__(self, seed: int) -> tuple[int, Any, str | None]:
+    def __call__(self, seed: int) -> tuple[int, float, Any, str | None]:
+        """The seed, the processor time that it took, what it counted, and its failure."""
+        counts, failure = None, None
+        started = time.process_time()
         try:
-            return seed, self._simulate(seed), None
+            counts = self._simulate(seed)
         except Exception:
-            return seed, None, traceback.format_exc()
+            failure = traceback.format_exc()
+        return seed, time.process_time() - started, counts, failure
 
 
 def _at_least_one(text: str) -> int:
@@ -77,12 +84,15 @@ def _show_progress(done: int, total: int, failed: int) -> None:
         print(f"\r{done}/{total} seeds, {failed} failed", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 
-def _report(name: str, total: Counts, failures: list[tuple[int, str]], seconds: float) -> None:
+def _report(
+    name: str, total: Counts, failures: list[tuple[int, str]], slowest: list[tuple[float, int]], seconds: float
+) -> None:
     for seed, text in sorted(failures)[:SHOWN_FAILURES]:
         print(f"seed {seed} failed:\n{text}")
     print(f"simulation {name}, {seconds:.0f} s")
     for field in total.__struct_fields__:
         print(f"  {field.replace('_', ' '):<20} {getattr(total, field):>12,}")
+    print(f"  slowest seeds        {', '.join(f'{seed} ({took:.1f} s)' for took, seed in slowest)}")
     if failures:
         print(f"  promises broken in {len(failures)} seeds: {' '.join(str(seed) for seed, _ in sorted(failures))}")
     else:
