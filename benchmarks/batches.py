@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.report import Report
-from braid.model.batch import Codec, verify
-from braid.model.columns import decode_arrow, decode_messages, encode_batch, encode_table
+from braid.model.batch.columns import decode_arrow, decode_messages, encode_batch, encode_table
+from braid.model.batch.header import Codec, verify
 from braid.ports.allocator import keep_freed_memory
 
 NOW_US = 1_790_000_000_000_000

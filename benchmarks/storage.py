@@ -21,8 +21,8 @@ from statistics import median
 
 from benchmarks.report import Report
 from braid.metadata.memory import MemoryStore
-from braid.model.batch import verify
-from braid.model.columns import decode_arrow, encode_batch
+from braid.model.batch.columns import decode_arrow, encode_batch
+from braid.model.batch.header import verify
 from braid.model.ids import Epoch
 from braid.model.topic import Durability
 from braid.ports.allocator import keep_freed_memory

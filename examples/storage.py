@@ -21,8 +21,8 @@ from contextlib import AsyncExitStack
 from braid.metadata.paths import segment_storage_prefix
 from braid.metadata.sqlite import SqliteStore
 from braid.metadata.store import Listing
-from braid.model.batch import HEADER_BYTES
-from braid.model.columns import decode_messages, encode_batch
+from braid.model.batch.columns import decode_messages, encode_batch
+from braid.model.batch.header import HEADER_BYTES
 from braid.model.errors import Fenced
 from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock

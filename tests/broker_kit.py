@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.client.client import Client
-from braid.model.columns import encode_batch
+from braid.model.batch.columns import encode_batch
 from braid.model.message import MessageId
 from braid.wire.address import format_address
 from braid.wire.operations import AdminReply, AdminRequest, Kind, Published, decode, encode

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from braid.model.batch import Codec, parse_header, stamp
-from braid.model.encode import encode_batch
+from braid.model.batch.encode import encode_batch
+from braid.model.batch.header import Codec, parse_header, stamp
 from braid.model.ids import Epoch, LayoutEpoch, Offset, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.storage.catalog import ChunkDescriptor

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from braid.model.batch import BatchHeader, parse_header, stamp
-from braid.model.columns import encode_batch
+from braid.model.batch.columns import encode_batch
+from braid.model.batch.header import BatchHeader, parse_header, stamp
 from braid.model.errors import BraidError, NotServing, OffsetOutOfRange, TopicNotFound
 from braid.model.ids import Epoch, Offset
 from braid.testing.network import SimulatedHost

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult
-from braid.model.batch import (
+from braid.model.batch.header import (
     HEADER_BYTES,
     Flag,
     body_of,

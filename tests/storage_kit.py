@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from braid.metadata.memory import MemoryStore
-from braid.model.batch import NO_KEYS, BatchHeader, assemble, body_of, stamp
+from braid.model.batch.header import NO_KEYS, BatchHeader, assemble, body_of, stamp
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache

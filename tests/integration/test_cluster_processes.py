@@ -14,7 +14,7 @@ import pytest
 
 import braid
 from braid.client.client import Client
-from braid.model.encode import encode_batch
+from braid.model.batch.encode import encode_batch
 from braid.model.errors import (
     BraidError,
     BrokerNotActive,

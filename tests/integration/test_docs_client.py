@@ -17,7 +17,7 @@ import jwt
 import pytest
 
 from braid.client import admin, batcher, channel, client, lane, producer, stream
-from braid.model.batch import MAX_BODY_BYTES
+from braid.model.batch.header import MAX_BODY_BYTES
 from tests.broker_process import BrokerProcess
 from tests.tls_files import make_certificate
 

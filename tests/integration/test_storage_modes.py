@@ -20,7 +20,7 @@ from braid.metadata import paths
 from braid.metadata.etcd import EtcdStore
 from braid.metadata.sqlite import SqliteStore
 from braid.metadata.store import Store
-from braid.model.batch import body_of, verify
+from braid.model.batch.header import body_of, verify
 from braid.model.errors import Fenced
 from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock

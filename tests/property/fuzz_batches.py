@@ -18,9 +18,9 @@ from collections.abc import Callable
 import pyarrow as pa
 from crc32c import crc32c
 
-from braid.model.batch import HEADER_BYTES, Codec, parse_header, verify
-from braid.model.codec import compress, decompress
-from braid.model.columns import decode_arrow, decode_messages, encode_batch
+from braid.model.batch.codec import compress, decompress
+from braid.model.batch.columns import decode_arrow, decode_messages, encode_batch
+from braid.model.batch.header import HEADER_BYTES, Codec, parse_header, verify
 from braid.model.errors import BatchError
 
 INTERESTING = (0, 1, 2, 3, 4, 7, 8, 12, 16, 0x7F, 0xFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFF0, 0xFFFF_FFFF)

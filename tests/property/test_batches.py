@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.model.batch import MAX_OFFSET, Codec, stamp, verify
-from braid.model.columns import decode_arrow, decode_messages, encode_batch, encode_table, largest_body
+from braid.model.batch.columns import decode_arrow, decode_messages, encode_batch, encode_table, largest_body
+from braid.model.batch.header import MAX_OFFSET, Codec, stamp, verify
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset
 from braid.model.message import Message

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from braid.client.batcher import Batch
 from braid.client.records import COLUMNAR_RECORDS, MANY_RECORDS, as_table, columns
-from braid.model.batch import Codec, renumber, verify
-from braid.model.columns import decode_messages, encode_batch
-from braid.model.encode import gather_table
+from braid.model.batch.columns import decode_messages, encode_batch
+from braid.model.batch.encode import gather_table
+from braid.model.batch.header import Codec, renumber, verify
 
 UNHURRIED = settings(deadline=None)
 SHORT_BYTES = st.binary(max_size=40)

@@ -15,7 +15,7 @@ from braid.broker.delivery import Channel
 from braid.broker.segments import Segments, ServedSegment
 from braid.client import lane, stream
 from braid.client.lane import Answered, Fate, Lane
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer
 from braid.storage.log import Log

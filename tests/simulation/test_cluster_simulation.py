@@ -18,7 +18,7 @@ from braid.broker.segments import Segments, ServedSegment
 from braid.cluster import reconcile
 from braid.cluster.reconcile import Decision, Reason
 from braid.metadata.store import Compare
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.ownership import Ownership, OwnershipState

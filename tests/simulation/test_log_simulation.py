@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from braid.metadata.store import Condition, Operation, Put
-from braid.model.batch import BatchHeader, padded
+from braid.model.batch.header import BatchHeader, padded
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer, Disk, DiskFile
 from braid.storage import recovery, segment

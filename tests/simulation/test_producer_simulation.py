@@ -11,8 +11,8 @@ import pytest
 from braid.client.batcher import Receipt
 from braid.client.client import Client, connect
 from braid.client.producer import Producer
-from braid.model.batch import BatchHeader
-from braid.model.columns import decode_messages
+from braid.model.batch.columns import decode_messages
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import (
     BraidError,
     LogBusy,

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import braid.sync
-from braid.model.batch import HEADER_BYTES, BatchHeader
+from braid.model.batch.header import HEADER_BYTES, BatchHeader
 from braid.model.identity import derived_id
 from braid.model.layout import Layout
 from braid.spark.jobs.audit import Report, audit_topic

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from braid.model.batch import HEADER_BYTES, BatchHeader, Flag
+from braid.model.batch.header import HEADER_BYTES, BatchHeader, Flag
 from braid.model.ids import Offset
 from braid.model.layout import Layout
 from braid.spark.jobs.audit_rules import (

@@ -3,7 +3,8 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from braid.model.batch import (
+from braid.model.batch.columns import encode_batch
+from braid.model.batch.header import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_RAW_BYTES,
@@ -16,7 +17,6 @@ from braid.model.batch import (
     stamp,
     verify,
 )
-from braid.model.columns import encode_batch
 from braid.model.errors import BatchCorrupt, BatchError, BatchTooLarge, BatchTruncated, BatchUnsupported
 from braid.model.ids import Epoch, Offset
 

@@ -9,7 +9,7 @@ import pytest
 
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.publish import PublishQueue
-from braid.model.batch import assemble
+from braid.model.batch.header import assemble
 from braid.model.errors import BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange
 from braid.storage.log import Log, LogConfig

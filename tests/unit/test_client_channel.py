@@ -8,8 +8,8 @@ import pytest
 
 from braid.client.channel import MAX_WINDOW_BYTES, checked_window, credit_to_grant
 from braid.client.received import ReceivedBatch, checked_parts
-from braid.model.batch import Flag, control_batch, parse_header, stamp
-from braid.model.columns import RECORD_SCHEMA, decode_messages, encode_batch
+from braid.model.batch.columns import RECORD_SCHEMA, decode_messages, encode_batch
+from braid.model.batch.header import Flag, control_batch, parse_header, stamp
 from braid.model.errors import BatchTruncated, InvalidArgument
 from braid.model.ids import Epoch, Offset
 from tests.scripted_broker import TOPIC, stamped

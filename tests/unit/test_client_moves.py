@@ -13,7 +13,7 @@ import pytest
 from braid.client.client import Client, connect
 from braid.client.pool import PRUNE_AFTER_S, SIGN_OF_LIFE_S
 from braid.client.routing import LOOKUP_TIMEOUT_S, OwnerSearch
-from braid.model.batch import BatchHeader, parse_header
+from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import BraidError, ConnectFailed, ConnectionLost, Moved, NotServing, TopicNotFound
 from braid.model.message import MessageId
 from braid.ports.network import Address

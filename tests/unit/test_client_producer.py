@@ -15,8 +15,8 @@ from braid.client.client import Client, connect
 from braid.client.lane import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
 from braid.client.producer import Producer
 from braid.client.records import slice_records
-from braid.model.batch import BatchHeader, parse_header
-from braid.model.columns import Message, decode_messages
+from braid.model.batch.columns import Message, decode_messages
+from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,

@@ -15,8 +15,8 @@ from braid.broker.config import AuthConfig, Grant
 from braid.client import lane
 from braid.client.client import Client, connect
 from braid.client.repeatable import RepeatableProducer
-from braid.model.batch import BatchHeader, parse_header
-from braid.model.columns import decode_messages
+from braid.model.batch.columns import decode_messages
+from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from braid.model.batch import HEADER_BYTES, parse_header
+from braid.model.batch.header import HEADER_BYTES, parse_header
 from braid.model.errors import (
     ChunkCorrupt,
     ConditionFailed,

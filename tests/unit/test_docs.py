@@ -14,9 +14,10 @@ import pytest
 
 from braid.metadata.memory import MemoryStore
 from braid.metadata.paths import chunk, current_chunk, sealed_state
-from braid.model import batch, errors, topic
-from braid.model.batch import NO_KEYS, Flag, control_batch, parse_header
-from braid.model.columns import encode_batch
+from braid.model import errors, topic
+from braid.model.batch import header as batch
+from braid.model.batch.columns import encode_batch
+from braid.model.batch.header import NO_KEYS, Flag, control_batch, parse_header
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
 from braid.storage import cache, catalog, checkpoint, exporter, handles, producers, reader, spares, wal, writer

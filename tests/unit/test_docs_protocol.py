@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from braid.broker import config, delivery, session
-from braid.model import batch
+from braid.model.batch import header as batch
 from braid.model.errors import BraidError
 from braid.storage import producers
 from braid.wire import frame, operations

@@ -98,7 +98,7 @@ def test_imports_go_downwards(path: Path) -> None:
 def test_storage_opens_no_batch_body(path: Path) -> None:
     for name in imports_of(path):
         assert name.split(".")[0] not in NEVER_ON_A_BROKERS_PATH
-        assert name not in ("braid.model.columns", "braid.model.body", "braid.model.encode")
+        assert name not in ("braid.model.batch.columns", "braid.model.batch.body", "braid.model.batch.encode")
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if layer_of(path) != "spark"], ids=named)

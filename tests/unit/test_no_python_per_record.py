@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from braid.model.batch import Codec
-from braid.model.columns import decode_arrow
-from braid.model.encode import encode_batch, encode_table
+from braid.model.batch.columns import decode_arrow
+from braid.model.batch.encode import encode_batch, encode_table
+from braid.model.batch.header import Codec
 from braid.storage.log import LogConfig
 from braid.storage.writer import FileConfig
 from braid.testing.clock import START_US

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from braid.model.batch import NO_KEYS
+from braid.model.batch.header import NO_KEYS
 from braid.model.errors import BrokenInvariant, DataLoss, InvalidArgument, OffsetOutOfRange
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset

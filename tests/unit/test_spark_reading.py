@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from braid.model.batch import Codec
+from braid.model.batch.header import Codec
 from braid.model.errors import ConnectFailed, DataLoss, InvalidArgument, LogDamaged, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange

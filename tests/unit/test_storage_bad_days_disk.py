@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from braid.model.batch import verify
+from braid.model.batch.header import verify
 from braid.model.errors import (
     DiskError,
     DiskFull,

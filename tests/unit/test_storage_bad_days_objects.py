@@ -8,7 +8,7 @@ import itertools
 import msgspec
 import pytest
 
-from braid.model.batch import HEADER_BYTES
+from braid.model.batch.header import HEADER_BYTES
 from braid.model.errors import (
     BraidError,
     ChunkCorrupt,

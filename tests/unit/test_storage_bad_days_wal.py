@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from crc32c import crc32c
 
-from braid.model.batch import HEADER_BYTES, MAX_BODY_BYTES, Flag, control_batch, verify
+from braid.model.batch.header import HEADER_BYTES, MAX_BODY_BYTES, Flag, control_batch, verify
 from braid.model.errors import (
     BatchCorrupt,
     BatchError,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from braid.model.batch import Flag, control_batch, parse_header
+from braid.model.batch.header import Flag, control_batch, parse_header
 from braid.storage.cache import MOST_BATCHES, HotCache
 from tests.storage_kit import make_header, stamped_batch
 

@@ -8,8 +8,8 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from braid.model.batch import NO_KEYS, control_batch, parse_header
-from braid.model.batch import Flag as ControlFlag
+from braid.model.batch.header import NO_KEYS, control_batch, parse_header
+from braid.model.batch.header import Flag as ControlFlag
 from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Offset
 from braid.storage import chunk as chunks

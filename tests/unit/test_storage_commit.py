@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from braid.model.batch import parse_header
+from braid.model.batch.header import parse_header
 from braid.model.errors import BraidError, BrokenInvariant, DiskError, LogClosed, SyncFailed
 from braid.model.ids import Epoch, Offset
 from braid.storage.commit import Group, GroupCommit

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from braid.metadata.memory import Fault
-from braid.model.batch import HEADER_BYTES, MAX_OFFSET, parse_header
+from braid.model.batch.header import HEADER_BYTES, MAX_OFFSET, parse_header
 from braid.model.errors import InvalidArgument, MetadataUnavailable
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from braid.model.batch import BatchHeader, Flag, control_batch
+from braid.model.batch.header import BatchHeader, Flag, control_batch
 from braid.model.errors import Fenced, InvalidArgument, LogBusy, LogClosed, LogSealed
 from braid.model.ids import Epoch
 from braid.model.topic import Durability

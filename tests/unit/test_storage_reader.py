@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from braid.model.batch import body_of
+from braid.model.batch.header import body_of
 from braid.model.errors import LogClosed, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
 from braid.model.topic import Durability

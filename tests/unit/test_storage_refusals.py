@@ -11,7 +11,7 @@ import pytest
 
 from braid.metadata import paths
 from braid.metadata.store import Put
-from braid.model.batch import verify
+from braid.model.batch.header import verify
 from braid.model.errors import (
     BatchCorrupt,
     BrokenInvariant,

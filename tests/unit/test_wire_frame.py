@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from braid.model.batch import MAX_BATCH_BYTES
+from braid.model.batch.header import MAX_BATCH_BYTES
 from braid.model.errors import FrameTooLarge, ProtocolError
 from braid.wire.frame import (
     FIRST_FRAME_BYTES,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from braid.model.batch import parse_header, verify
+from braid.model.batch.header import parse_header, verify
 from braid.wire import operations
 from braid.wire.frame import Frame, FrameReader, encode_frame
 from braid.wire.operations import Kind, decode

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from braid.model.batch import Codec, Flag, control_batch, stamp, verify
-from braid.model.columns import decode_arrow, encode_batch
+from braid.model.batch.columns import decode_arrow, encode_batch
+from braid.model.batch.header import Codec, Flag, control_batch, stamp, verify
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset
 

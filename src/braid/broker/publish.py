@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.broker.refusal import told_to_clients, told_to_waiting
-from braid.model.batch import MAX_BATCH_BYTES, BatchHeader, verify
+from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
 from braid.storage.log import Log

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from braid.model.batch import BatchHeader, Codec
-from braid.model.body import Data
-from braid.model.encode import Headers, encode_batch, encode_one, gather_table
+from braid.model.batch.body import Data
+from braid.model.batch.encode import Headers, encode_batch, encode_one, gather_table
+from braid.model.batch.header import BatchHeader, Codec
 from braid.model.errors import BraidError
 from braid.model.message import MessageId
 from braid.wire.wakeup import cancelled_itself, wait_on
 
 RECORD_BYTES: Final = 22
-"""What a record costs in a batch besides its key, value and headers (model/draft.py, `largest_body`)."""
+"""What a record costs in a batch besides its key, value and headers (model/batch/draft.py, `largest_body`)."""
 GROUP: Final = 128
 """Records whose senders share a future. What asyncio keeps for each task that waits on one is freed with the future, so
 if thousands shared one, their going on would look to Python's garbage collector like thousands of new objects: it would

@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 from braid.client.batcher import Batch, MessageIds, Receipt
 from braid.client.loop_thread import LoopThread
 from braid.client.producer import Producer
-from braid.model.encode import Headers
+from braid.model.batch.encode import Headers
 from braid.model.errors import BraidError, ClientClosed, TimedOut
 from braid.model.message import MessageId
 

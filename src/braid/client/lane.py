@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from braid.client.batcher import UNKNOWN_OFFSET, Batch
 from braid.client.routing import OwnerSearch
-from braid.model.batch import Codec, parse_header, renumber
+from braid.model.batch.header import Codec, parse_header, renumber
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,

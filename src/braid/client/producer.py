@@ -59,8 +59,8 @@ from braid.client.records import (
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
 from braid.client.shared import result_of
-from braid.model.batch import MAX_BODY_BYTES, MAX_RECORDS, Codec
-from braid.model.encode import Headers
+from braid.model.batch.encode import Headers
+from braid.model.batch.header import MAX_BODY_BYTES, MAX_RECORDS, Codec
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from braid.model.batch import BatchHeader, verify
-from braid.model.columns import COLUMNS, RECORD_SCHEMA, decode_arrow, decode_messages
+from braid.model.batch.columns import COLUMNS, RECORD_SCHEMA, decode_arrow, decode_messages
+from braid.model.batch.header import BatchHeader, verify
 from braid.model.message import Message
 
 

@@ -45,7 +45,7 @@ from braid.client.batcher import UNKNOWN_OFFSET, Batch
 from braid.client.lane import Lane
 from braid.client.producer import Producer, ProducerOptions
 from braid.client.segment_range import read_segment_range
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, PermissionDenied, RepeatDiffers
 from braid.model.hashing import key_hashes
 from braid.model.identity import ProducerIdentity, derived_id

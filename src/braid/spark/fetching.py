@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
 
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import ObjectMissing, ObjectStoreUnavailable
 from braid.spark.connection import Connection
 from braid.storage.history import DEFAULT_READ_BYTES, Span, batches_in, headers_in

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
 
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
 from braid.spark.fetching import ChunkBytes, chunk_bytes

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from braid.model.batch import BatchHeader
-from braid.model.body import HEADER_LISTS, HEADERS_TYPE, KEY_HASHES, TIMESTAMP_TYPE, TIMESTAMPS, Body
+from braid.model.batch.body import HEADER_LISTS, HEADERS_TYPE, KEY_HASHES, TIMESTAMP_TYPE, TIMESTAMPS, Body
+from braid.model.batch.header import BatchHeader
 from braid.spark.planning import Piece
 
 Numbers = npt.NDArray[Any]

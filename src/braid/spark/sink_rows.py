@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from braid.client.batcher import RECORD_BYTES
-from braid.model.body import HEADERS_TYPE, TIMESTAMP_TYPE
+from braid.model.batch.body import HEADERS_TYPE, TIMESTAMP_TYPE
 from braid.model.errors import InvalidArgument
 
 BLOCK_ROWS: Final = 16_384

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.ports.disk import Buffer
 
 DEFAULT_CACHE_BYTES = 16 << 20

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 from crc32c import crc32c
 
-from braid.model.batch import HEADER_BYTES, NO_KEYS, BatchHeader
+from braid.model.batch.header import HEADER_BYTES, NO_KEYS, BatchHeader
 from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Epoch, Offset
 from braid.storage.producers import ROW_BYTES, ProducerTable

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple, Protocol
 
-from braid.model.batch import BatchHeader, stamp
+from braid.model.batch.header import BatchHeader, stamp
 from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Epoch, Offset
 from braid.ports.clock import Clock

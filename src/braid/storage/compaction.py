@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from braid.model.batch import HEADER_BYTES, parse_header, verify
+from braid.model.batch.header import HEADER_BYTES, parse_header, verify
 from braid.model.errors import BatchError, ChunkCorrupt, ConditionFailed, InvalidArgument, ObjectExists, ObjectMissing
 from braid.model.ids import Epoch
 from braid.ports.disk import Buffer

@@ -13,7 +13,7 @@ import asyncio
 import random
 from typing import Final
 
-from braid.model.batch import verify
+from braid.model.batch.header import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged, ObjectExists, ObjectStoreUnavailable
 from braid.model.ids import Epoch
 from braid.storage.catalog import Catalog, ChunkDescriptor

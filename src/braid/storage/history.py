@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from braid.model.batch import HEADER_BYTES, BatchHeader, parse_header, verify
+from braid.model.batch.header import HEADER_BYTES, BatchHeader, parse_header, verify
 from braid.model.errors import BatchCorrupt, BatchError, BatchTruncated, ChunkCorrupt, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
 from braid.storage.catalog import ChunkDescriptor

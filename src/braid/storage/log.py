@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from braid.model.batch import (
+from braid.model.batch.header import (
     MAX_EPOCH,
     MAX_INCARNATION,
     MAX_OFFSET,

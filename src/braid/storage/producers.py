@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.identity import begins_era, era_of, is_derived, leaves_era
 from braid.model.ids import Offset, ProducerId, Sequence

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Final, NamedTuple
 
-from braid.model.batch import HEADER_BYTES, BatchHeader, parse_header, verify
+from braid.model.batch.header import HEADER_BYTES, BatchHeader, parse_header, verify
 from braid.model.errors import (
     BatchError,
     BatchTruncated,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from braid.model.batch import HEADER_BYTES
+from braid.model.batch.header import HEADER_BYTES
 from braid.model.errors import ChunkCorrupt, RecoveryConflict
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Disk, DiskFile, FileStat

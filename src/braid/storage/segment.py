@@ -24,7 +24,7 @@ from enum import Enum
 import msgspec
 
 from braid.metadata.store import Condition, Operation, Store
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import FileMissing, InvalidArgument, LogBusy, NotAvailable, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName

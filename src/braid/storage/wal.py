@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from braid.model.batch import HEADER_BYTES, MAGIC, MAX_OFFSET, BatchHeader, parse_header, verify
+from braid.model.batch.header import HEADER_BYTES, MAGIC, MAX_OFFSET, BatchHeader, parse_header, verify
 from braid.model.errors import BatchError
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import DiskFile

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, DiskError, InvalidArgument
 from braid.model.ids import Epoch, Offset
 from braid.ports.clock import Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from braid.model.batch import NO_KEYS, BatchHeader, Codec, assemble
+from braid.model.batch.header import NO_KEYS, BatchHeader, Codec, assemble
 from braid.model.ids import ProducerId, Sequence
 
 

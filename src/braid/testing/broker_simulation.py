@@ -32,7 +32,7 @@ from braid.broker.segments import ServedSegment
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
-from braid.model.columns import decode_messages
+from braid.model.batch.columns import decode_messages
 from braid.model.errors import (
     BraidError,
     DiskError,

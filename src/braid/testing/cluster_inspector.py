@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from braid.broker.broker import Broker
 from braid.broker.served import ServedSegment
 from braid.metadata import paths
-from braid.model.columns import decode_messages
+from braid.model.batch.columns import decode_messages
 from braid.model.layout import Layout
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState

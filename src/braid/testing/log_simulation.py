@@ -20,7 +20,7 @@ import msgspec
 from crc32c import crc32c
 
 from braid.metadata.memory import MemoryStore
-from braid.model.batch import assemble, body_of, verify
+from braid.model.batch.header import assemble, body_of, verify
 from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, ProducerId
 from braid.model.topic import Durability

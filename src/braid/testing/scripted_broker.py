@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from braid.model.batch import BatchHeader, parse_header, stamp
+from braid.model.batch.header import BatchHeader, parse_header, stamp
 from braid.model.errors import (
     BraidError,
     ConnectionLost,

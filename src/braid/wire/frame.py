@@ -22,7 +22,7 @@ import struct
 from enum import IntFlag
 from typing import Final, NamedTuple
 
-from braid.model.batch import MAX_BATCH_BYTES
+from braid.model.batch.header import MAX_BATCH_BYTES
 from braid.model.errors import FrameTooLarge, ProtocolError
 from braid.ports.allocator import unfilled
 

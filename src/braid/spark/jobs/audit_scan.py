@@ -2,7 +2,7 @@
 
 A chunk is walked from its first byte, a few MiB at a time. Where a header cannot be read, the walk goes on at the next
 batch of this log: one with the epoch and the incarnation of the last good batch, or one that stands where the footer's
-index says that a batch stands. (A value may hold whole batches of somebody else; model/batch.py says why the
+index says that a batch stands. (A value may hold whole batches of somebody else; model/batch/header.py says why the
 incarnation tells them apart.) Where only a body is damaged, its header still says where the next batch stands.
 
 What comes out are the headers of all batches, in order, and findings among them.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from braid.model.batch import HEADER_BYTES, MAGIC, BatchHeader, parse_header, verify
+from braid.model.batch.header import HEADER_BYTES, MAGIC, BatchHeader, parse_header, verify
 from braid.model.errors import BatchError, ChunkCorrupt
 from braid.spark.jobs.audit_rules import Finding, SegmentFacts
 from braid.storage.catalog import ChunkDescriptor

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from braid.model.batch import BatchHeader
+from braid.model.batch.header import BatchHeader
 from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
 from braid.spark.jobs.audit_queries import SEQUENCE_BIAS

@@ -36,8 +36,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from braid.model.batch import BatchHeader, Codec, body_of, padded
-from braid.model.codec import decompress
+from braid.model.batch.codec import decompress
+from braid.model.batch.header import BatchHeader, Codec, body_of, padded
 from braid.model.errors import BatchCorrupt, BatchTruncated, BatchUnsupported
 
 (

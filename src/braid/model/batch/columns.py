@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from braid.model.batch import BatchHeader, verify
-from braid.model.body import (
+from braid.model.batch.body import (
     HEADER_LISTS,
     HEADERS_TYPE,
     KEY_BYTES,
@@ -28,8 +27,9 @@ from braid.model.body import (
     Body,
     Data,
 )
-from braid.model.draft import largest_body
-from braid.model.encode import Headers, Timestamps, encode_batch, encode_table
+from braid.model.batch.draft import largest_body
+from braid.model.batch.encode import Headers, Timestamps, encode_batch, encode_table
+from braid.model.batch.header import BatchHeader, verify
 from braid.model.errors import BatchCorrupt, InvalidArgument
 from braid.model.message import NO_HEADERS, Message
 

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from braid.model.batch import (
+from braid.model.batch.body import BUFFERS, DIRECTORY, DIRECTORY_BYTES, KEY_VALIDITY, TIMESTAMPS, Data
+from braid.model.batch.codec import compress
+from braid.model.batch.header import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_RAW_BYTES,
@@ -25,8 +27,6 @@ from braid.model.batch import (
     fresh_header,
     padded,
 )
-from braid.model.body import BUFFERS, DIRECTORY, DIRECTORY_BYTES, KEY_VALIDITY, TIMESTAMPS, Data
-from braid.model.codec import compress
 from braid.model.errors import BatchTooLarge, BrokenInvariant, InvalidArgument
 
 ZEROS: Final = tuple(bytes(length) for length in range(8))

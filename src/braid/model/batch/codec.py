@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 from crc32c import crc32c
 
-from braid.model.batch import MAX_RAW_BYTES, Codec
+from braid.model.batch.header import MAX_RAW_BYTES, Codec
 from braid.model.errors import BatchCorrupt, BatchTooLarge, InvalidArgument
 
 CHECKSUM_BYTES: Final = 4

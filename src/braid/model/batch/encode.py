@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from crc32c import crc32c
 
-from braid.model.batch import HEADER_BYTES, NO_KEYS, Codec, fresh_header, padded
-from braid.model.body import (
+from braid.model.batch.body import (
     DIRECTORY,
     DIRECTORY_BYTES,
     HEADER_KEY_OFFSETS,
@@ -32,7 +31,8 @@ from braid.model.body import (
     VALUE_OFFSETS,
     Data,
 )
-from braid.model.draft import ZEROS, Draft, check_stored, joined
+from braid.model.batch.draft import ZEROS, Draft, check_stored, joined
+from braid.model.batch.header import HEADER_BYTES, NO_KEYS, Codec, fresh_header, padded
 from braid.model.errors import InvalidArgument
 from braid.model.hashing import key_hash, key_hashes
 
