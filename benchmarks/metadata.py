@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.report import Report
 from braid.metadata.history import watching
 from braid.metadata.memory import MemoryStore
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Compare, Put, Store
 from braid.model.ids import Revision
 from braid.ports.clock import SystemClock

@@ -19,7 +19,7 @@ import tempfile
 from contextlib import AsyncExitStack
 
 from braid.metadata.paths import segment_storage_prefix
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Listing
 from braid.model.batch.columns import decode_messages, encode_batch
 from braid.model.batch.header import HEADER_BYTES

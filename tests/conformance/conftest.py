@@ -28,9 +28,9 @@ from typing import Any, cast
 
 import pytest
 
-from braid.metadata.etcd import EtcdStore
+from braid.metadata.etcd.store import EtcdStore
 from braid.metadata.memory import MemoryStore
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Changes, Condition, Lease, Operation, Store
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock

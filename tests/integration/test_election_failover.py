@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from braid.metadata.election import Election, Leadership
-from braid.metadata.etcd import EtcdStore
+from braid.metadata.etcd.store import EtcdStore
 from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.store import Put
 from braid.model.errors import LeaseLost, MetadataUnavailable, MetadataUncertain

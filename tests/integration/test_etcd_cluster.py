@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from braid.metadata.etcd import EtcdStore
+from braid.metadata.etcd.store import EtcdStore
 from braid.metadata.history import watching
 from braid.metadata.store import Changes, Compare, Put
 from braid.model.errors import MetadataUnavailable, MetadataUncertain

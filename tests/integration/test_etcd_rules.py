@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from braid.metadata.etcd_client import PAUSE_MAX_S, Login, pause_s
-from braid.metadata.etcd_keyspace import Keyspace
-from braid.metadata.etcd_verdict import NOT_CONNECTED, Verdict, verdict_of
-from braid.metadata.etcd_watch import RevisionGroups
+from braid.metadata.etcd.client import PAUSE_MAX_S, Login, pause_s
+from braid.metadata.etcd.keyspace import Keyspace
+from braid.metadata.etcd.outcome import NOT_CONNECTED, Verdict, verdict_of
+from braid.metadata.etcd.watch import RevisionGroups
 from braid.metadata.store import Changes, Delete, Event, Put
 from braid.model.errors import InvalidArgument, MetadataCompacted
 from braid.model.ids import Revision
@@ -113,7 +113,7 @@ import sys
 sys.modules[{missing!r}] = None
 import braid, braid.metadata, braid.metadata.store, braid.metadata.memory
 try:
-    import braid.metadata.etcd
+    import braid.metadata.etcd.store
 except ImportError as error:
     sys.stdout.write(str(error))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from braid.metadata.etcd import EtcdStore, EtcdTls
+from braid.metadata.etcd.store import EtcdStore, EtcdTls
 from braid.metadata.history import watching
 from braid.metadata.store import Put
 from braid.model.errors import InvalidArgument, MetadataError, MetadataUnavailable

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from braid.metadata.etcd import PAGE_KEYS, EtcdStore, EtcdTls
+from braid.metadata.etcd.store import PAGE_KEYS, EtcdStore, EtcdTls
 from braid.metadata.history import watching
 from braid.metadata.store import Compare, Put
 from braid.model.errors import (

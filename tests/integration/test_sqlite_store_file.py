@@ -13,9 +13,10 @@ from typing import Any
 import apsw
 import pytest
 
-from braid.metadata import sqlite_file, sqlite_sessions
 from braid.metadata.history import HistoryLimits, watching
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite import file as sqlite_file
+from braid.metadata.sqlite import sessions as sqlite_sessions
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Compare, Put
 from braid.model.errors import InvalidArgument, LeaseLost, MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
@@ -225,7 +226,7 @@ def test_a_watch_hears_a_change_whose_ring_was_lost(path: str) -> None:
 def test_a_ring_arrives_where_paths_are_longer_than_a_socket_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("braid.metadata.sqlite.POLL_S", 50.0)
+    monkeypatch.setattr("braid.metadata.sqlite.store.POLL_S", 50.0)
     folder = tmp_path / ("long" * 50)
     folder.mkdir()
     path = str(folder / "metadata.db")
@@ -327,7 +328,7 @@ def test_a_database_of_another_program_or_of_the_future_is_left_alone(path: str)
 
 
 def test_a_network_filesystem_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("braid.metadata.sqlite_filesystem.filesystem_of", lambda *_: "nfs4")
+    monkeypatch.setattr("braid.metadata.sqlite.filesystem.filesystem_of", lambda *_: "nfs4")
     with pytest.raises(InvalidArgument, match=r"network filesystem \(nfs4\).*etcd"):
         asyncio.run(SqliteStore.open(path))
 

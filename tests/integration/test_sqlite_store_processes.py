@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from braid.metadata.history import watching
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Compare, Entry, Put
 from braid.model.errors import LeaseLost, MetadataError
 from braid.model.ids import Revision

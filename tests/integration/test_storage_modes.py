@@ -17,8 +17,8 @@ from uuid import uuid4
 import pytest
 
 from braid.metadata import paths
-from braid.metadata.etcd import EtcdStore
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.etcd.store import EtcdStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Store
 from braid.model.batch.header import body_of, verify
 from braid.model.errors import Fenced

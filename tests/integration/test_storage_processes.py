@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.model.batch.header import body_of
 from braid.model.errors import RecoveryUnsafe
 from braid.model.ids import Epoch

@@ -23,7 +23,7 @@ import pytest
 from braid.metadata import paths
 from braid.metadata.history import watching
 from braid.metadata.keepalive import LeaseKeeper
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Put, Store
 from braid.model.errors import BraidError, RecoveryUnsafe
 from braid.model.ids import Epoch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from braid.metadata.sqlite_file import refuse_old_engine
-from braid.metadata.sqlite_filesystem import filesystem_of, is_network
+from braid.metadata.sqlite.file import refuse_old_engine
+from braid.metadata.sqlite.filesystem import filesystem_of, is_network
 from braid.model.errors import MetadataError
 
 MOUNTINFO = r"""

@@ -53,7 +53,7 @@ from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper
-from braid.metadata.sqlite import SqliteStore
+from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Compare, Put, Store
 from braid.metadata.view import View
 from braid.model.cluster import BrokerState
@@ -427,7 +427,7 @@ async def _open_store(url: str, clock: Clock) -> Store:
         if scheme == "sqlite" and rest:
             return await SqliteStore.open(rest, clock=clock)
         if scheme == "etcd" and rest.startswith("//"):
-            from braid.metadata.etcd import EtcdStore  # needs grpcio, which only clusters install
+            from braid.metadata.etcd.store import EtcdStore  # needs grpcio, which only clusters install
 
             return await EtcdStore.open(rest.removeprefix("//").split(","), clock=clock)
     except ImportError as error:

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from braid.metadata.etcd_channel import CallError, Endpoint, Stream
-from braid.metadata.etcd_client import EtcdClient, refusal
-from braid.metadata.etcd_keyspace import Keyspace
-from braid.metadata.etcd_messages import WATCH, WatchRequest
-from braid.metadata.etcd_verdict import Verdict
+from braid.metadata.etcd.channel import CallError, Endpoint, Stream
+from braid.metadata.etcd.client import EtcdClient, refusal
+from braid.metadata.etcd.keyspace import Keyspace
+from braid.metadata.etcd.messages import WATCH, WatchRequest
+from braid.metadata.etcd.outcome import Verdict
 from braid.metadata.history import compacted, store_closed
 from braid.metadata.store import Changes, Event
 from braid.model.errors import InvalidArgument, MetadataCompacted, MetadataUnavailable

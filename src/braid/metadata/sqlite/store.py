@@ -1,8 +1,8 @@
 """The default metadata store: one SQLite file, shared by all brokers of one machine. No service to start.
 
-All work on the file happens in one thread per store (`sqlite_database.py` says how). Watches read a copy of the latest
+All work on the file happens in one thread per store (`database.py` says how). Watches read a copy of the latest
 changes that this store keeps in memory. One task, the *follower*, fills it: it looks at the file when this store has
-committed, when another process rings (`sqlite_sessions.py`), and every `POLL_S` in any case; the poll is also the timer
+committed, when another process rings (`sessions.py`), and every `POLL_S` in any case; the poll is also the timer
 that ends expired leases and those of dead processes, so that every watch hears of it.
 
 Speaks for one process. After a fork the child must open its own: a copied connection would damage the file.
@@ -23,10 +23,10 @@ import apsw
 from braid.metadata.history import History, HistoryLimits, Page, Watch, store_closed
 from braid.metadata.lease import HeldLease
 from braid.metadata.limits import check_ttl, check_txn, encode_key, encode_prefix
-from braid.metadata.sqlite_database import Database
-from braid.metadata.sqlite_file import refuse_old_engine
-from braid.metadata.sqlite_filesystem import refuse_network_filesystem
-from braid.metadata.sqlite_sessions import Session, boot_id
+from braid.metadata.sqlite.database import Database
+from braid.metadata.sqlite.file import refuse_old_engine
+from braid.metadata.sqlite.filesystem import refuse_network_filesystem
+from braid.metadata.sqlite.sessions import Session, boot_id
 from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult
 from braid.model.errors import MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision

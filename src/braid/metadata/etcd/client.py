@@ -16,9 +16,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from braid.metadata.etcd_channel import CallError, Endpoint, Metadata
-from braid.metadata.etcd_messages import AUTHENTICATE, AuthenticateRequest, Method
-from braid.metadata.etcd_verdict import Verdict
+from braid.metadata.etcd.channel import CallError, Endpoint, Metadata
+from braid.metadata.etcd.messages import AUTHENTICATE, AuthenticateRequest, Method
+from braid.metadata.etcd.outcome import Verdict
 from braid.metadata.history import store_closed
 from braid.model.errors import (
     BraidError,

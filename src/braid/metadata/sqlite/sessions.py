@@ -9,7 +9,7 @@ The kernel drops the lock when the process dies, however it dies. So whoever can
 that the session is dead and may end its leases now instead of waiting for their time to live. A process that hangs
 keeps its lock; only the time to live ends its leases.
 
-The bell makes watches fast, never correct: a byte that is lost costs one poll interval (`sqlite.py`).
+The bell makes watches fast, never correct: a byte that is lost costs one poll interval (`store.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import apsw
 
-from braid.metadata.sqlite_sessions import WriteLock
+from braid.metadata.sqlite.sessions import WriteLock
 from braid.model.errors import InvalidArgument, MetadataError, MetadataUnavailable, MetadataUncertain
 
 OLDEST_ENGINE = (3, 51, 3)

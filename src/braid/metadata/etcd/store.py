@@ -1,8 +1,8 @@
 """Metadata in etcd v3, for clusters of brokers on several machines (etcd 3.4 or later).
 
 Reads are linearizable: they see every write that was confirmed before they began, whichever endpoint answers. What may
-be repeated and what may not is decided in `etcd_client.py`, what an error means in `etcd_verdict.py`, how a watch
-survives in `etcd_watch.py`.
+be repeated and what may not is decided in `client.py`, what an error means in `outcome.py`, how a watch
+survives in `watch.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ except ImportError as missing:
         "install it with: pip install 'braid[etcd]'"
     ) from missing
 
-from braid.metadata.etcd_channel import Endpoint, EtcdTls, channel_credentials
-from braid.metadata.etcd_client import DEFAULT_TIMEOUT_S, EtcdClient, Login
-from braid.metadata.etcd_keyspace import Keyspace
-from braid.metadata.etcd_messages import (
+from braid.metadata.etcd.channel import Endpoint, EtcdTls, channel_credentials
+from braid.metadata.etcd.client import DEFAULT_TIMEOUT_S, EtcdClient, Login
+from braid.metadata.etcd.keyspace import Keyspace
+from braid.metadata.etcd.messages import (
     LEASE_GRANT,
     LEASE_KEEP_ALIVE,
     LEASE_REVOKE,
@@ -39,7 +39,7 @@ from braid.metadata.etcd_messages import (
     RangeRequest,
     StatusRequest,
 )
-from braid.metadata.etcd_watch import EtcdWatch
+from braid.metadata.etcd.watch import EtcdWatch
 from braid.metadata.lease import HeldLease
 from braid.metadata.limits import check_ttl
 from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult

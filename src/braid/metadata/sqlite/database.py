@@ -1,4 +1,4 @@
-"""The tables of the metadata file and what is done with them. Synchronous; one thread at a time calls it (`sqlite.py`).
+"""The tables of the metadata file and what is done with them. Synchronous; one thread at a time calls it (`store.py`).
 
     state     one row: the revision, the history's floor, the history's size
     entries   what is true now, one row per key
@@ -21,7 +21,7 @@ import msgspec
 
 from braid.metadata.history import HistoryLimits, Page, compacted
 from braid.metadata.limits import encode_key, encode_prefix, prefix_end
-from braid.metadata.sqlite_file import MetadataFile
+from braid.metadata.sqlite.file import MetadataFile
 from braid.metadata.store import (
     Changes,
     Compare,

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from braid.metadata.etcd_messages import Method
-from braid.metadata.etcd_verdict import NOT_CONNECTED, Verdict, verdict_of
+from braid.metadata.etcd.messages import Method
+from braid.metadata.etcd.outcome import NOT_CONNECTED, Verdict, verdict_of
 from braid.model.errors import InvalidArgument
 
 Metadata = tuple[tuple[str, str], ...]

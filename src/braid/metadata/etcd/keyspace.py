@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from braid.metadata.etcd_messages import (
+from braid.metadata.etcd.messages import (
     COMPARE_EQUAL,
     EVENT_DELETE,
     TARGET_MOD_REVISION,
