@@ -19,9 +19,9 @@ from uuid import uuid4
 
 from benchmarks.report import Report
 from braid.ports.os_disk import OsDisk
-from braid.storage.disk_objects import DiskObjects
-from braid.storage.object_urls import open_objects
-from braid.storage.objects import Objects
+from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import open_objects
 from tests.s3_server import CREDENTIALS, running_s3_server
 
 MIB = 1 << 20

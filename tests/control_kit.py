@@ -22,7 +22,7 @@ from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic, TopicPolicies
-from braid.storage.objects import Objects
+from braid.storage.objects.store import Objects
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation
 from braid.testing.network import SimulatedNetwork

@@ -27,14 +27,14 @@ from braid.model.ids import Epoch, Offset
 from braid.model.topic import Durability
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
-from braid.storage.catalog import Catalog
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import LogConfig
-from braid.storage.objects import Objects, ObjectStat
+from braid.storage.history.catalog import Catalog
+from braid.storage.log.log import LogConfig
+from braid.storage.log.wal import wal_name
+from braid.storage.log.writer import FileConfig
+from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.storage.wal import wal_name
-from braid.storage.writer import FileConfig
 from braid.testing.batches import opaque_batch
 from braid.testing.disk import Crashed, SimulatedDisk
 from braid.testing.loop import Process, Simulation, run_simulation

@@ -14,15 +14,15 @@ from braid.model.batch.header import NO_KEYS, BatchHeader, assemble, body_of, st
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
-from braid.storage.chunk import Index, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import Appended, Log, LogConfig
-from braid.storage.objects import Objects
-from braid.storage.producers import ProducerTable
-from braid.storage.recovery import recover, repair
+from braid.storage.history.chunk import Index, encode_footer
+from braid.storage.log.log import Appended, Log, LogConfig
+from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.producers import ProducerTable
+from braid.storage.log.recovery import recover, repair
+from braid.storage.log.writer import FileConfig
+from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.storage.spares import SpareFiles
-from braid.storage.writer import FileConfig
 from braid.testing.batches import opaque_header
 from braid.testing.clock import START_US
 from braid.testing.disk import SimulatedDisk

@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 
 from braid.ports.os_disk import OsDisk
-from braid.storage.disk_objects import DiskObjects
-from braid.storage.object_urls import RemoteLimits, open_objects
-from braid.storage.objects import Objects
+from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import RemoteLimits, open_objects
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.objects import Faults, FaultyObjects, MemoryObjects

@@ -21,10 +21,10 @@ from braid.model.errors import (
 )
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
-from braid.storage.disk_objects import DRAFT_MARK, DiskObjects, pieces
-from braid.storage.object_urls import RemoteLimits
-from braid.storage.objects import Objects
-from braid.storage.remote_objects import Probe, RemoteObjects, probe
+from braid.storage.objects.disk import DRAFT_MARK, DiskObjects, pieces
+from braid.storage.objects.remote import Probe, RemoteObjects, probe
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import RemoteLimits
 from braid.testing.disk import DiskFaults, SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from braid.testing.objects import MemoryObjects

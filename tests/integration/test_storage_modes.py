@@ -26,13 +26,13 @@ from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
-from braid.storage.disk_objects import DiskObjects
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.manifest import read_segment_manifest, segment_folder
-from braid.storage.object_urls import open_objects
-from braid.storage.objects import Objects
-from braid.storage.remote_objects import RemoteObjects
-from braid.storage.retention import RetentionPolicy
+from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.retention import RetentionPolicy
+from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.remote import RemoteObjects
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import open_objects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from tests.conformance.objects_factories import s3_for_tests
 from tests.etcd_server import run_test, shared_etcd_server

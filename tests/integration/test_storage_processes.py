@@ -24,11 +24,11 @@ from braid.ports.clock import SystemClock
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
-from braid.storage.disk_objects import DiskObjects
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import Appended, LogConfig
+from braid.storage.log.log import Appended, LogConfig
+from braid.storage.log.writer import FileConfig
+from braid.storage.objects.disk import DiskObjects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.storage.writer import FileConfig
 from braid.testing.batches import opaque_batch
 
 SOURCES = str(Path(__file__).parents[2] / "src")

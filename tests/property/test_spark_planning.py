@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from braid.model.ids import Epoch, Offset
 from braid.spark.planning import ChunkPiece, Prune, Range, plan_batch, plan_micro_batch, topological
 from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
-from braid.storage.catalog import ChunkDescriptor
+from braid.storage.history.catalog import ChunkDescriptor
 
 
 @st.composite

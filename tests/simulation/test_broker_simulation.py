@@ -18,9 +18,9 @@ from braid.client.lane import Answered, Fate, Lane
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer
-from braid.storage.log import Log
-from braid.storage.producers import ProducerTable
-from braid.storage.writer import WalWriter
+from braid.storage.log.log import Log
+from braid.storage.log.producers import ProducerTable
+from braid.storage.log.writer import WalWriter
 from braid.testing.broker_simulation import Counts, simulate_broker
 from braid.testing.loop import Simulation, run_simulation
 

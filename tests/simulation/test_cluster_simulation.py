@@ -22,11 +22,13 @@ from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.ownership import Ownership, OwnershipState
-from braid.storage import catalog, recovery_start, segment
-from braid.storage.catalog import SealedState
-from braid.storage.log import Log
-from braid.storage.producers import Duplicate, ProducerTable
-from braid.storage.recovery_start import Source, Start
+from braid.storage import segment
+from braid.storage.history import catalog
+from braid.storage.history.catalog import SealedState
+from braid.storage.log import recovery_start
+from braid.storage.log.log import Log
+from braid.storage.log.producers import Duplicate, ProducerTable
+from braid.storage.log.recovery_start import Source, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.cluster_simulation import ZOMBIES, Counts, simulate_cluster
 

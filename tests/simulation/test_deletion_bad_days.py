@@ -13,7 +13,7 @@ from braid.client.client import Client
 from braid.metadata import paths
 from braid.metadata.store import Condition, Listing, Operation, Put, TxnResult
 from braid.model.errors import DiskError, TopicNotFound
-from braid.storage.objects import ObjectStat
+from braid.storage.objects.store import ObjectStat
 from braid.testing.objects import MemoryObjects
 from tests.brokers_kit import PATH, Brokers, until, with_brokers
 

@@ -12,12 +12,13 @@ from braid.metadata.store import Condition, Operation, Put
 from braid.model.batch.header import BatchHeader, padded
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer, Disk, DiskFile
-from braid.storage import recovery, segment
-from braid.storage.catalog import Catalog, Frontier
-from braid.storage.log import Log
-from braid.storage.producers import ProducerTable
-from braid.storage.recovery import Recovered, Tail
-from braid.storage.writer import WalWriter
+from braid.storage import segment
+from braid.storage.history.catalog import Catalog, Frontier
+from braid.storage.log import recovery
+from braid.storage.log.log import Log
+from braid.storage.log.producers import ProducerTable
+from braid.storage.log.recovery import Recovered, Tail
+from braid.storage.log.writer import WalWriter
 from braid.testing.log_simulation import simulate_log
 
 SEEDS = [3, 17, 41, 97, *range(1_000, 1_021)]

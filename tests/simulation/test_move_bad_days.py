@@ -19,7 +19,7 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.ports.disk import Buffer
-from braid.storage.manifest import segment_folder
+from braid.storage.history.manifest import segment_folder
 from braid.testing.objects import MemoryObjects
 from tests.brokers_kit import PATH, Brokers, until, with_brokers
 

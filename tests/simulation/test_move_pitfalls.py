@@ -16,8 +16,8 @@ from braid.model.errors import InvalidArgument
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
-from braid.storage.catalog import Frontier
-from braid.storage.manifest import segment_folder
+from braid.storage.history.catalog import Frontier
+from braid.storage.history.manifest import segment_folder
 from tests.brokers_kit import PATH, Brokers, until, values, with_brokers
 
 DESCRIPTOR = "0000-ffff-0"

@@ -16,7 +16,7 @@ from braid.model.layout import Layout
 from braid.spark.jobs.audit import Report, audit_topic
 from braid.spark.jobs.audit_queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences
 from braid.spark.jobs.audit_rules import EXPIRED
-from braid.storage.producers import ProducerTable
+from braid.storage.log.producers import ProducerTable
 from tests.broker_process import BrokerProcess
 from tests.history_kit import (
     BATCH_RECORDS,

@@ -22,7 +22,7 @@ from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.spark.connection import Connection
 from braid.spark.options import SourceOptions
 from braid.spark.view import FRESH_S, TopicView
-from braid.storage.manifest import SegmentManifest, TopicManifest
+from braid.storage.history.manifest import SegmentManifest, TopicManifest
 from tests.spark.spark_kit import StoredBroker, numbered
 from tests.spark.stream_kit import EARLIEST, MicroBatch, Query, Row
 

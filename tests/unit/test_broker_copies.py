@@ -17,9 +17,9 @@ from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Move, Ownership
 from braid.storage.cache import HotCache
-from braid.storage.catalog import ChunkDescriptor
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.manifest import segment_folder
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation

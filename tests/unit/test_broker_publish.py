@@ -12,7 +12,7 @@ from braid.broker.publish import PublishQueue
 from braid.model.batch.header import assemble
 from braid.model.errors import BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange
-from braid.storage.log import Log, LogConfig
+from braid.storage.log.log import Log, LogConfig
 from braid.testing.batches import opaque_batch, opaque_header
 from braid.testing.disk import DiskFaults, SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation

@@ -11,7 +11,7 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import MAX_TXN_OPERATIONS
 from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, InvalidArgument
 from braid.model.ids import Epoch, Offset
-from braid.storage.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
+from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
 from tests.storage_kit import DESCRIPTOR, TOPIC, World, simulated
 
 

@@ -20,9 +20,9 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
 )
 from braid.model.ids import Epoch, Offset
-from braid.storage.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
-from braid.storage.chunk import RUN_BYTES, decode_footer, encode_footer
-from braid.storage.compaction import (
+from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
+from braid.storage.history.chunk import RUN_BYTES, decode_footer, encode_footer
+from braid.storage.history.compaction import (
     GRACE_S,
     MIN_TARGET_BYTES,
     is_joined,
@@ -31,10 +31,10 @@ from braid.storage.compaction import (
     plan_compaction,
     store_joined,
 )
-from braid.storage.exporter import chunk_name
-from braid.storage.history import HistoryReader
-from braid.storage.manifest import read_segment_manifest
-from braid.storage.retention import RetentionPolicy
+from braid.storage.history.exporter import chunk_name
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.history.ranges import HistoryReader
+from braid.storage.history.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.clock import START_US
 from braid.testing.objects import Faults, FaultyObjects

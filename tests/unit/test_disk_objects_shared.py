@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from braid.ports.os_disk import OsDisk
-from braid.storage.disk_objects import DiskObjects
+from braid.storage.objects.disk import DiskObjects
 
 ROUNDS = 30
 

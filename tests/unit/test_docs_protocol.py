@@ -13,7 +13,7 @@ import pytest
 from braid.broker import config, delivery, session
 from braid.model.batch import header as batch
 from braid.model.errors import BraidError
-from braid.storage import producers
+from braid.storage.log import producers
 from braid.wire import frame, operations
 from braid.wire.frame import Flags
 from braid.wire.operations import Kind

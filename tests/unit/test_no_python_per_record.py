@@ -21,8 +21,8 @@ import pytest
 from braid.model.batch.columns import decode_arrow
 from braid.model.batch.encode import encode_batch, encode_table
 from braid.model.batch.header import Codec
-from braid.storage.log import LogConfig
-from braid.storage.writer import FileConfig
+from braid.storage.log.log import LogConfig
+from braid.storage.log.writer import FileConfig
 from braid.testing.clock import START_US
 from tests.storage_kit import World, run
 

@@ -4,10 +4,10 @@ import pytest
 
 from braid.model.errors import InvalidArgument
 from braid.ports.os_disk import OsDisk
-from braid.storage.disk_objects import DiskObjects
-from braid.storage.object_urls import RemoteLimits, open_objects
-from braid.storage.objects import Objects
-from braid.storage.remote_objects import RemoteObjects
+from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.remote import RemoteObjects
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import RemoteLimits, open_objects
 
 
 @pytest.fixture(autouse=True)

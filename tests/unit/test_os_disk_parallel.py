@@ -17,9 +17,9 @@ from braid.ports.clock import SystemClock
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
-from braid.storage.log import Log
-from braid.storage.manifest import read_segment_manifest
-from braid.storage.recovery import recover
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.log.log import Log
+from braid.storage.log.recovery import recover
 from braid.testing.objects import MemoryObjects
 from tests.storage_kit import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from braid.model.errors import InvalidArgument, OutOfSequence
 from braid.model.identity import DERIVED, ERA_RECORDS, MAX_ERA, ProducerIdentity, derived_id
 from braid.model.ids import Offset
-from braid.storage import producers
-from braid.storage.producers import Duplicate, ProducerTable
+from braid.storage.log import producers
+from braid.storage.log.producers import Duplicate, ProducerTable
 from tests.storage_kit import World, make_batch, make_header, run
 from tests.unit.test_storage_segment import WAYS
 

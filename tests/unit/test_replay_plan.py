@@ -20,7 +20,7 @@ from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep, d
 from braid.spark.options import SourceOptions
 from braid.spark.planning import NO_PRUNING, Prune, Range
 from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
-from braid.storage.catalog import ChunkDescriptor
+from braid.storage.history.catalog import ChunkDescriptor
 
 TOPIC = "public/default/orders"
 NO_LIMITS = Limits()

@@ -40,7 +40,7 @@ from braid.spark.planning import (
 from braid.spark.pruning import Filters, Interval, understood
 from braid.spark.ranges import wanted_ranges
 from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot, _weights
-from braid.storage.catalog import ChunkDescriptor
+from braid.storage.history.catalog import ChunkDescriptor
 
 OPTIONS = SourceOptions(topic="public/default/orders", url="braid://a")
 ALL_HASHES = (0, 0xFFFF)

@@ -17,9 +17,9 @@ from braid.model.errors import (
     SyncFailed,
 )
 from braid.model.topic import Durability
-from braid.storage.recovery import recover
+from braid.storage.log.recovery import recover
+from braid.storage.log.wal import base_of
 from braid.storage.segment import SegmentStorage
-from braid.storage.wal import base_of
 from braid.testing.disk import NO_FAULTS, DiskFaults
 from tests.storage_disaster import CHECKPOINT, FOLDER, Scene, batch, files_of, read_all, refusal, simulate, wal_path
 

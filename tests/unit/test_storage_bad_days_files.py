@@ -12,8 +12,8 @@ from braid.model.errors import (
     RecoveryUnsafe,
 )
 from braid.model.ids import Offset
-from braid.storage import checkpoint as checkpoints
-from braid.storage.checkpoint import Checkpoint
+from braid.storage.log import checkpoint as checkpoints
+from braid.storage.log.checkpoint import Checkpoint
 from braid.storage.segment import SegmentStorage
 from tests.storage_disaster import (
     CHECKPOINT,

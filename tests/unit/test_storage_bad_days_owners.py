@@ -17,9 +17,9 @@ from braid.model.errors import (
     RecoveryUnsafe,
 )
 from braid.model.ids import Offset, Revision
-from braid.storage.catalog import Frontier, SealedState
-from braid.storage.manifest import read_segment_manifest
-from braid.storage.retention import RetentionPolicy
+from braid.storage.history.catalog import Frontier, SealedState
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.history.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from tests.storage_disaster import (
     DESCRIPTOR,

@@ -13,8 +13,8 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Condition, Operation, Put, Store, TxnResult
 from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Epoch, Offset, Revision
-from braid.storage.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
-from braid.storage.retention import RetentionPolicy
+from braid.storage.history.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
+from braid.storage.history.retention import RetentionPolicy
 from tests.storage_kit import DESCRIPTOR, TOPIC, World, fill, simulated
 
 

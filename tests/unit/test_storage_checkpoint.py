@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from braid.model.ids import Epoch, Offset
-from braid.storage import checkpoint as checkpoints
-from braid.storage.checkpoint import Checkpoint, ClosedFile
-from braid.storage.recovery import recover
+from braid.storage.log import checkpoint as checkpoints
+from braid.storage.log.checkpoint import Checkpoint, ClosedFile
+from braid.storage.log.recovery import recover
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from tests.storage_kit import fill, open_log

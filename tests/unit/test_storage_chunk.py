@@ -12,9 +12,17 @@ from braid.model.batch.header import NO_KEYS, control_batch, parse_header
 from braid.model.batch.header import Flag as ControlFlag
 from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Offset
-from braid.storage import chunk as chunks
-from braid.storage.chunk import RUN_BYTES, TRAILER_BYTES, Index, decode_footer, encode_footer, footer_size, read_footer
-from braid.storage.producers import ProducerTable
+from braid.storage.history import chunk as chunks
+from braid.storage.history.chunk import (
+    RUN_BYTES,
+    TRAILER_BYTES,
+    Index,
+    decode_footer,
+    encode_footer,
+    footer_size,
+    read_footer,
+)
+from braid.storage.log.producers import ProducerTable
 from tests.storage_kit import Bytes, make_chunk, make_header
 
 

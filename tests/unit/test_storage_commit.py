@@ -10,9 +10,9 @@ import pytest
 from braid.model.batch.header import parse_header
 from braid.model.errors import BraidError, BrokenInvariant, DiskError, LogClosed, SyncFailed
 from braid.model.ids import Epoch, Offset
-from braid.storage.commit import Group, GroupCommit
-from braid.storage.producers import ProducerTable
-from braid.storage.writer import FileConfig, WalWriter
+from braid.storage.log.commit import Group, GroupCommit
+from braid.storage.log.producers import ProducerTable
+from braid.storage.log.writer import FileConfig, WalWriter
 from braid.testing.disk import DiskFaults, SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from tests.storage_kit import NotingDisk, make_batch, make_header, until

@@ -12,11 +12,11 @@ from braid.model.batch.header import HEADER_BYTES, MAX_OFFSET, parse_header
 from braid.model.errors import InvalidArgument, MetadataUnavailable
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
-from braid.storage.chunk import RUN_BYTES, decode_footer
-from braid.storage.log import Log, LogConfig
-from braid.storage.recovery import Recovered
+from braid.storage.history.chunk import RUN_BYTES, decode_footer
+from braid.storage.log.log import Log, LogConfig
+from braid.storage.log.recovery import Recovered
+from braid.storage.log.wal import base_of, wal_name
 from braid.storage.segment import SegmentStorage
-from braid.storage.wal import base_of, wal_name
 from braid.testing.disk import SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from tests.storage_kit import (

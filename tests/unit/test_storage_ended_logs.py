@@ -11,7 +11,7 @@ import pytest
 from braid.model.errors import DiskFull, LogClosed, LogFailed
 from braid.model.ids import Offset
 from braid.model.topic import Durability
-from braid.storage.log import LogConfig
+from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.disk import NO_FAULTS, DiskFaults
 from tests.storage_kit import (

@@ -17,9 +17,9 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
 )
 from braid.ports.disk import Buffer
-from braid.storage.exporter import FIRST_RETRY_S, MAX_RETRY_S, chunk_name
-from braid.storage.log import LogConfig
-from braid.storage.manifest import read_segment_manifest
+from braid.storage.history.exporter import FIRST_RETRY_S, MAX_RETRY_S, chunk_name
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
 from tests.storage_kit import (

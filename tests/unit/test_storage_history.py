@@ -4,10 +4,10 @@ import pytest
 
 from braid.model.errors import LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.model.ids import Epoch, Offset
-from braid.storage.chunk import Footer, Index, Run
-from braid.storage.history import HistoryReader, Span, batches_in, spans
-from braid.storage.manifest import read_segment_manifest
-from braid.storage.producers import ProducerTable
+from braid.storage.history.chunk import Footer, Index, Run
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.history.ranges import HistoryReader, Span, batches_in, spans
+from braid.storage.log.producers import ProducerTable
 from tests.storage_kit import DESCRIPTOR, TOPIC, World, fill, run, stamped_batch
 
 

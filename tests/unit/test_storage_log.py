@@ -12,9 +12,9 @@ from braid.model.errors import Fenced, InvalidArgument, LogBusy, LogClosed, LogS
 from braid.model.ids import Epoch
 from braid.model.topic import Durability
 from braid.storage.cache import HotCache
-from braid.storage.log import Log, LogConfig
-from braid.storage.recovery import recover
-from braid.storage.wal import FrameWalk
+from braid.storage.log.log import Log, LogConfig
+from braid.storage.log.recovery import recover
+from braid.storage.log.wal import FrameWalk
 from braid.testing.disk import DiskFaults, SimulatedDisk
 from braid.testing.loop import Simulation, run_simulation
 from tests.storage_kit import SMALL, SMALL_FILES, NotingDisk, fill, make_batch, make_header, open_log, until, with_files

@@ -9,8 +9,8 @@ import pytest
 from braid.model.errors import ChunkCorrupt, Fenced, ObjectMissing
 from braid.model.ids import Epoch, Revision
 from braid.model.layout import Layout
-from braid.storage.catalog import Catalog
-from braid.storage.manifest import (
+from braid.storage.history.catalog import Catalog
+from braid.storage.history.manifest import (
     read_segment_manifest,
     read_topic_manifest,
     write_segment_manifest,

@@ -6,8 +6,8 @@ import pytest
 
 from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset
-from braid.storage import producers
-from braid.storage.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable
+from braid.storage.log import producers
+from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable
 from tests.storage_kit import make_header
 
 

@@ -30,11 +30,11 @@ from braid.model.ids import Epoch, Offset
 from braid.model.topic import Durability
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
-from braid.storage.log import LogConfig
-from braid.storage.manifest import read_segment_manifest
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.log.log import LogConfig
+from braid.storage.log.watermark import Watermark
+from braid.storage.log.writer import FileConfig
 from braid.storage.segment import SegmentStorage
-from braid.storage.watermark import Watermark
-from braid.storage.writer import FileConfig
 from braid.testing.objects import MemoryObjects
 from tests.storage_kit import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated, with_files
 

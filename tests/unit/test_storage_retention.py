@@ -16,10 +16,10 @@ from braid.model.errors import (
     SyncFailed,
 )
 from braid.model.ids import Epoch, Offset
-from braid.storage.manifest import read_segment_manifest
-from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
+from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.history.retention import Aged, RetentionPolicy, expired, reclaimable, removable
+from braid.storage.log.wal import Damage, WalFile, wal_name
 from braid.storage.segment import SegmentStorage, StorageMode
-from braid.storage.wal import Damage, WalFile, wal_name
 from braid.testing.disk import NO_FAULTS, DiskFaults
 from braid.testing.objects import Faults, FaultyObjects
 from tests.storage_kit import (

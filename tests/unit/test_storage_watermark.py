@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from braid.model.errors import BrokenInvariant, Fenced, LogClosed
-from braid.storage.watermark import Watermark
+from braid.storage.log.watermark import Watermark
 
 
 def test_each_waiter_wakes_when_its_own_offset_is_passed_and_not_before() -> None:

@@ -70,8 +70,8 @@ from braid.ports.disk import Disk
 from braid.ports.network import Address, Network, SocketNetwork
 from braid.ports.os_disk import OsDisk
 from braid.ports.processor import NoProcessor, Processor, SystemProcessor
-from braid.storage.housekeeper import Housekeeper
-from braid.storage.objects import Objects
+from braid.storage.history.housekeeper import Housekeeper
+from braid.storage.objects.store import Objects
 from braid.storage.segment import Shelf, StorageMode
 from braid.wire.operations import HERE
 

@@ -18,8 +18,8 @@ from braid.model.errors import BraidError
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
-from braid.storage.catalog import Catalog
-from braid.storage.manifest import segment_folder
+from braid.storage.history.catalog import Catalog
+from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
 
 RETRY_S: Final = 5.0

@@ -33,7 +33,7 @@ from braid.model.errors import BraidError, Fenced, MetadataUncertain
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.ports.tasks import all_of
-from braid.storage.manifest import segment_folder
+from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
 
 REMOVED_AT_ONCE: Final = 16

@@ -15,7 +15,7 @@ from braid.model.errors import DiskError
 from braid.model.names import SegmentName
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
-from braid.storage.manifest import segment_folder
+from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
 
 MARK: Final = "topic-"

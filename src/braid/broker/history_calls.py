@@ -1,6 +1,6 @@
 """The call about a topic's history: to let a chunk that somebody has joined take the place of small ones.
 
-Joining is not the broker's work (storage/compaction.py); that the segment's owner, and nobody else, changes its catalog
+Joining is not the broker's work (storage/history/compaction.py); that the segment's owner, and nobody else, changes its catalog
 is. Any broker takes the call and reaches the owner behind it. Repeating it is fine: the second swap finds the first.
 """
 

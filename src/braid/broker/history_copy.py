@@ -27,9 +27,9 @@ from braid.model.errors import (
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.ports.disk import Buffer
-from braid.storage.catalog import ChunkDescriptor
-from braid.storage.disk_objects import DiskObjects, Draft
-from braid.storage.manifest import segment_folder
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.manifest import segment_folder
+from braid.storage.objects.disk import DiskObjects, Draft
 from braid.storage.segment import Shelf
 
 PIECE_BYTES: Final = 1 << 20

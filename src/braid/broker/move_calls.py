@@ -32,7 +32,7 @@ from braid.model.ids import Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership
 from braid.ports.tasks import all_of
-from braid.storage.catalog import Frontier
+from braid.storage.history.catalog import Frontier
 
 MAX_TRIES: Final = 10
 """How often a record is looked at again that somebody else changed first."""

@@ -27,13 +27,13 @@ from braid.model.ids import Offset, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic
-from braid.storage.housekeeper import Housekeeper
-from braid.storage.log import LogConfig
-from braid.storage.manifest import write_topic_manifest
-from braid.storage.recovery_start import Source
-from braid.storage.retention import RetentionPolicy
+from braid.storage.history.housekeeper import Housekeeper
+from braid.storage.history.manifest import write_topic_manifest
+from braid.storage.history.retention import RetentionPolicy
+from braid.storage.log.log import LogConfig
+from braid.storage.log.recovery_start import Source
+from braid.storage.log.writer import FileConfig
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.storage.writer import FileConfig
 
 KEEP_LOCAL_BYTES: Final = 256 << 20
 """Of each segment whose history is in shared storage: readers a little behind the tail stay on the local disk."""

@@ -16,7 +16,7 @@ from braid.broker.refusal import told_to_clients, told_to_waiting
 from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
-from braid.storage.log import Log
+from braid.storage.log.log import Log
 from braid.wire.frame import REPLY, encode_frame
 from braid.wire.operations import FORGOTTEN, PAST_ERA, Kind, Published, encode
 

@@ -52,7 +52,7 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
 from braid.ports.tasks import all_of
-from braid.storage.housekeeper import Housekeeper
+from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.segment import Shelf, StorageMode
 
 __all__ = ["Segments", "ServedSegment"]

@@ -15,11 +15,11 @@ from braid.model.errors import InvalidArgument, InvalidConfig, ObjectStoreUnavai
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
-from braid.storage.disk_objects import DiskObjects
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.objects import Objects
+from braid.storage.log.preallocated import SpareFiles
+from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.store import Objects
 from braid.storage.segment import Shelf, StorageMode
-from braid.storage.spares import SpareFiles
 
 LOCAL = "local"
 
@@ -73,7 +73,7 @@ async def _open_objects(
         with contextlib.suppress(ObjectStoreUnavailable):
             await objects.sweep(clock.now_us())
         return StorageMode.LOCAL, objects
-    from braid.storage.object_urls import open_objects  # obstore takes 40 ms to import, and most brokers need none
+    from braid.storage.objects.urls import open_objects  # obstore takes 40 ms to import, and most brokers need none
 
     try:
         shared = open_objects(storage, disk=disk, random=random)

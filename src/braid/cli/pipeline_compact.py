@@ -12,7 +12,7 @@ from braid.cli.pipeline_session import SparkRun, check_topic, source_options, wi
 from braid.cli.quantities import SIZE
 from braid.cli.target import Target, with_target
 from braid.model.names import TopicName
-from braid.storage.compaction import DEFAULT_TARGET_BYTES, MAX_TARGET_BYTES, MIN_TARGET_BYTES
+from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, MAX_TARGET_BYTES, MIN_TARGET_BYTES
 
 if TYPE_CHECKING:
     from braid.spark.jobs.compact import Report

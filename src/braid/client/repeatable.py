@@ -2,7 +2,7 @@
 
 It is told who it is (`app`, `part`, `era`) instead of drawing an id, and takes *blocks*, tables of rows. Whoever is the
 same and gives the same blocks sends the same batches under the same numbers, and the logs recognise what they have
-(model/identity.py, storage/producers.py). For that nothing here may depend on time, on the network or on chance:
+(model/identity.py, storage/log/producers.py). For that nothing here may depend on time, on the network or on chance:
 
     block ─┬─► the segment of each row: by its key's hash; rows without a key all to one, the next one for each block
            └─► one batch for each segment that gets rows, numbered from 0 in the era, in the order of the blocks

@@ -20,8 +20,8 @@ from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
 from braid.ports.os_disk import OsDisk
 from braid.spark.options import SourceOptions
 from braid.spark.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
-from braid.storage.object_urls import open_objects
-from braid.storage.objects import Objects
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import open_objects
 
 T = TypeVar("T")
 

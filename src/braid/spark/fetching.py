@@ -18,9 +18,9 @@ from typing import Final, Protocol
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import ObjectMissing, ObjectStoreUnavailable
 from braid.spark.connection import Connection
-from braid.storage.history import DEFAULT_READ_BYTES, Span, batches_in, headers_in
-from braid.storage.object_urls import folder_of
-from braid.storage.objects import Objects
+from braid.storage.history.ranges import DEFAULT_READ_BYTES, Span, batches_in, headers_in
+from braid.storage.objects.store import Objects
+from braid.storage.objects.urls import folder_of
 
 FILE_READ_BYTES: Final = 1 << 20
 NO_BODY: Final = memoryview(b"")

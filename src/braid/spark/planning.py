@@ -35,8 +35,8 @@ from pyspark.sql.datasource import InputPartition
 
 from braid.model.errors import BrokenInvariant
 from braid.spark.snapshot import TopicSnapshot
-from braid.storage.catalog import ChunkDescriptor
-from braid.storage.manifest import segment_folder
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.manifest import segment_folder
 
 TARGET_BYTES: Final = 128 << 20
 """What one task reads: as Spark's own file sources. A task costs some 20 ms to start, 128 MiB some 300 ms to read."""

@@ -38,10 +38,10 @@ from braid.spark.planning import (
     cut_by_chunks,
 )
 from braid.spark.rows import RowBuffer
-from braid.storage.chunk import Run
 from braid.storage.handles import FooterCache
-from braid.storage.history import footer_of, spans
-from braid.storage.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.chunk import Run
+from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.ranges import footer_of, spans
 
 ROWS: Final = 16_384
 """In an Arrow batch for Spark, unless one batch has more."""

@@ -1,7 +1,7 @@
 """What a topic holds at one moment: what a read is planned from, and stays fixed to.
 
     brokers:    layout, first and last offset of each segment, whether it has ended, where its storage is
-    manifests:  which chunks hold what                       (storage/manifest.py)
+    manifests:  which chunks hold what                       (storage/history/manifest.py)
 
 With brokers, a segment has every record that a consumer could read now: chunks from storage, the rest from its owner.
 The brokers are asked first and the manifests read afterwards, so chunks reach at least as far as they did at the moment
@@ -25,9 +25,9 @@ from braid.client.retry import retrying
 from braid.model.errors import StaleRoute, TopicNotFound
 from braid.model.layout import HashRange
 from braid.ports.tasks import all_of
-from braid.storage.catalog import ChunkDescriptor
-from braid.storage.manifest import SegmentManifest, read_segment_manifest, read_topic_manifest
-from braid.storage.objects import Objects
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.manifest import SegmentManifest, read_segment_manifest, read_topic_manifest
+from braid.storage.objects.store import Objects
 from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, TopicRoute, encode
 
 if TYPE_CHECKING:

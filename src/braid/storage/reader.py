@@ -30,12 +30,12 @@ from braid.model.errors import (
 from braid.model.ids import Offset
 from braid.ports.disk import Buffer
 from braid.storage.cache import HotCache
-from braid.storage.catalog import Catalog, ChunkDescriptor
-from braid.storage.chunk import RUN_BYTES, ByteSource, Index
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
-from braid.storage.log import Log
-from braid.storage.objects import Objects
-from braid.storage.wal import Damage, WalFile
+from braid.storage.history.catalog import Catalog, ChunkDescriptor
+from braid.storage.history.chunk import RUN_BYTES, ByteSource, Index
+from braid.storage.log.log import Log
+from braid.storage.log.wal import Damage, WalFile
+from braid.storage.objects.store import Objects
 
 DEFAULT_READ_BYTES: Final = 1 << 20
 _TRIES: Final = 5

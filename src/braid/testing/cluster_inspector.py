@@ -13,7 +13,7 @@ from braid.model.layout import Layout
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
-from braid.storage.catalog import Frontier
+from braid.storage.history.catalog import Frontier
 from braid.testing.broker_clients import TOPIC
 from braid.testing.cluster_machine import ClusterMachine
 from braid.testing.history import PromiseBroken

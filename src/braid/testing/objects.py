@@ -17,8 +17,8 @@ import msgspec
 from braid.model.errors import ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.ports.clock import Clock
 from braid.ports.disk import Buffer
-from braid.storage.object_names import checked_folder, checked_name, checked_range
-from braid.storage.objects import Objects, ObjectStat
+from braid.storage.objects.names import checked_folder, checked_name, checked_range
+from braid.storage.objects.store import Objects, ObjectStat
 
 
 class MemoryObjects:

@@ -26,7 +26,7 @@ from braid.model.ids import Revision
 from braid.model.ownership import TRANSITIONS, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.model.topic import Topic
-from braid.storage.catalog import Frontier, SealedState
+from braid.storage.history.catalog import Frontier, SealedState
 from braid.testing.history import PromiseBroken
 
 Segment = tuple[str, str]

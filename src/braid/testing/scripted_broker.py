@@ -24,7 +24,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch, Offset
 from braid.ports.network import Address, Listener, Network
-from braid.storage.producers import ProducerTable
+from braid.storage.log.producers import ProducerTable
 from braid.wire.connection import Connection
 from braid.wire.frame import MAX_FRAME_BYTES, Frame
 from braid.wire.operations import (

@@ -11,10 +11,10 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log import LogConfig
-from braid.storage.objects import Objects
+from braid.storage.log.log import LogConfig
+from braid.storage.log.preallocated import SpareFiles
+from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.storage.spares import SpareFiles
 from braid.testing.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.loop import Process, Simulation
 from braid.testing.objects import Faults, FaultyObjects

@@ -15,7 +15,7 @@ named limit before anything is allocated for it.
 `commit_lag` is what lets recovery tell a torn write from damage. When a batch is written, everything but the last
 `commit_lag` records before it was already synced. So if a batch cannot be read, and a whole batch behind it says that
 it was synced, then it was lost after it had been confirmed: that is damage. Otherwise it is only a tail that was never
-confirmed (storage/recovery.py).
+confirmed (storage/log/recovery.py).
 
 `incarnation` is what lets recovery tell a batch of this log from one that is only somebody's data. A value may hold
 whole batches (a mirror, a backup of another topic), and behind an unreadable header there is no frame that says where

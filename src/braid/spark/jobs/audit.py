@@ -52,7 +52,7 @@ from braid.spark.jobs.audit_tasks import AuditPiece, packed, plan_pieces, scan_p
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.options import SourceOptions
 from braid.spark.snapshot import TopicSnapshot
-from braid.storage.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.manifest import read_segment_manifest, segment_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

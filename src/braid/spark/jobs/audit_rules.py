@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from braid.storage.manifest import SegmentManifest
+from braid.storage.history.manifest import SegmentManifest
 
 RULES: Final[Mapping[str, str]] = {
     "missing-object": "every chunk that a manifest lists is there",

@@ -18,8 +18,8 @@ from braid.spark.jobs.audit_rules import EXPIRED, Finding, SegmentFacts
 from braid.spark.jobs.audit_scan import ChunkScan, LogWalk, Seen
 from braid.spark.options import SourceOptions
 from braid.spark.snapshot import TopicSnapshot
-from braid.storage.catalog import ChunkDescriptor
-from braid.storage.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.manifest import read_segment_manifest, segment_folder
 
 TASK_BYTES: Final = 256 << 20
 """What a task reads at most, if its pieces can be divided: progress is seen, and a lost task is soon repeated."""

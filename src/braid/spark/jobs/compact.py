@@ -1,6 +1,6 @@
 """Compaction of a topic: many small chunks become few large ones, while the topic is written and read.
 
-What that means, and why it is safe, is in storage/compaction.py. Here is who does what:
+What that means, and why it is safe, is in storage/history/compaction.py. Here is who does what:
 
     driver      reads the manifests, plans runs of neighbours             plan_compaction
     executors   read a run, check every batch, store the joined object    store_joined
@@ -33,10 +33,10 @@ from braid.spark.connection import Connection
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.options import SourceOptions
 from braid.spark.snapshot import TopicSnapshot
-from braid.storage.catalog import ChunkDescriptor
-from braid.storage.compaction import DEFAULT_TARGET_BYTES, plan_compaction, store_joined
-from braid.storage.manifest import read_segment_manifest, segment_folder
-from braid.storage.object_urls import open_objects
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, plan_compaction, store_joined
+from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.objects.urls import open_objects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,9 +22,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from braid.model.errors import InvalidArgument, InvalidName
 from braid.ports.disk import Disk
-from braid.storage.disk_objects import DiskObjects
-from braid.storage.objects import Objects
-from braid.storage.remote_objects import RemoteObjects
+from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.remote import RemoteObjects
+from braid.storage.objects.store import Objects
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from braid.model.ids import Offset
-from braid.storage.wal import WalFile
+from braid.storage.log.wal import WalFile
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):

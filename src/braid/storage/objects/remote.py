@@ -27,8 +27,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, 
 
 from braid.model.errors import ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.ports.disk import Buffer
-from braid.storage.object_names import checked_folder, checked_name, checked_range, is_name
-from braid.storage.objects import Objects, ObjectStat
+from braid.storage.objects.names import checked_folder, checked_name, checked_range, is_name
+from braid.storage.objects.store import Objects, ObjectStat
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -45,7 +45,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class RemoteObjects:
-    """`store` should be bound to finite timeouts and retries; `object_urls.py` does that."""
+    """`store` should be bound to finite timeouts and retries; `urls.py` does that."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store

@@ -24,11 +24,11 @@ from braid.model.batch.header import HEADER_BYTES
 from braid.model.errors import ChunkCorrupt, RecoveryConflict
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Disk, DiskFile, FileStat
-from braid.storage import checkpoint as checkpoints
-from braid.storage.checkpoint import Checkpoint, ClosedFile
-from braid.storage.chunk import Footer, Index, read_footer
-from braid.storage.producers import ProducerTable
-from braid.storage.wal import (
+from braid.storage.history.chunk import Footer, Index, read_footer
+from braid.storage.log import checkpoint as checkpoints
+from braid.storage.log.checkpoint import Checkpoint, ClosedFile
+from braid.storage.log.producers import ProducerTable
+from braid.storage.log.wal import (
     WINDOW_BYTES,
     Damage,
     FrameWalk,

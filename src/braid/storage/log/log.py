@@ -49,12 +49,12 @@ from braid.model.topic import Durability
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
-from braid.storage.commit import Group, GroupCommit
-from braid.storage.recovery import Recovered
-from braid.storage.spares import SpareFiles
-from braid.storage.wal import WalFile
-from braid.storage.watermark import Watermark
-from braid.storage.writer import FileConfig, WalWriter
+from braid.storage.log.commit import Group, GroupCommit
+from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.recovery import Recovered
+from braid.storage.log.wal import WalFile
+from braid.storage.log.watermark import Watermark
+from braid.storage.log.writer import FileConfig, WalWriter
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):

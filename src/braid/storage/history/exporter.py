@@ -16,13 +16,13 @@ from typing import Final
 from braid.model.batch.header import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged, ObjectExists, ObjectStoreUnavailable
 from braid.model.ids import Epoch
-from braid.storage.catalog import Catalog, ChunkDescriptor
-from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
-from braid.storage.log import Log
-from braid.storage.manifest import segment_folder, write_segment_manifest
-from braid.storage.objects import Objects
-from braid.storage.wal import WalFile
+from braid.storage.history.catalog import Catalog, ChunkDescriptor
+from braid.storage.history.chunk import Footer, decode_footer
+from braid.storage.history.manifest import segment_folder, write_segment_manifest
+from braid.storage.log.log import Log
+from braid.storage.log.wal import WalFile
+from braid.storage.objects.store import Objects
 
 BATCHES_PER_TURN: Final = 256
 """How many batches are checked before other tasks get their turn: some hundred microseconds."""

@@ -20,7 +20,7 @@ from crc32c import crc32c
 from braid.model.batch.header import HEADER_BYTES, NO_KEYS, BatchHeader
 from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Epoch, Offset
-from braid.storage.producers import ROW_BYTES, ProducerTable
+from braid.storage.log.producers import ROW_BYTES, ProducerTable
 
 MAGIC: Final = b"BRDC"
 VERSION: Final = 1

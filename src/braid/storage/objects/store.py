@@ -1,7 +1,7 @@
 """Where chunks and manifests live: a flat space of immutable, named objects.
 
-One interface, two implementations: `disk_objects.py` over the disk port (`local` and `shared_fs`), because durability
-on a filesystem is ours to enforce, and `remote_objects.py` over obstore (S3 and whatever else that library speaks).
+One interface, two implementations: `disk.py` over the disk port (`local` and `shared_fs`), because durability
+on a filesystem is ours to enforce, and `remote.py` over obstore (S3 and whatever else that library speaks).
 
 Names are `/`-separated paths of the characters `A-Za-z0-9._-=%`. A name is created once and never overwritten. Errors:
 `ObjectExists`, `ObjectMissing`, and `ObjectStoreUnavailable` for everything that is not an answer: it may be tried

@@ -27,8 +27,8 @@ from braid.model.errors import (
 )
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat
 from braid.storage.handles import NO_LOG, ReadHandles
-from braid.storage.object_names import checked_folder, checked_name, checked_range, is_name
-from braid.storage.objects import ObjectStat
+from braid.storage.objects.names import checked_folder, checked_name, checked_range, is_name
+from braid.storage.objects.store import ObjectStat
 
 DRAFT_MARK = "~"
 WRITE_BYTES = 2 << 20

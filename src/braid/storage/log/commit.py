@@ -29,7 +29,7 @@ from braid.model.batch.header import BatchHeader, stamp
 from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Epoch, Offset
 from braid.ports.clock import Clock
-from braid.storage.writer import WalWriter
+from braid.storage.log.writer import WalWriter
 
 MAX_COMMIT_LAG: Final = 1 << 31
 """Sync at the latest when so many records are not: a batch states its lag in 32 bits."""

@@ -19,8 +19,8 @@ import msgspec
 from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
-from braid.storage.catalog import Catalog, ChunkDescriptor
-from braid.storage.objects import Objects
+from braid.storage.history.catalog import Catalog, ChunkDescriptor
+from braid.storage.objects.store import Objects
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ import msgspec
 
 from braid.model.errors import RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
-from braid.storage.catalog import Frontier, SealedState
+from braid.storage.history.catalog import Frontier, SealedState
 
 
 class Source(Enum):
