@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from braid.cluster.plan import Plan, Proposed
+from braid.cluster.balancing.plan import Plan, Proposed
 from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad, busiest_of

@@ -11,7 +11,7 @@ from braid.broker.topics import Topics
 from braid.cluster.leader import Leader, LeaderConfig
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
-from braid.cluster.reconcile import Decision
+from braid.cluster.ownership.leader_step import Decision
 from braid.cluster.snapshot import Snapshot
 from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper

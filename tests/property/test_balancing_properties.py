@@ -8,10 +8,10 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braid.cluster.balancing import HOUR_S, plan
+from braid.cluster.balancing.balance import HOUR_S, plan
+from braid.cluster.balancing.plan import Plan, Remark
+from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.cluster.plan import Plan, Remark
-from braid.cluster.policy import BalancePolicy
 from braid.model.cluster import BrokerState, ClusterView, PastMove, SegmentRef
 from tests.balancing_kit import MB, NOON_US, SECOND_US, after, cluster, ref
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.cluster.reconcile import DRAINED_AT_ONCE, Reason, decide, waiting
+from braid.cluster.ownership.leader_step import DRAINED_AT_ONCE, Reason, decide, waiting
 from braid.cluster.snapshot import Snapshot
 from braid.model.ids import Epoch
 from braid.model.ownership import Move, Ownership, OwnershipState

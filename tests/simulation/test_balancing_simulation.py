@@ -13,11 +13,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from braid.cluster import balancing
-from braid.cluster.balancing import HOUR_S, plan, remembered
+from braid.cluster.balancing import balance as balancing
+from braid.cluster.balancing.balance import HOUR_S, plan, remembered
+from braid.cluster.balancing.plan import Draft, Plan, Proposed, Remark
+from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.cluster.plan import Draft, Plan, Proposed, Remark
-from braid.cluster.policy import BalancePolicy
 from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, PastMove, SegmentRef
 from braid.model.load import LoadReport, Meter, SegmentLoad, busiest_of
 from tests.balancing_kit import MB, NOON_US, SECOND_US, ref

@@ -15,8 +15,8 @@ from braid.broker.cursors import Cursors
 from braid.broker.history_copy import OutgoingHistory
 from braid.broker.seats import Seats
 from braid.broker.segments import Segments, ServedSegment
-from braid.cluster import reconcile
-from braid.cluster.reconcile import Decision, Reason
+from braid.cluster.ownership import leader_step as reconcile
+from braid.cluster.ownership.leader_step import Decision, Reason
 from braid.metadata.store import Compare
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError

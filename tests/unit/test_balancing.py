@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from braid.cluster.balancing import plan, remembered
-from braid.cluster.plan import Remark
-from braid.cluster.policy import BalancePolicy
+from braid.cluster.balancing.balance import plan, remembered
+from braid.cluster.balancing.plan import Remark
+from braid.cluster.balancing.policy import BalancePolicy
 from braid.model.cluster import BrokerState, PastMove, SegmentRef
 from braid.model.errors import InvalidConfig
 from tests.balancing_kit import MB, NOON_US, SECOND_US, cluster, moved, ref, remarks
@@ -304,7 +304,7 @@ def test_a_rest_of_brokers_too_short_for_a_report_is_refused() -> None:
 
 
 def test_every_setting_of_the_policy_has_a_limit() -> None:
-    from braid.cluster.policy import _POLICY_LIMITS
+    from braid.cluster.balancing.policy import _POLICY_LIMITS
 
     assert [name for name, _, _ in _POLICY_LIMITS] == [field.name for field in msgspec.structs.fields(BalancePolicy)]
 

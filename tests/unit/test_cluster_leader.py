@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from braid.cluster.leader import DRAIN_AGAIN_S, LeaderConfig
-from braid.cluster.reconcile import DRAINED_AT_ONCE, Reason, decide
+from braid.cluster.ownership.leader_step import DRAINED_AT_ONCE, Reason, decide
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from braid.cluster.reconcile import DRAINED_AT_ONCE, Decision, decide, waiting
+from braid.cluster.ownership.leader_step import DRAINED_AT_ONCE, Decision, decide, waiting
 from braid.model.cluster import SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad

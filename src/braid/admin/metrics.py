@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 import braid
 from braid.broker.subscriptions import Progress
-from braid.cluster.reconcile import Reason
+from braid.cluster.ownership.leader_step import Reason
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker

@@ -15,7 +15,7 @@ from braid.broker.group import Consumer
 from braid.broker.reports import TopicReport, Unavailable
 from braid.broker.statistics import SegmentStatistics
 from braid.broker.subscriptions import Progress
-from braid.cluster.plan import Plan
+from braid.cluster.balancing.plan import Plan
 from braid.model.ids import Offset, SegmentId
 from braid.model.layout import SegmentInfo
 from braid.model.load import LoadReport

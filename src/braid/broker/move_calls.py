@@ -16,8 +16,8 @@ import msgspec
 from braid.broker.auth import Action, Principal
 from braid.broker.call_arguments import MoveTopic, RecoverTopic
 from braid.broker.call_services import CallServices
-from braid.cluster.moves import Wish, check_target, chosen, outcome, wish
-from braid.cluster.reconcile import target_of
+from braid.cluster.ownership.leader_step import target_of
+from braid.cluster.ownership.move_request import Wish, check_target, chosen, outcome, wish
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition

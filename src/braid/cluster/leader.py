@@ -1,7 +1,7 @@
 """The cluster leader: gives segments to brokers, drains and balances them.
 
 Every broker is a candidate, under its own lease. Who leads looks at the whole cluster whenever something changed, and
-every few seconds even if nothing did; decides (reconcile.py, balancing.py); and writes what was decided, each record by
+every few seconds even if nothing did; decides (leader_step.py, balance.py); and writes what was decided, each record by
 itself, compared with the one that it was decided on and with the leadership (`fence`): a leader that was replaced
 changes nothing (I3). It remembers nothing that it would have to carry on with, so a leader that dies between any two
 writes leaves nothing half done that its successor does not find.
@@ -21,14 +21,14 @@ from typing import Final
 
 import msgspec
 
-from braid.cluster.absences import Absences
-from braid.cluster.balancing import plan
+from braid.cluster.balancing.balance import plan
+from braid.cluster.balancing.plan import Plan
+from braid.cluster.balancing.policy import BalancePolicy
+from braid.cluster.balancing.recent_moves import BALANCE, PastMoves
+from braid.cluster.downtime import Absences
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
-from braid.cluster.past_moves import BALANCE, PastMoves
-from braid.cluster.plan import Plan
-from braid.cluster.policy import BalancePolicy
-from braid.cluster.reconcile import Decision, Reason, Waiting, decide, waiting
+from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, decide, waiting
 from braid.cluster.snapshot import KnownTopics, Snapshot, taken
 from braid.metadata import paths
 from braid.metadata.election import Election, Leadership

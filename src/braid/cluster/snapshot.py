@@ -1,7 +1,7 @@
 """What decisions about the cluster are made on: one state of the metadata, as plain values.
 
 Everything in a snapshot comes from one view, so from one revision. `gone_since` does not: no store has it. It is what
-this broker saw itself (absences.py).
+this broker saw itself (downtime.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from braid.cluster.absences import Absences
+from braid.cluster.downtime import Absences
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.placement import Tally

@@ -8,8 +8,8 @@ comes to the same id, and the logs recognise what they have. The highest bit of 
     sequence  era, 32 bits ‖ number of the record in this era and segment, 32 bits
 
 One identity writes many times: its *eras*. Each begins at number 0, a later one may begin at any time, and an earlier
-one must be complete by then (storage/log/producers.py says what logs conclude from that). Spark's micro-batches are eras:
-the next one begins when the last one is written.
+one must be complete by then (storage/log/producers.py says what logs conclude from that). Spark's micro-batches are
+eras: the next one begins when the last one is written.
 """
 
 from __future__ import annotations

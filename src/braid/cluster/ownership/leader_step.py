@@ -30,8 +30,8 @@ from typing import Final
 
 import msgspec
 
+from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.cluster.policy import BalancePolicy
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.model.cluster import BrokerState, SegmentRef
 from braid.model.ids import Revision

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from braid.cluster.balancing import remembered
+from braid.cluster.balancing.balance import remembered
+from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.owners import Owners, SegmentKey
-from braid.cluster.policy import BalancePolicy
 from braid.model.cluster import PastMove, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.ownership import Move

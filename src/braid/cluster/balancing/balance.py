@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from braid.cluster.balancing.plan import Draft, Note, Plan, Remark
+from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally
-from braid.cluster.plan import Draft, Note, Plan, Remark
-from braid.cluster.policy import BalancePolicy
 from braid.model.cluster import ClusterView, PastMove, SegmentRef
 
 HOUR_S: Final = 3_600
