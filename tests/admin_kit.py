@@ -18,7 +18,7 @@ from braid.admin.port import AdminPort
 from braid.admin.server import AdminServer
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.tls import server_tls
+from braid.broker.connections.tls import server_tls
 from braid.ports.network import Address
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from braid.broker.session import COMMIT_FRAMES
+from braid.broker.connections.session import COMMIT_FRAMES
 from braid.model.batch.columns import encode_batch
 from braid.model.batch.header import Flag, control_batch, verify
 from braid.model.errors import (

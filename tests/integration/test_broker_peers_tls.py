@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, BrokerTlsConfig
-from braid.broker.tls import peer_tls, server_tls
+from braid.broker.connections.auth import ANONYMOUS
+from braid.broker.connections.tls import peer_tls, server_tls
 from braid.model.errors import ConnectFailed, InvalidConfig
 from braid.ports.network import SocketNetwork
 from tests.tls_files import make_certificate

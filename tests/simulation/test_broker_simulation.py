@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from braid.broker import session
-from braid.broker.cursors import Cursors
-from braid.broker.delivery import Channel
-from braid.broker.segments import Segments, ServedSegment
+from braid.broker.connections import session
+from braid.broker.connections.delivery import Channel
+from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.host import Segments, ServedSegment
 from braid.client import lane, stream
 from braid.client.lane import Answered, Fate, Lane
 from braid.model.batch.header import BatchHeader

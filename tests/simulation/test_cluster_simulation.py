@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from braid.broker import opening
-from braid.broker.copies import Copies
-from braid.broker.cursors import Cursors
-from braid.broker.history_copy import OutgoingHistory
-from braid.broker.seats import Seats
-from braid.broker.segments import Segments, ServedSegment
+from braid.broker.groups.read_grants import Seats
+from braid.broker.segments import opening
+from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.history_copy import OutgoingHistory
+from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.leftover_chunks import Copies
 from braid.cluster.ownership import leader_step as reconcile
 from braid.cluster.ownership.leader_step import Decision, Reason
 from braid.metadata.store import Compare

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from braid.broker.handover import EXPORT_PATIENCE_S
+from braid.broker.segments.handover import EXPORT_PATIENCE_S
 from braid.client.client import Client
 from braid.client.producer import Producer
 from braid.metadata import paths

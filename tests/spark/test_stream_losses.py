@@ -13,7 +13,7 @@ import pytest
 import braid.sync
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.served import ServedSegment
+from braid.broker.segments.owned_segment import ServedSegment
 from braid.client.loop_thread import LoopThread
 from braid.model.errors import DataLoss
 from braid.storage.history.retention import RetentionPolicy

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from braid.broker.copies import Copies
+from braid.broker.segments.leftover_chunks import Copies
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore

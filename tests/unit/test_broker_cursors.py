@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from braid.broker.config import CursorConfig
-from braid.broker.cursors import MAX_CURSORS_PER_TXN, Cursors
+from braid.broker.segments.cursors import MAX_CURSORS_PER_TXN, Cursors
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult

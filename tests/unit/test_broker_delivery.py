@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from braid.broker.delivery import Channel, ReadAhead
+from braid.broker.connections.delivery import Channel, ReadAhead
 from braid.broker.metrics import TopicMetrics
 from braid.model.ids import Offset
 from braid.wire.operations import Kind

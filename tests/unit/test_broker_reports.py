@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from braid.broker.auth import ANONYMOUS
+from braid.broker.admin.reports import ANSWER_S, OwnerReport, why_unavailable
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.reports import ANSWER_S, OwnerReport, why_unavailable
-from braid.broker.statistics import TopicCounts
+from braid.broker.connections.auth import ANONYMOUS
+from braid.broker.segments.segment_stats import TopicCounts
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import ClientClosed, Moved, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ownership import Move, Ownership

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from braid.broker.auth import Access
 from braid.broker.config import (
     AuthConfig,
     BrokerConfig,
@@ -20,6 +19,7 @@ from braid.broker.config import (
     Limits,
     TlsConfig,
 )
+from braid.broker.connections.auth import Access
 from braid.cli.config import load_config
 from braid.cli.serve import serve
 from braid.client.stream import RELEASE_GRACE_S

@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from braid.broker import config, delivery, session
+from braid.broker import config
+from braid.broker.connections import delivery, session
 from braid.model.batch import header as batch
 from braid.model.errors import BraidError
 from braid.storage.log import producers

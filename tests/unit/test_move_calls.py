@@ -9,11 +9,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from braid.broker.auth import ANONYMOUS, Access
-from braid.broker.call_arguments import Balance, MoveTopic, NoArguments, OnBroker, RecoverTopic
-from braid.broker.call_services import CallServices
-from braid.broker.cluster_calls import ClusterCalls
-from braid.broker.move_calls import MoveCalls
+from braid.broker.admin.arguments import Balance, MoveTopic, NoArguments, OnBroker, RecoverTopic
+from braid.broker.admin.cluster_calls import ClusterCalls
+from braid.broker.admin.move_calls import MoveCalls
+from braid.broker.admin.services import CallServices
+from braid.broker.connections.auth import ANONYMOUS, Access
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Put

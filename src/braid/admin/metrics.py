@@ -27,13 +27,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 import braid
-from braid.broker.subscriptions import Progress
+from braid.broker.groups.subscriptions import Progress
 from braid.cluster.ownership.leader_step import Reason
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
     from braid.broker.metrics import Histogram
-    from braid.broker.segments import ServedSegment
+    from braid.broker.segments.host import ServedSegment
 
 MAX_SERIES: Final = 50_000
 """Of those that grow with topics: 4 MB of text, a second of a thread."""

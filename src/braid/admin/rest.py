@@ -1,4 +1,4 @@
-"""The REST API: PIP-468's two groups of paths, brokers and topology. Each call is one of `broker/calls.py`.
+"""The REST API: PIP-468's two groups of paths, brokers and topology. Each call is one of `broker/admin/calls.py`.
 
 Nothing is decided here. A handler takes a request apart, names the call, and answers with what the call returned; the
 call checks arguments and permissions, the same as when it comes over the wire.
@@ -44,7 +44,7 @@ from braid.admin.models import (
     TopicStorage,
     Topology,
 )
-from braid.broker.auth import Principal
+from braid.broker.connections.auth import Principal
 from braid.model.errors import InvalidArgument, ShuttingDown
 
 if TYPE_CHECKING:

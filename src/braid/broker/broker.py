@@ -23,28 +23,28 @@ import socket
 from typing import Final
 
 import braid
-from braid.broker.auth import Access
-from braid.broker.calls import Calls
+from braid.broker.admin.calls import Calls
+from braid.broker.admin.reports import Reports
 from braid.broker.config import BrokerConfig
-from braid.broker.controllers import NO_LEASE, Controllers
-from braid.broker.copies import Copies
+from braid.broker.connections.auth import Access
+from braid.broker.connections.delivery import ReadAhead
+from braid.broker.connections.server import Server
+from braid.broker.connections.tls import peer_tls, server_tls
 from braid.broker.data_folder import DataFolder, open_data_folder
-from braid.broker.deletion import Deletion
-from braid.broker.delivery import ReadAhead
-from braid.broker.groups import Groups
-from braid.broker.handover import HandOver
-from braid.broker.history_copy import IncomingHistory, OutgoingHistory
+from braid.broker.groups.controllers import NO_LEASE, Controllers
+from braid.broker.groups.host import Groups
+from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.load import reading
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.peer_calls import PeerCalls
-from braid.broker.peers import Peers, cluster_secret
-from braid.broker.reports import Reports
-from braid.broker.segment_access import SegmentAccesses, answer_for
-from braid.broker.segments import Segments
-from braid.broker.server import Server
-from braid.broker.shelf import opened_shelf
-from braid.broker.subscriptions import Subscriptions
-from braid.broker.tls import peer_tls, server_tls
+from braid.broker.peers.calls import PeerCalls
+from braid.broker.peers.links import Peers, cluster_secret
+from braid.broker.peers.segment_access import SegmentAccesses, answer_for
+from braid.broker.segments.deletion import Deletion
+from braid.broker.segments.handover import HandOver
+from braid.broker.segments.history_copy import IncomingHistory, OutgoingHistory
+from braid.broker.segments.host import Segments
+from braid.broker.segments.leftover_chunks import Copies
+from braid.broker.storage_context import opened_shelf
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.cluster.leader import Leader, LeaderConfig

@@ -173,7 +173,7 @@ def _on_signal(stop: asyncio.Event, number: signal.Signals) -> None:
 async def _open(config: BrokerConfig) -> tuple[Broker, AdminServer]:
     from braid.admin.port import AdminPort
     from braid.broker.broker import Broker
-    from braid.broker.tls import server_tls
+    from braid.broker.connections.tls import server_tls
     from braid.wire.address import parse_address
 
     admin_tls = server_tls(config.admin_tls) if config.admin_tls is not None else None

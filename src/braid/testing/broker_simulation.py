@@ -28,7 +28,7 @@ import msgspec
 
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
-from braid.broker.segments import ServedSegment
+from braid.broker.segments.host import ServedSegment
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from braid.broker.broker import Broker
-from braid.broker.served import ServedSegment
+from braid.broker.segments.owned_segment import ServedSegment
 from braid.metadata import paths
 from braid.model.batch.columns import decode_messages
 from braid.model.layout import Layout

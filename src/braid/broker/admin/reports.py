@@ -1,0 +1,186 @@
+"""What the owners of a topic's segments and its controller know of it, gathered from all of them: how far logs and
+subscriptions are, and who consumes.
+
+Every owner is asked once, at the same time, and has a short time to answer. Whoever does not is no reason to show
+nothing: its segments are named as unavailable, with the owner and what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from braid.broker.groups.controllers import Controllers
+from braid.broker.groups.group import Consumer
+from braid.broker.groups.host import Groups
+from braid.broker.groups.subscriptions import Progress
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.peers.calls import Arguments, PeerCalls
+from braid.broker.peers.segment_access import Ask
+from braid.broker.segments.host import Segments
+from braid.broker.segments.segment_stats import SegmentStatistics, TopicCounts, segment_statistics, topic_counts
+from braid.broker.topics import Topics
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.model.errors import BraidError, TopicNotFound
+from braid.model.ids import Offset, SegmentId
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.ports.tasks import all_of
+
+ANSWER_S: Final = 2.0
+
+
+class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker's."""
+
+    segments: dict[SegmentId, SegmentStatistics]
+    cursors: dict[SegmentId, dict[str, Offset]]
+    counts: TopicCounts
+    consumers: dict[str, dict[str, Consumer]] = {}
+    """By subscription and name, of the topic's controller."""
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    owner: str
+    """A broker's id; empty if there is none."""
+    reason: str
+
+
+class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
+    segments: dict[SegmentId, SegmentStatistics]
+    cursors: dict[SegmentId, dict[str, Offset]]
+    counts: TopicCounts
+    """Of all brokers that answered."""
+    consumers: dict[str, dict[str, Consumer]]
+    """By subscription and name; none if the controller did not answer."""
+    unavailable: dict[SegmentId, Unavailable]
+
+    def connected(self, subscription: str | None = None) -> list[str]:
+        """The names of the connected consumers, of one subscription or of all."""
+        return sorted(
+            name
+            for each, consumers in self.consumers.items()
+            for name, consumer in consumers.items()
+            if consumer.connected and subscription in (None, each)
+        )
+
+    def progress(self, subscription: str) -> dict[SegmentId, Progress]:
+        """In the segments whose owners answered."""
+        return {
+            segment: Progress(cursors[subscription], ends.earliest_offset, ends.end_offset)
+            for segment, ends in sorted(self.segments.items())
+            if subscription in (cursors := self.cursors[segment])
+        }
+
+
+class Reports:
+    def __init__(
+        self,
+        broker_id: str,
+        topics: Topics,
+        segments: Segments,
+        owners: Owners,
+        members: Members,
+        metrics: BrokerMetrics,
+        groups: Groups,
+        controllers: Controllers,
+        ask: Ask,
+    ) -> None:
+        self._broker_id = broker_id
+        self._topics = topics
+        self._segments = segments
+        self._owners = owners
+        self._members = members
+        self._metrics = metrics
+        self._groups = groups
+        self._controllers = controllers
+        self._ask = ask
+
+    def answer_for(self, calls: PeerCalls) -> None:
+        calls.register("report_topic", self._on_call)
+
+    async def of_topic(self, topic: TopicName) -> TopicReport:
+        found = self._topics.get(topic.path)
+        records = {
+            segment_id: self._owners.find(SegmentName.of(topic, info))
+            for segment_id, info in found.layout.segments.items()
+        }
+        owners = {segment_id: record.owner for segment_id, record in records.items() if record is not None}
+        controller = self._controllers.table.get(topic.path)
+        wanted = [self._broker_id, *owners.values(), controller.broker if controller is not None else ""]
+        asked = [*dict.fromkeys(broker for broker in wanted if broker)]
+        answers = await all_of(self._of_broker(each, topic, found.id) for each in asked)
+        by_owner = dict(zip(asked, answers, strict=True))
+        reports = [each for each in answers if isinstance(each, OwnerReport)]
+        segments: dict[SegmentId, SegmentStatistics] = {}
+        cursors: dict[SegmentId, dict[str, Offset]] = {}
+        consumers: dict[str, dict[str, Consumer]] = {}
+        for report in reports:
+            segments |= report.segments
+            cursors |= report.cursors
+            consumers |= report.consumers
+        unavailable = {
+            segment_id: why_unavailable(record, by_owner)
+            for segment_id, record in records.items()
+            if segment_id not in segments
+        }
+        counts = _sum(report.counts for report in reports)
+        return TopicReport(
+            segments=segments, cursors=cursors, counts=counts, consumers=consumers, unavailable=unavailable
+        )
+
+    async def _of_broker(self, broker_id: str, topic: TopicName, topic_id: int) -> OwnerReport | str:
+        """Its report, or why there is none."""
+        if broker_id == self._broker_id:
+            return self._own(topic)
+        if not self._members.is_live(broker_id):
+            return f"broker {broker_id} is gone, and it waits for it"
+        about = {"topic": topic.path, "topic_id": topic_id}
+        try:
+            answer = await self._ask(broker_id, "report_topic", about, timeout_s=ANSWER_S)
+        except BraidError as error:
+            return f"broker {broker_id} does not answer for it: {error}"
+        return msgspec.convert(answer, OwnerReport)
+
+    async def _on_call(self, arguments: Arguments) -> OwnerReport:
+        topic = TopicName.parse(arguments["topic"])
+        if self._topics.get(topic.path).id != arguments["topic_id"]:
+            raise TopicNotFound(f"topic {topic} was deleted and created again")
+        return self._own(topic)
+
+    def _own(self, topic: TopicName) -> OwnerReport:
+        return OwnerReport(
+            segments=segment_statistics(self._broker_id, self._segments, topic),
+            cursors={each.name.id: each.cursors.all() for each in self._segments.of_topic(topic.path)},
+            counts=topic_counts(self._metrics, topic),
+            consumers=self._groups.of_topic(topic.path),
+        )
+
+
+def why_unavailable(record: Ownership | None, answers: Mapping[str, OwnerReport | str]) -> Unavailable:
+    if record is None:
+        return Unavailable("", "no broker was given it so far")
+    answer = answers[record.owner]
+    if record.state is OwnershipState.SEALED:  # Whatever its last owner says or does.
+        to = record.move.to if record.move is not None else ""
+        reason = f"it is moving from broker {record.owner} to {f'broker {to}' if to else 'another one'}"
+    elif isinstance(answer, str):
+        reason = answer
+    elif record.state is OwnershipState.ASSIGNED:
+        reason = f"broker {record.owner} is opening it"
+    elif record.move is not None:
+        reason = f"broker {record.owner} is handing it over"
+    else:
+        reason = "its owner does not serve it at the moment"
+    return Unavailable(record.owner, reason)
+
+
+def _sum(counts: Iterable[TopicCounts]) -> TopicCounts:
+    total = dict.fromkeys(TopicCounts.__struct_fields__, 0)
+    for each in counts:
+        for name in total:
+            total[name] += getattr(each, name)
+    return TopicCounts(**total)

@@ -1,0 +1,42 @@
+"""What the administrative calls need of their broker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from braid.broker.admin.reports import Reports
+from braid.broker.config import BrokerConfig
+from braid.broker.connections.auth import Access
+from braid.broker.groups.host import Groups
+from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.peers.segment_access import SegmentAccesses
+from braid.broker.segments.deletion import Deletion
+from braid.broker.segments.host import Segments
+from braid.broker.topics import Topics
+from braid.broker.topology import TopologyView
+from braid.cluster.leader import Leader
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.metadata.store import Store
+
+
+class CallServices(Protocol):
+    id: str
+    store: Store
+    metrics: BrokerMetrics
+    topics: Topics
+    segments: Segments
+    accesses: SegmentAccesses
+    subscriptions: Subscriptions
+    reports: Reports
+    groups: Groups
+    access: Access
+    topology: TopologyView
+    owners: Owners
+    members: Members
+    leader: Leader
+    deletion: Deletion
+
+    @property
+    def config(self) -> BrokerConfig: ...

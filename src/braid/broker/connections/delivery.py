@@ -1,0 +1,229 @@
+"""A channel: one segment's batches on their way to one consumer.
+
+The consumer grants credit in bytes and the channel never sends beyond it; if the next batch alone is larger than all
+credit, it says how much it needs (NEED) and waits. It also waits while the connection cannot take more. A consumer that
+stops reading so costs what it granted, no more, and nobody else notices (I12).
+
+At the live tail no task is involved: when the log's watermark rises, the batches are taken from the hot cache and sent
+in the same call. A channel that is further behind has one task that reads files and chunks until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from braid.broker.connections.error_mapping import told_to_clients, told_to_readers
+from braid.broker.metrics import TopicMetrics
+from braid.model.errors import BraidError, BrokenInvariant, DiskError
+from braid.model.ids import Offset
+from braid.storage.reader import Batch, LogReader
+from braid.storage.segment import SegmentStorage
+from braid.wire.connection import Connection
+from braid.wire.operations import END_OF_SEGMENT, Closed, Delivery, Kind, Need, encode
+
+MAX_CREDIT: Final = 1 << 31
+"""More than this at once is no wish but a mistake."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ReadAhead:
+    """The memory that all channels of a broker may use for pieces that they read before they can send them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.left = max_bytes
+
+    def take(self, size: int) -> bool:
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+    def give(self, size: int) -> None:
+        self.left += size
+
+
+class Channel:
+    def __init__(
+        self,
+        number: int,
+        connection: Connection,
+        storage: SegmentStorage,
+        offset: Offset,
+        credit: int,
+        *,
+        subscription: str | None,
+        read_bytes: int,
+        read_ahead: ReadAhead,
+        metrics: TopicMetrics,
+        on_end: Callable[[Channel], None],
+    ) -> None:
+        self.number: Final = number
+        self.subscription: Final = subscription
+        """None for a consumer that keeps its positions itself."""
+        self.offset = offset
+        """The next offset to send."""
+        self.delivered_bytes = 0
+        self.ended = False
+        self.finished = False
+        """All of a sealed segment is sent. A subscription's channel stays for its acks, until somebody ends it."""
+        self._connection = connection
+        self._storage = storage
+        self._credit = credit
+        self._needed = 0
+        """The size of a batch that needs more credit than there is."""
+        self._blocked_at = -1
+        """A watermark below which no whole batch is left, though it lies above our offset."""
+        self._read_bytes = read_bytes
+        self._read_ahead = read_ahead
+        self._metrics = metrics
+        self._on_end = on_end
+        self._reading: asyncio.Task[None] | None = None
+
+    def grant(self, credit: int) -> None:
+        self._credit = min(self._credit + credit, MAX_CREDIT)
+        self.pump()
+
+    def deliver(self) -> None:
+        """The watermark has risen: send what can be sent, in this turn and not at its end."""
+        self._connection.cork()
+        try:
+            self.pump()
+        finally:
+            self._connection.flush()
+
+    def pump(self) -> None:
+        """Send what can be sent now. Called whenever one of the reasons to wait may have gone."""
+        if self._reading is not None or self.finished:
+            return
+        log = self._storage.log
+        while not self.ended and self._may_send():
+            end = log.confirmed.value
+            if self.offset >= end:
+                if log.seal_is_durable and self.offset >= log.end:
+                    self._finish()
+                elif (error := log.ended) is not None:
+                    self.fail(error)
+                return
+            if end == self._blocked_at:
+                return
+            cached = self._storage.sources.cache.get(log.number, self.offset, self._allowed_bytes(), end)
+            if not cached:
+                self._reading = asyncio.get_running_loop().create_task(self._read_behind())
+                return
+            self._send([Batch(header, data) for header, data in cached])
+
+    def _finish(self) -> None:
+        message = f"the segment ends at offset {self.offset}"
+        if self.subscription is None:
+            self.close(END_OF_SEGMENT, message, retriable=False)
+        else:
+            self.finished = True
+            self._connection.send(Kind.CLOSED, encode(Closed(self.number, END_OF_SEGMENT, message, retriable=False)))
+
+    def close(self, code: str, message: str, *, retriable: bool) -> None:
+        """End the channel and tell the consumer why."""
+        if not self.ended:
+            self._connection.send(Kind.CLOSED, encode(Closed(self.number, code, message, retriable)))
+            self.drop()
+
+    def fail(self, error: BraidError) -> None:
+        error = told_to_clients(error)
+        self.close(error.code, str(error), retriable=error.retriable)
+
+    def drop(self) -> None:
+        """End the channel without a word: the consumer closed it, or is gone."""
+        if not self.ended:
+            self.ended = True
+            if self._reading is not None:
+                self._reading.cancel()
+            self._on_end(self)
+
+    def _may_send(self) -> bool:
+        return self._credit > 0 and self._credit >= self._needed and not self._connection.congested
+
+    def _allowed_bytes(self) -> int:
+        return min(self._credit, self._read_bytes)
+
+    def _send(self, batches: Sequence[Batch]) -> None:
+        """Send as many of these batches, which begin at our offset, as the credit allows."""
+        if self.ended:
+            return
+        size = records = count = 0
+        payload = []
+        for header, data in batches:
+            if size + len(data) > self._credit:
+                break
+            size += len(data)
+            payload.append(data)
+            records += header.next_offset - max(header.base_offset, self.offset)
+            count += 1
+            self.offset = header.next_offset
+        if not payload:
+            self._needed = len(batches[0].data)
+            self._connection.send(Kind.NEED, encode(Need(self.number, self._needed)))
+            return
+        self._needed = 0
+        self._credit -= size
+        end = self._storage.log.confirmed.value
+        self._connection.send(Kind.DELIVER, encode(Delivery(self.number, end)), payload)
+        self._metrics.delivered_batches += count
+        self._metrics.delivered_records += records
+        self._metrics.delivered_bytes += size
+        self.delivered_bytes += size
+
+    async def _read_behind(self) -> None:
+        """Read and send until this channel has caught up with the cache, or has to wait. While one piece is sent, the
+        next one is read, if the broker has memory for it."""
+        storage = self._storage
+        reader = storage.reader(self.offset)
+        ahead: asyncio.Task[list[Batch]] | None = None
+        try:
+            while not self.ended and self._may_send():
+                end = storage.log.confirmed.value
+                if ahead is None:
+                    reader.offset = self.offset
+                    batches = await reader.read_available(self._allowed_bytes())
+                else:
+                    batches = await ahead
+                    self._end_ahead(ahead)
+                    ahead = None
+                if not batches:
+                    self._blocked_at = end
+                    break
+                ahead = self._begin_ahead(reader, sum(len(batch.data) for batch in batches))
+                self._send(batches)
+                if self.offset != batches[-1].header.next_offset:
+                    break  # The credit ended on the way: what is read ahead does not come next.
+                self._connection.flush()
+                if self._connection.congested:
+                    await self._connection.drained()
+        except BraidError as error:
+            if isinstance(error, DiskError):
+                _log.error("offset %d of %s could not be read: %s", self.offset, storage.log.folder, error)
+            self.fail(told_to_readers(error))
+        except Exception as error:
+            _log.exception("a channel broke")
+            self.fail(BrokenInvariant(f"reading at offset {self.offset} broke: {error!r}"))
+        finally:
+            if ahead is not None:
+                self._end_ahead(ahead)
+            self._reading = None
+        self.pump()
+
+    def _begin_ahead(self, reader: LogReader, sending: int) -> asyncio.Task[list[Batch]] | None:
+        """Begin to read what comes behind `sending` bytes."""
+        allowed = min(self._credit - sending, self._read_bytes)
+        if allowed < self._read_bytes or not self._read_ahead.take(allowed):
+            return None
+        return asyncio.get_running_loop().create_task(reader.read_available(allowed))
+
+    def _end_ahead(self, ahead: asyncio.Task[list[Batch]]) -> None:
+        self._read_ahead.give(self._read_bytes)
+        if not ahead.done():
+            ahead.cancel()
+        elif not ahead.cancelled():
+            ahead.exception()  # Whoever reads there next will meet it again.

@@ -1,0 +1,96 @@
+"""The consumers that joined over one connection. Their groups live in broker/groups/host.py, if this broker is the topic's
+controller; their channels live on connections to the owners of segments, which may be others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from braid.broker.groups.group import Assigned
+from braid.broker.groups.host import Groups
+from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.topics import Topics
+from braid.model.errors import BraidError, InvalidArgument, NotServing
+from braid.model.names import TopicName, check_name
+from braid.model.subscription import SubscriptionKind
+from braid.wire.connection import Connection
+from braid.wire.operations import Assignment, Expelled, Join, Joined, Kind, Leave, Release, encode
+
+
+class Membership:
+    """One consumer's place in a subscription."""
+
+    def __init__(self, connection: Connection, on_expelled: Callable[[Membership], None]) -> None:
+        self.number = 0
+        """Of the session; known when it has joined."""
+        self._connection = connection
+        self._on_expelled = on_expelled
+
+    def assign(self, assigned: Assigned) -> None:
+        """Pushed at the end of this turn, so that it follows the reply to the JOIN that caused it."""
+        asyncio.get_running_loop().call_soon(self._push, assigned)
+
+    def expelled(self, error: BraidError) -> None:
+        self._on_expelled(self)
+        expelled = Expelled(self.number, error.code, str(error), error.retriable)
+        self._connection.send(Kind.EXPEL, encode(expelled))
+
+    def _push(self, assigned: Assigned) -> None:
+        assignment = Assignment(self.number, assigned.number, assigned.segments, assigned.term, assigned.grants)
+        self._connection.send(Kind.ASSIGN, encode(assignment))
+
+
+class Memberships:
+    def __init__(self, connection: Connection, topics: Topics, subscriptions: Subscriptions, groups: Groups) -> None:
+        self._connection: Final = connection
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._groups = groups
+        self._members: dict[int, Membership] = {}
+
+    async def join(self, topic: TopicName, join: Join) -> Joined:
+        check_name("subscription", join.subscription)
+        check_name("consumer", join.consumer)
+        kind = _subscription_kind(join.kind)
+        await self._groups.control(topic)  # Before anything is made here that another broker is asked for.
+        _, created = await self._subscriptions.ensure(
+            topic, join.subscription, kind=kind, start=join.start, create=join.create
+        )
+        found = self._topics.get(topic.path)
+        member = Membership(self._connection, self._forget)
+        number = await self._groups.join(topic, join.subscription, join.consumer, member)
+        if self._connection.closing:
+            self._groups.disconnected(number)
+        else:
+            member.number = number
+            self._members[number] = member
+        return Joined(number, found.id, created)
+
+    def release(self, release: Release) -> None:
+        if release.session not in self._members:
+            raise NotServing(f"session {release.session} is not one of this connection: join again")
+        self._groups.released(release.session, release.segment)
+
+    async def leave(self, leave: Leave) -> None:
+        """Leaving twice is fine."""
+        member = self._members.pop(leave.session, None)
+        if member is not None:
+            await self._groups.leave(member.number)
+
+    def lost(self) -> None:
+        """The connection is over."""
+        for number in self._members:
+            self._groups.disconnected(number)
+        self._members.clear()
+
+    def _forget(self, member: Membership) -> None:
+        self._members.pop(member.number, None)
+
+
+def _subscription_kind(kind: str) -> SubscriptionKind:
+    try:
+        return SubscriptionKind(kind)
+    except ValueError:
+        known = ", ".join(each.value for each in SubscriptionKind)
+        raise InvalidArgument(f"{kind!r} is no kind of subscription: choose one of {known}") from None

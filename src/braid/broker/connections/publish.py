@@ -1,0 +1,129 @@
+"""Publishing to one segment: a batch is checked, gets its place in the log, and is confirmed when the log says so.
+
+The queue holds what has a place and waits for the `confirmed` watermark. It is in order of offsets, so a rise of the
+watermark confirms a prefix of it: the confirms of one commit go out together, each connection written once. When the
+log fails, everything that waits is refused with the log's error: it may be stored or not, and a retry finds out (I10).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from braid.broker.connections.error_mapping import told_to_clients, told_to_waiting
+from braid.broker.metrics import BrokerMetrics, TopicMetrics
+from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, verify
+from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
+from braid.model.layout import HashRange
+from braid.storage.log.log import Log
+from braid.wire.frame import REPLY, encode_frame
+from braid.wire.operations import FORGOTTEN, PAST_ERA, Kind, Published, encode
+
+_PUBLISH: Final = int(Kind.PUBLISH)
+
+
+class Publisher(Protocol):
+    """A connection that publishes. `size` is what the batch counts against its limit of bytes in flight."""
+
+    def confirm(self, frame: bytes, size: int) -> None:
+        """`frame` is the whole confirm."""
+
+    def refuse(self, request: int, size: int, error: BraidError) -> None: ...
+
+    def flush(self) -> None:
+        """Write what was confirmed or refused."""
+
+
+_Waiting = tuple[int, Publisher, int, int, bytes, float]
+"""Next offset, publisher, request, size, the confirm as a frame, when it came. A plain tuple: one for each batch."""
+
+
+class PublishQueue:
+    def __init__(
+        self,
+        log: Log,
+        hashes: HashRange,
+        broker_metrics: BrokerMetrics,
+        topic_metrics: TopicMetrics,
+        time: Callable[[], float],
+    ) -> None:
+        self._log = log
+        self._hashes = hashes
+        self._broker_metrics = broker_metrics
+        self._topic_metrics = topic_metrics
+        self._time = time
+        self.taken_bytes = 0
+        """Of all batches that got a place here."""
+        self._waiting: deque[_Waiting] = deque()
+        log.confirmed.follow(self._on_confirmed)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, batch: memoryview, publisher: Publisher, request: int) -> None:
+        """Give a batch its place. Raises when it has none; otherwise `publisher` hears of it later, exactly once.
+
+        Whoever calls this calls `commit` before the turn of the loop ends, behind the last one.
+        """
+        size = len(batch)
+        if size > MAX_BATCH_BYTES:
+            raise BatchTooLarge(f"a batch of {size} bytes is above the limit of {MAX_BATCH_BYTES}")
+        header = verify(batch)
+        hashes = self._hashes
+        if header.min_key_hash <= header.max_key_hash and not (
+            hashes.start <= header.min_key_hash and header.max_key_hash <= hashes.end
+        ):
+            raise StaleRoute(
+                f"the batch has key hashes {header.min_key_hash:04x} to {header.max_key_hash:04x}, "
+                f"this segment takes {hashes}: route it by the topic's present layout"
+            )
+        try:
+            base, next_offset, duplicate = self._log.append(batch, header, commit=False)
+        except (Fenced, LogClosed) as error:
+            raise told_to_clients(error) from error
+        published = encode(Published(self._forgotten(header) if base is None else base, duplicate))
+        confirm = encode_frame(_PUBLISH, published, request=request, flags=REPLY)
+        metrics = self._topic_metrics
+        if duplicate:
+            metrics.duplicate_batches += 1
+        else:
+            metrics.published_batches += 1
+            metrics.published_records += header.count
+            metrics.published_bytes += size
+            self.taken_bytes += size
+        self._broker_metrics.batch_bytes.observe(size)
+        self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
+        if duplicate:
+            self._on_confirmed()  # It may be confirmed already, and nothing may follow it.
+
+    def _forgotten(self, header: BatchHeader) -> int:
+        """Instead of the offset of a retried batch whose place is no longer remembered."""
+        return PAST_ERA if self._log.has_later_era(header) else FORGOTTEN
+
+    def commit(self) -> None:
+        """The disk may have what was taken."""
+        self._log.commit()
+
+    def _on_confirmed(self) -> None:
+        waiting = self._waiting
+        if not waiting:
+            return
+        confirmed = self._log.confirmed
+        value = confirmed.value
+        now = self._time()
+        observe = self._broker_metrics.publish_latency_s.observe
+        publishers: dict[Publisher, None] = {}
+        while waiting and waiting[0][0] <= value:
+            _, publisher, _, size, confirm, received_at = waiting.popleft()
+            publisher.confirm(confirm, size)
+            publishers[publisher] = None
+            observe(now - received_at)
+        if confirmed.error is not None:
+            error = told_to_waiting(confirmed.error)
+            while waiting:
+                _, publisher, request, size, _, _ = waiting.popleft()
+                publisher.refuse(request, size, error)
+                publishers[publisher] = None
+        for publisher in publishers:
+            publisher.flush()

@@ -1,0 +1,163 @@
+"""The listening port: accepts connections up to the limit, and lets go of those that are silent or may not stay.
+
+One timer for all connections, not one each: a thousand idle ones cost a loop over a thousand numbers every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import Final
+
+from braid.broker.connections.session import Services, Session
+from braid.broker.topology import encoded_topology
+from braid.model.errors import BraidError, ConnectionLost, InvalidConfig, Overloaded, ShuttingDown, Unauthenticated
+from braid.ports.clock import Clock
+from braid.ports.network import Address, Listener, Network
+from braid.wire.connection import Connection
+from braid.wire.operations import Kind
+
+SWEEP_S: Final = 1.0
+SILENT_PERIODS: Final = 3
+SLOWEST_BYTES_PER_S: Final = 64 << 10
+"""A frame may take longer than the silence that ends a connection if it comes at least this fast."""
+
+LAST_WORDS_S: Final = 1.0
+"""How long a client that reads slowly gets to take what was queued for it when the broker stops."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Server:
+    def __init__(self, services: Services, network: Network, clock: Clock) -> None:
+        self._services = services
+        self._network = network
+        self._clock = clock
+        self._sessions: dict[Session, None] = {}
+        self._empty = asyncio.Event()
+        """No connection is open."""
+        self._empty.set()
+        self._listener: Listener | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._changed: dict[str, None] = {}
+        """Topics whose new routing is pushed at the end of this turn."""
+        services.topology.on_change.append(self.announce)
+
+    async def listen(self, address: Address) -> Address:
+        try:
+            self._listener = await self._network.listen(address.host, address.port, self._accept)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise InvalidConfig(
+                f"cannot listen on {address.host}:{address.port}: {reason}; is another broker running?"
+            ) from error
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        return self._listener.address
+
+    def _accept(self) -> Connection:
+        metrics = self._services.metrics
+        session = Session(self._services, self._on_end)
+        connection = session.connection
+        self._sessions[session] = None
+        self._empty.clear()
+        metrics.connections += 1
+        metrics.connections_total += 1
+        if len(self._sessions) > self._services.limits.max_connections:
+            limit = self._services.limits.max_connections
+            asyncio.get_running_loop().call_soon(self._turn_away, session, Overloaded(f"{limit} clients are connected"))
+        return connection
+
+    def _turn_away(self, session: Session, error: BraidError) -> None:
+        self._services.metrics.connections_refused[error.code] += 1
+        peer = session.connection.peer
+        _log.info("the connection of %s is ended: %s", peer, error, extra={"peer": peer, "code": error.code})
+        session.connection.refuse(error)
+
+    def _on_end(self, session: Session) -> None:
+        metrics = self._services.metrics
+        if session in self._sessions:
+            del self._sessions[session]
+            if not self._sessions:
+                self._empty.set()
+            metrics.connections -= 1
+            metrics.received_bytes += session.connection.received_bytes
+            metrics.sent_bytes += session.connection.sent_bytes
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent, by connections that are gone and those that are here."""
+        metrics = self._services.metrics
+        received = metrics.received_bytes + sum(each.connection.received_bytes for each in self._sessions)
+        sent = metrics.sent_bytes + sum(each.connection.sent_bytes for each in self._sessions)
+        return received, sent
+
+    def announce(self, path: str) -> None:
+        """A topic's routing may have changed: tell those who asked for it, if it has. Changes of one turn are told
+        together."""
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._push_changes)
+        self._changed[path] = None
+
+    def _push_changes(self) -> None:
+        """What causes a push is content: who was told the same before is told nothing."""
+        changed, self._changed = self._changed, {}
+        topology = self._services.topology
+        bodies: dict[str, bytes] = {}
+        for session in self._sessions:
+            for path in sorted(changed.keys() & session.watched.keys()):
+                route = topology.encoded(path)
+                if session.watched[path] != route:
+                    session.watched[path] = route
+                    if path not in bodies:
+                        bodies[path] = encoded_topology(topology.generation, [route])
+                    session.connection.send(Kind.TOPOLOGY, bodies[path])
+
+    def adopted_generation(self) -> int | None:
+        """The lowest generation that the routing of a client reflects, of those that tell; None if none does."""
+        return min((acked for each in self._sessions if (acked := each.acked_generation) is not None), default=None)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        limits = self._services.limits
+        now, wall = loop.time(), self._clock.now_us() / 1e6
+        for session in list(self._sessions):
+            if session.connection.closing:
+                continue
+            if session.expired(wall):
+                self._turn_away(session, Unauthenticated("the token has expired; connect again with a new one"))
+                continue
+            if session.paused:  # We do not read from it: its silence says nothing.
+                if (stuck_s := session.stuck_s(now)) > SILENT_PERIODS * limits.heartbeat_s:
+                    error = ConnectionLost(f"the client took nothing of what waits for it for {stuck_s:.0f} s")
+                    self._services.metrics.connections_refused[error.code] += 1
+                    session.connection.abort(error)
+                continue
+            silent_s = now - session.framed_at
+            if session.principal is None:
+                if silent_s > limits.hello_timeout_s:
+                    self._turn_away(session, ConnectionLost(f"no hello within {limits.hello_timeout_s:g} s"))
+                continue
+            patience_s = SILENT_PERIODS * limits.heartbeat_s
+            patience_s += session.connection.frames.partial_bytes / SLOWEST_BYTES_PER_S
+            if silent_s > patience_s:
+                self._turn_away(session, ConnectionLost(f"no whole frame came for {silent_s:.0f} s"))
+
+    async def stop_listening(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def close(self) -> None:
+        """Close every connection, after what was queued for it has been written as far as it takes it."""
+        await self.stop_listening()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for session in list(self._sessions):
+            session.connection.refuse(ShuttingDown(f"broker {self._services.id} is stopping"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._empty.wait()
+        for session in list(self._sessions):
+            session.connection.abort(ShuttingDown(f"broker {self._services.id} is stopping"))
+        await self._empty.wait()

@@ -1,0 +1,581 @@
+"""The broker's side of one connection.
+
+Frames are handled in the order in which they come. What can be answered at once is (publishes take their place in the
+log, credit is granted, acks are noted); what has to wait for metadata or storage runs in a task of its own, so that it
+holds up nothing behind it.
+
+A connection costs a bounded amount (I12): requests that are not answered yet, bytes of batches that are not confirmed,
+and frames that the peer does not take are all counted, and above their limits the broker stops reading from it. That is
+the only way in which a client is slowed down; nothing that it sent is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from braid.broker.admin.calls import Calls
+from braid.broker.config import Limits
+from braid.broker.connections.auth import Access, Action, Principal
+from braid.broker.connections.delivery import MAX_CREDIT, Channel, ReadAhead
+from braid.broker.connections.error_mapping import told_to_clients
+from braid.broker.connections.membership import Memberships
+from braid.broker.connections.publish import PublishQueue
+from braid.broker.groups.host import Groups
+from braid.broker.groups.read_grants import Seat
+from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.peers.calls import PeerCalls
+from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.topics import Topics
+from braid.broker.topology import TopologyView, encoded_topology
+from braid.model.errors import (
+    BraidError,
+    BrokenInvariant,
+    InvalidArgument,
+    NotServing,
+    OffsetOutOfRange,
+    Overloaded,
+    PermissionDenied,
+    ProtocolError,
+    ShuttingDown,
+    StaleRoute,
+    TopicNotFound,
+    Unauthenticated,
+    UnknownOperation,
+    UnsupportedVersion,
+)
+from braid.model.ids import Offset
+from braid.model.names import TopicName
+from braid.wire.connection import Connection
+from braid.wire.frame import REPLY, Frame
+from braid.wire.operations import (
+    MAGIC,
+    RESET,
+    VERSION,
+    Ack,
+    AdminReply,
+    AdminRequest,
+    Close,
+    Credit,
+    Hello,
+    HelloReply,
+    Join,
+    Kind,
+    Leave,
+    Open,
+    Opened,
+    PeerReply,
+    PeerRequest,
+    Positions,
+    PositionsRequest,
+    Release,
+    Route,
+    TopologyAck,
+    TopologyRequest,
+    decode,
+    encode,
+)
+
+MAX_ROUTES: Final = 1_024
+"""Publish routes that a connection remembers by their bytes."""
+MAX_ROUTE_BYTES: Final = 1_024
+"""None that a client has reason to send is longer; a longer one is looked up each time."""
+MAX_WATCHED_TOPICS: Final = 4_096
+"""Topics whose changes one connection is told of: the last ones that it asked for."""
+COMMIT_FRAMES: Final = 16
+"""Of many that came together, so many begin their way to the disk while the next are looked at."""
+EARLIEST: Final = -1
+_PUBLISH: Final = int(Kind.PUBLISH)
+"""A plain number, for the one operation that comes by the thousand: a member of an enum takes longer to compare."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Services(Protocol):
+    """What a session needs of its broker."""
+
+    id: str
+    limits: Limits
+    metrics: BrokerMetrics
+    topics: Topics
+    segments: Segments
+    subscriptions: Subscriptions
+    groups: Groups
+    calls: Calls
+    peer_calls: PeerCalls
+    access: Access
+    topology: TopologyView
+    read_ahead: ReadAhead
+    ready: bool
+    closing: bool
+
+
+class Session:
+    def __init__(self, services: Services, on_end: Callable[[Session], None]) -> None:
+        self._services = services
+        self._limits: Final = services.limits
+        self._metrics: Final = services.metrics
+        self._on_end = on_end
+        self.connection: Connection = Connection(self)
+        self.principal: Principal | None = None
+        self.client = ""
+        self._loop = asyncio.get_running_loop()
+        self.framed_at = self._loop.time()
+        """When the peer last completed a frame; until then, when it came."""
+        self.watched: dict[str, bytes] = {}
+        """Topics whose changes the peer is told of: the routing that it was told last, encoded."""
+        self.acked_generation: int | None = None
+        """Up to which the peer's routing reflects what it was told here; None until it has said so."""
+        self._routes: dict[bytes, ServedSegment] = {}
+        self._channels: dict[int, tuple[Channel, ServedSegment]] = {}
+        self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
+        self._taking: PublishQueue | None = None
+        """Where the publishes go that are being handled."""
+        self._requests = 0
+        self._bytes = 0
+        self._congested = False
+        self._paused = False
+        self._taken = -1
+        self._taken_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What the connection calls.
+
+    def on_connected(self, connection: Connection) -> None:  # noqa: ARG002
+        self.framed_at = self._loop.time()
+
+    def on_frames(self, frames: Sequence[Frame]) -> None:
+        self.framed_at = self._loop.time()
+        self.connection.cork()
+        try:
+            for number, frame in enumerate(frames, 1):
+                if frame.flags:
+                    raise ProtocolError("a client sent a reply; brokers ask clients nothing")
+                try:
+                    self._on_frame(frame)
+                except ProtocolError as error:
+                    if isinstance(error, UnknownOperation) and self.principal is not None:
+                        self._refuse(frame, error)
+                        continue
+                    self._count_error(frame.kind, error)
+                    peer = self.connection.peer
+                    _log.info("%s broke the protocol: %s", peer, error, extra={"peer": peer})
+                    raise
+                except BraidError as error:
+                    self._refuse(frame, error)
+                if not number % COMMIT_FRAMES and self._taking is not None:
+                    self._taking.commit()
+        finally:
+            self._commit_publishes(None)
+            self.connection.flush()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.principal is None:
+            if frame.kind != Kind.HELLO:
+                raise ProtocolError("the first frame of a connection is HELLO")
+            return self._on_hello(frame)
+        if frame.kind == _PUBLISH:
+            return self._on_publish(frame)
+        handler = _AT_ONCE.get(frame.kind)
+        if handler is not None:
+            self._metrics.requests[_name_of(frame.kind)] += 1
+            return handler(self, frame)
+        slow = _IN_A_TASK.get(frame.kind)
+        if slow is None:
+            raise UnknownOperation(f"operation {frame.kind} is unknown to this broker, which speaks version {VERSION}")
+        self._metrics.requests[_name_of(frame.kind)] += 1
+        return self._answer_later(frame, slow(self, frame))
+
+    def _answer_later(self, frame: Frame, work: Coroutine[Any, Any, bytes]) -> None:
+        self._count_in(0)
+        task = self._loop.create_task(self._answer(frame, work), name=_name_of(frame.kind))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, frame: Frame, work: Awaitable[bytes]) -> None:
+        try:
+            body = await work
+            self.connection.reply(frame, body)
+        except BraidError as error:
+            self._refuse(frame, error)
+        except Exception as error:
+            _log.exception("%s broke", _name_of(frame.kind))
+            self._refuse(frame, BrokenInvariant(f"{_name_of(frame.kind)} broke in the broker: {error!r}"))
+        finally:
+            self._count_out(0)
+
+    def _refuse(self, frame: Frame, error: BraidError) -> None:
+        error = told_to_clients(error)
+        self._count_error(frame.kind, error)
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            who = self.principal.name if self.principal is not None else "?"
+            about = {
+                "peer": self.connection.peer,
+                "principal": who,
+                "operation": _name_of(frame.kind),
+                "code": error.code,
+            }
+            _log.warning("%s was refused %s: %s", self.connection.peer, _name_of(frame.kind), error, extra=about)
+        self.connection.reply_error(frame.kind, frame.request, error)
+
+    def _count_error(self, kind: int, error: BraidError) -> None:
+        self._metrics.errors[_name_of(kind), error.code] += 1
+
+    def on_congestion(self, congested: bool) -> None:
+        self._congested = congested
+        self._pause_or_resume()
+        if not congested:
+            for channel, _ in list(self._channels.values()):
+                channel.pump()
+
+    def on_lost(self, error: BraidError) -> None:  # noqa: ARG002
+        for task in self._tasks:
+            task.cancel()
+        for channel, _ in list(self._channels.values()):
+            channel.drop()
+        self._memberships.lost()
+        self._on_end(self)
+
+    # Limits.
+
+    def _count_in(self, size: int) -> None:
+        self._requests += 1
+        self._bytes += size
+        if self._requests >= self._limits.max_requests_in_flight or self._bytes >= self._limits.max_bytes_in_flight:
+            self._pause_or_resume()
+
+    def _count_out(self, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+        if self._paused:
+            self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        full = (
+            self._congested
+            or self._requests >= self._limits.max_requests_in_flight
+            or self._bytes >= self._limits.max_bytes_in_flight
+        )
+        if full and not self._paused:
+            self._paused = True
+            self.connection.pause_reading()
+        elif not full and self._paused:
+            self._paused = False
+            self.framed_at = self._loop.time()  # Its silence was ours.
+            self.connection.resume_reading()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def stuck_s(self, now: float) -> float:
+        """How long the peer has taken nothing although something waits for it, as far as earlier calls could tell."""
+        taken = self.connection.sent_bytes - self.connection.waiting_bytes
+        if not self._congested or taken != self._taken:
+            self._taken, self._taken_at = taken, now
+        return now - self._taken_at
+
+    # Hello.
+
+    def _on_hello(self, frame: Frame) -> None:
+        hello = decode(Hello, frame.body)
+        try:
+            if hello.magic != MAGIC:
+                raise ProtocolError("the peer does not speak Braid's protocol")
+            if not self._services.ready:
+                raise NotServing(f"broker {self._services.id} is starting; try again in a moment")
+            if not hello.lowest_version <= VERSION <= hello.highest_version:
+                raise UnsupportedVersion(
+                    f"the client speaks versions {hello.lowest_version} to {hello.highest_version}, "
+                    f"this broker version {VERSION}: upgrade the older of the two"
+                )
+            self.principal = self._services.access.authenticate(hello.token)
+        except BraidError as error:
+            self._refuse(frame, error)
+            self.connection.close(error)
+            return
+        self.client = hello.client[:200]
+        self.connection.frames.limit = self._limits.max_frame_bytes
+        reply = HelloReply(
+            VERSION, self._services.id, self._limits.max_frame_bytes, round(self._limits.heartbeat_s * 1000)
+        )
+        self.connection.reply(frame, encode(reply))
+
+    def may(self, action: Action, topic: TopicName) -> None:
+        assert self.principal is not None
+        self._services.access.check(self.principal, action, topic.tenant, topic.namespace, topic.name)
+
+    def expired(self, now: float) -> bool:
+        """Whether the token that this connection began with has run out; `now` in seconds since 1970."""
+        return self.principal is not None and self.principal.expired(now)
+
+    # Publishing.
+
+    def _on_publish(self, frame: Frame) -> None:
+        self._metrics.requests["publish"] += 1
+        if frame.payload is None:
+            raise ProtocolError("a publish without a batch")
+        if not frame.request:
+            raise ProtocolError("a publish without a request id could never be confirmed")
+        segment = self._routes.get(frame.body)
+        if segment is None or not segment.serving:
+            segment = self._route(frame.body)
+        if self._services.closing:
+            raise ShuttingDown(f"broker {self._services.id} is stopping")
+        publishes = segment.publishes
+        if publishes is not self._taking:
+            self._commit_publishes(publishes)
+        size = len(frame.payload)
+        self._count_in(size)
+        try:
+            publishes.take(frame.payload, self, frame.request)
+        except BaseException:
+            self._count_out(size)
+            raise
+
+    def _commit_publishes(self, following: PublishQueue | None) -> None:
+        """All batches that came for one segment in a row go to the disk in the turn in which they came."""
+        taking, self._taking = self._taking, following
+        if taking is not None:
+            taking.commit()
+
+    def _route(self, body: bytes) -> ServedSegment:
+        route = decode(Route, body)
+        topic = TopicName.parse(route.topic)
+        self.may(Action.PRODUCE, topic)
+        found = self._services.topics.get(topic.path)
+        if found.id != route.topic_id:
+            raise StaleRoute(f"topic {topic.path} was deleted and created again since it was looked up")
+        info = found.layout.segments.get(route.segment)  # type: ignore[call-overload]
+        if info is None or not info.is_active or route.layout_epoch != found.layout.epoch:
+            raise StaleRoute(
+                f"the layout of topic {topic.path} has epoch {found.layout.epoch}; segment {route.segment} "
+                f"of epoch {route.layout_epoch} takes no writes now"
+            )
+        segment = self._services.segments.get(topic.path, route.segment)
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes.clear()
+        if len(body) <= MAX_ROUTE_BYTES:
+            self._routes[body] = segment
+        return segment
+
+    def confirm(self, frame: bytes, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+        self.connection.queue(frame)
+
+    def refuse(self, request: int, size: int, error: BraidError) -> None:
+        self._count_out(size)
+        self._count_error(Kind.PUBLISH, error)
+        self.connection.reply_error(Kind.PUBLISH, request, error)
+
+    def flush(self) -> None:
+        if self._paused:
+            self._pause_or_resume()
+        self.connection.flush()
+
+    # Consuming.
+
+    def _on_open(self, frame: Frame) -> None:
+        request = decode(Open, frame.body)
+        if not 0 < request.channel < 1 << 32 or request.channel in self._channels:
+            raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
+        if not 0 <= request.credit <= MAX_CREDIT:
+            raise InvalidArgument(f"a credit of {request.credit} bytes cannot be: give 0 to {MAX_CREDIT}")
+        if len(self._channels) >= self._limits.max_channels:
+            raise Overloaded(f"this connection has {len(self._channels)} channels, as many as it may have")
+        if request.session:
+            raise InvalidArgument(
+                "a session opens no channel: name the subscription, with the term and grant of ASSIGN"
+            )
+        topic = TopicName.parse(request.topic)
+        self.may(Action.CONSUME, topic)
+        segment = self._services.segments.get(topic.path, request.segment)
+        if segment.topic_id != request.topic_id:
+            raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
+        offset = self._first_offset(segment, request)
+        channel = Channel(
+            request.channel,
+            self.connection,
+            segment.storage,
+            offset,
+            request.credit,
+            subscription=request.subscription or None,
+            read_bytes=self._limits.read_bytes,
+            read_ahead=self._services.read_ahead,
+            metrics=self._metrics.topic(topic.path),
+            on_end=self._forget_channel,
+        )
+        self._channels[request.channel] = (channel, segment)
+        placement = segment.cursors.placement(request.subscription) if request.subscription else 0
+        self.connection.reply(frame, encode(Opened(offset, segment.end, placement)))
+        segment.add_channel(channel)
+
+    def _first_offset(self, segment: ServedSegment, request: Open) -> Offset:
+        subscription = request.subscription
+        if subscription:
+            offset = segment.cursors.offset(subscription)
+            if offset is None:
+                raise NotServing(f"subscription {subscription} has no cursor on segment {request.segment} yet")
+            segment.seats.take(subscription, Seat(request.term, request.grant))
+            segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
+            # Retention may have deleted what an idle subscription had not consumed, if the topic's policy says so.
+            return max(offset, segment.earliest)
+        if request.offset == EARLIEST:
+            return segment.earliest
+        if not segment.earliest <= request.offset <= segment.end:
+            raise OffsetOutOfRange(
+                f"offset {request.offset} of segment {request.segment} is not there: it holds {segment.earliest} "
+                f"to {segment.end}; begin at one of these, or at the earliest",
+                segment.earliest,
+                segment.end,
+            )
+        return Offset(request.offset)
+
+    def _forget_channel(self, channel: Channel) -> None:
+        found = self._channels.pop(channel.number, None)
+        if found is not None:
+            found[1].forget_channel(channel)
+
+    def _on_credit(self, frame: Frame) -> None:
+        credit = decode(Credit, frame.body)
+        if not 0 < credit.bytes <= MAX_CREDIT:
+            raise ProtocolError(f"a credit of {credit.bytes} bytes cannot be: give 1 to {MAX_CREDIT}")
+        if (found := self._channels.get(credit.channel)) is not None:
+            found[0].grant(credit.bytes)
+
+    def _on_ack(self, frame: Frame) -> None:
+        ack = decode(Ack, frame.body)
+        found = self._channels.get(ack.channel)
+        if found is None:
+            raise NotServing(f"channel {ack.channel} is closed: its acks count no more")
+        channel, segment = found
+        if channel.subscription is None:
+            raise InvalidArgument("this channel belongs to no subscription: its consumer keeps the positions itself")
+        segment.cursors.advance(channel.subscription, Offset(ack.offset))
+        if not ack.durable:
+            self.connection.reply(frame)
+            return
+        self._answer_later(frame, self._flush_cursor(segment, channel.subscription))
+
+    async def _flush_cursor(self, segment: ServedSegment, subscription: str) -> bytes:
+        await segment.sync_to(segment.cursors.offset(subscription) or Offset(0))
+        await segment.cursors.flush(subscription)
+        return b""
+
+    def _on_close(self, frame: Frame) -> None:
+        close = decode(Close, frame.body)
+        if (found := self._channels.get(close.channel)) is not None:
+            found[0].drop()
+        self.connection.reply(frame)
+
+    def _on_ping(self, frame: Frame) -> None:
+        self.connection.reply(frame)
+
+    # Membership.
+
+    async def _on_join(self, frame: Frame) -> bytes:
+        join = decode(Join, frame.body)
+        topic = TopicName.parse(join.topic)
+        self.may(Action.CONSUME, topic)
+        return encode(await self._memberships.join(topic, join))
+
+    def _on_release(self, frame: Frame) -> None:
+        self._memberships.release(decode(Release, frame.body))
+        self.connection.reply(frame)
+
+    async def _on_leave(self, frame: Frame) -> bytes:
+        await self._memberships.leave(decode(Leave, frame.body))
+        return b""
+
+    # Questions.
+
+    async def _on_topology(self, frame: Frame) -> bytes:
+        request = decode(TopologyRequest, frame.body)
+        if len(request.topics) > MAX_WATCHED_TOPICS:  # Before a million names are looked at.
+            raise Overloaded(f"{len(request.topics)} topics at once; ask for {MAX_WATCHED_TOPICS} at most")
+        names = [TopicName.parse(path) for path in request.topics]
+        assert self.principal is not None
+        for name in names:
+            self._services.access.check_may_know(self.principal, name)
+        topology = self._services.topology
+        for name in names:  # From here on changes are pushed to it.
+            self.watched.pop(name.path, None)
+            self.watched[name.path] = topology.encoded(name.path)
+        answer = encoded_topology(topology.generation, [self.watched[name.path] for name in names])
+        while len(self.watched) > MAX_WATCHED_TOPICS:  # Who asked longest ago finds out by a refusal (routing.py).
+            del self.watched[next(iter(self.watched))]
+        return answer
+
+    def _on_topology_ack(self, frame: Frame) -> None:
+        self.acked_generation = max(self.acked_generation or 0, decode(TopologyAck, frame.body).generation)
+
+    async def _on_positions(self, frame: Frame) -> bytes:
+        request = decode(PositionsRequest, frame.body)
+        topic = TopicName.parse(request.topic)
+        self.may(Action.CONSUME, topic)
+        found = self._services.topics.get(topic.path)
+        positions = await self._services.subscriptions.positions(topic, request.timestamp)
+        return encode(Positions(found.id, positions))
+
+    async def _on_admin(self, frame: Frame) -> bytes:
+        request = decode(AdminRequest, frame.body)
+        assert self.principal is not None
+        result = await self._services.calls.call(request.call, request.arguments, self.principal)
+        return encode(AdminReply(result))
+
+    # Between brokers.
+
+    def _on_peer(self, frame: Frame) -> None:
+        assert self.principal is not None
+        if not self.principal.peer:
+            raise PermissionDenied(f"{self.principal.name!r} may not ask this: it is for brokers of the cluster alone")
+        size = len(frame.payload) if frame.payload is not None else 0
+        self._count_in(size)
+        task = self._loop.create_task(self._answer_peer(frame, size), name="peer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_peer(self, frame: Frame, size: int) -> None:
+        """Errors go back as they are: what a fenced log means, the other broker knows as well."""
+        try:
+            request = decode(PeerRequest, frame.body)
+            result = await self._services.peer_calls.answer(request, b"" if frame.payload is None else frame.payload)
+            self.connection.send(Kind.PEER, encode(PeerReply(result)), request=frame.request, flags=REPLY)
+        except BraidError as error:
+            self._count_error(Kind.PEER, error)
+            self.connection.reply_error(Kind.PEER, frame.request, error)
+        except Exception as error:
+            _log.exception("a peer's call broke")
+            broken = BrokenInvariant(f"a call broke in broker {self._services.id}: {error!r}")
+            self.connection.reply_error(Kind.PEER, frame.request, broken)
+        finally:
+            self._count_out(size)
+
+
+def _name_of(kind: int) -> str:
+    return _NAMES.get(kind, "unknown")
+
+
+_NAMES: Final[Mapping[int, str]] = {int(kind): kind.name.lower() for kind in Kind}
+
+_AT_ONCE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
+    Kind.PING: Session._on_ping,
+    Kind.TOPOLOGY_ACK: Session._on_topology_ack,
+    Kind.OPEN: Session._on_open,
+    Kind.CREDIT: Session._on_credit,
+    Kind.ACK: Session._on_ack,
+    Kind.CLOSE: Session._on_close,
+    Kind.RELEASE: Session._on_release,
+    Kind.PEER: Session._on_peer,
+}
+_IN_A_TASK: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, bytes]]]] = {
+    Kind.TOPOLOGY: Session._on_topology,
+    Kind.JOIN: Session._on_join,
+    Kind.LEAVE: Session._on_leave,
+    Kind.POSITIONS: Session._on_positions,
+    Kind.ADMIN: Session._on_admin,
+}

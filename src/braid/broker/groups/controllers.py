@@ -1,0 +1,165 @@
+"""Which broker runs the groups of which topic: its *controller*.
+
+    /topics/{topic}/controller = {"broker": "b1"}, under that broker's lease
+
+Whoever is asked first and finds no controller becomes it, by creating the key (`claim`). It stays the controller until
+it gives the key up (because it stops, or is to be drained) or its lease ends, which deletes the key; then the next one
+that is asked claims it. The key's revision is the **term**: it never returns to a former value, and each controller's
+is higher than the last one's.
+
+To be the controller is to hold the key, not to have heard of it: everything that a controller writes carries `fence`
+among its conditions, and what it hands to consumers carries the term, by which the owners of segments tell an old
+controller's word from a new one's (broker/groups/read_grants.py). So one that was cut off, and does not know yet that it is none any
+more, does no harm.
+
+The table is part of the broker's view; only the store changes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from braid.cluster.members import Members
+from braid.metadata import paths
+from braid.metadata.store import Compare, Delete, Put
+from braid.metadata.view import Known, Table, View
+from braid.model.errors import LeaseLost, MetadataCorrupt, MetadataError, MetadataUncertain, Moved, NotServing
+from braid.model.ids import Revision
+
+MAX_TRIES: Final = 5
+NO_LEASE: Final = 0
+
+
+class Controller(msgspec.Struct, frozen=True, kw_only=True):
+    """What the key says."""
+
+    broker: str
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Controller:
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise MetadataCorrupt(f"the controller's key cannot be read: {error}") from error
+
+
+class Controllers:
+    def __init__(self, view: View, members: Members, broker_id: str, lease: Callable[[], int]) -> None:
+        """`lease` tells the id of the lease that this broker may act under now; `NO_LEASE` if it may not."""
+        self.table: Final[Table[str, Controller]] = view.add(
+            Table(paths.TOPICS_PREFIX, paths.topic_of_controller, Controller.from_json, paths.controller)
+        )
+        self._view = view
+        self._members = members
+        self._broker_id = broker_id
+        self._lease = lease
+        self._releasing: asyncio.Task[None] | None = None
+
+    def address(self, path: str) -> str:
+        """Of the topic's controller; empty if there is none."""
+        known = self.table.get(path)
+        return self._members.address(known.broker) if known is not None else ""
+
+    def is_here(self, path: str) -> bool:
+        """Whether this broker is the controller, as far as it knows."""
+        return self._held(path) is not None
+
+    def term(self, path: str) -> Revision:
+        """`NotServing` if this broker is not the controller."""
+        held = self._held(path)
+        if held is None:
+            raise NotServing(f"broker {self._broker_id} does not run the subscriptions of topic {path} any more")
+        return held.revision
+
+    def fence(self, path: str) -> Compare:
+        """Holds while this broker is the controller. `NotServing` if it is not."""
+        return Compare(paths.controller(path), self.term(path))
+
+    async def claim(self, path: str, topic_unchanged: Compare) -> None:
+        """Return when this broker is the controller. `Moved` if another one is. The key is created only while the
+        topic is as it was, so that none is left below one that was deleted."""
+        key = paths.controller(path)
+        for _ in range(MAX_TRIES):
+            if self.is_here(path):
+                return
+            self._check_free(path)
+            try:
+                await self._try_claim(key, topic_unchanged)
+            except LeaseLost as error:
+                raise NotServing(f"broker {self._broker_id} cannot run subscriptions now: {error}") from error
+            except MetadataUncertain:
+                pass  # What the key says now tells.
+            entry = await self._view.store.get(key)
+            if entry is None:
+                raise NotServing(f"topic {path} has changed while broker {self._broker_id} wanted to run it; try again")
+            await self._view.caught_up(entry.revision)
+        raise MetadataUncertain(f"it is not known who runs the subscriptions of topic {path}; try again")
+
+    def start(self) -> None:
+        """When the view is loaded."""
+        self._members.drains.on_change.append(self._on_drain)
+
+    async def stop(self) -> None:
+        """Others may claim at once what this broker has."""
+        if self._on_drain in self._members.drains.on_change:
+            self._members.drains.on_change.remove(self._on_drain)
+        if self._releasing is not None:
+            await asyncio.wait([self._releasing])
+        await self.release_all()
+
+    def _on_drain(self, broker_id: str) -> None:
+        if broker_id == self._broker_id and self._elsewhere("") and self._releasing is None:
+            self._releasing = asyncio.create_task(self.release_all(), name="release controllers")
+            self._releasing.add_done_callback(self._released)
+
+    def _released(self, _: asyncio.Task[None]) -> None:
+        self._releasing = None
+
+    async def release_all(self) -> None:
+        """What the store does not let go, the lease does."""
+        for path in [path for path in self.table.all() if self.is_here(path)]:
+            with contextlib.suppress(MetadataError, NotServing):
+                fence = self.fence(path)
+                await self._view.store.txn([fence], [Delete(fence.key)])
+
+    async def _try_claim(self, key: str, topic_unchanged: Compare) -> None:
+        value = Controller(broker=self._broker_id).to_json()
+        await self._view.store.txn([Compare(key, Revision(0)), topic_unchanged], [Put(key, value, self._lease())])
+
+    def _check_free(self, path: str) -> None:
+        if self._lease() == NO_LEASE:
+            raise NotServing(f"broker {self._broker_id} has lost its lease and is coming back; try again in a moment")
+        known = self.table.known(path)
+        if known is None and (other := self._elsewhere(path)):
+            raise Moved(
+                f"broker {self._broker_id} is to own nothing: broker {other} can run topic {path}",
+                self._members.address(other),
+            )
+        if known is not None:
+            # One of our own, under a lease that is over, is about to go.
+            broker = known.value.broker
+            owner = self._members.address(broker) if broker != self._broker_id else ""
+            raise Moved(f"broker {broker} runs the subscriptions of topic {path}", owner, known.revision)
+
+    def _elsewhere(self, path: str) -> str:
+        """Another broker that should run a topic instead of this one, which is to be drained; empty if there is none,
+        or if this one may."""
+        others = [each for each in sorted(self._members.brokers.all()) if self._members.is_active(each)]
+        if not others or self._broker_id in others:
+            return ""
+        return others[crc32(path.encode()) % len(others)]
+
+    def _held(self, path: str) -> Known[Controller] | None:
+        known = self.table.known(path)
+        if known is None or known.value.broker != self._broker_id or known.lease != self._lease():
+            return None
+        return known

@@ -1,0 +1,430 @@
+"""Subscriptions: made, listed, moved to another place, deleted. Any broker does it, wherever the segments are.
+
+A subscription exists when its key exists. Creating one stores its cursor on every segment first and the key last, so
+one that exists never lacks a cursor and skips nothing (I5); deleting one removes the key first. What a crash leaves in
+between are cursors without a subscription: they would hold back retention, and each owner removes those of its own
+segments (`sweep`).
+
+On one broker a subscription's changes take turns. Between brokers the store decides:
+
+- Of two that create the same one, the first to write the key has created it. The other one's cursors did no harm: while
+  there is no key they are placed only where there is none, or further down, and when there is one, not at all.
+- A cursor is removed only while there is no key. A removal may still have come between a new cursor and its key; so who
+  creates looks again when the key is there, and places what is missing.
+- The key is written under the condition that the topic is as it was: nothing appears below one that is being deleted,
+  and no segment that was added meanwhile is forgotten.
+
+A client repeats a call whose answer was lost, and a try that it has given up may still come to its end, late. So what a
+call makes is stored with the call's id (`created_by`, `placed_by`), a deletion names the subscription by its id, and a
+seek names the placements that its client knew (`SeekRequest`): it never undoes a later seek.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from random import Random
+from typing import Final
+
+import msgspec
+
+from braid.broker.peers.segment_access import AWAY, PATIENCE_S, SegmentAccess, SegmentAccesses, ServedSegments
+from braid.broker.topics import Topics
+from braid.broker.turns import Turns
+from braid.metadata import paths
+from braid.metadata.store import Compare, Delete, Entry, Put, Store
+from braid.model.errors import (
+    BraidError,
+    InvalidArgument,
+    MetadataUncertain,
+    NotAvailable,
+    SegmentNotFound,
+    SubscriptionExists,
+    SubscriptionKindConflict,
+    SubscriptionNotFound,
+)
+from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, random_id
+from braid.model.names import SegmentName, TopicName, check_name
+from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind, decode, encode
+from braid.ports.clock import Clock
+from braid.ports.tasks import all_of
+from braid.wire.operations import SegmentPositions
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+MAX_TRIES: Final = 5
+RETRY_S: Final = 0.05
+"""How long a creation waits for the view of the topic to catch up."""
+REMOVE_PATIENCE_S: Final = 2.0
+"""How long a deletion waits for each segment: what it does not reach, the segment's owner sweeps."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a subscription has come in one segment."""
+
+    offset: Offset
+    earliest: Offset
+    end: Offset
+
+    @property
+    def backlog(self) -> int:
+        """The records that it has before it. Those that retention deleted are not among them."""
+        return max(self.end - max(self.offset, self.earliest), 0)
+
+
+class SeekRequest(msgspec.Struct, frozen=True):
+    """A call that sets a subscription to another place."""
+
+    id: RequestId = NO_REQUEST
+    since: dict[SegmentId, int] | None = None
+    """By segment, the placement that the caller knew. None: whatever it is when the call begins."""
+
+
+class Subscriptions:
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        segments: ServedSegments,
+        accesses: SegmentAccesses,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        """`segments` are this broker's own, which it sweeps; `accesses` lead to all."""
+        self._store = store
+        self._topics = topics
+        self._segments = segments
+        self._accesses = accesses
+        self._clock = clock
+        self._random = random
+        self._turns = Turns()
+        self._to_sweep: dict[str, None] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def ensure(
+        self, topic: TopicName, name: str, *, kind: SubscriptionKind, start: str, create: bool
+    ) -> tuple[Subscription, bool]:
+        """The subscription, and whether it was created now. `SubscriptionNotFound` if it is not to be created,
+        `SubscriptionKindConflict` if it exists as another kind."""
+        _check_start(check_name("subscription", name), start)
+        async with self._turn(topic, name):
+            entry = await self._read(topic, name)
+            if entry is None:
+                if not create:
+                    raise _not_found(topic, name)
+                found, created = await self._create(topic, name, kind, start, NO_REQUEST)
+            else:
+                found, created = decode(Subscription, entry.value), False
+            if found.kind is not kind:
+                raise SubscriptionKindConflict(
+                    f"subscription {name} of {topic} is a {found.kind.value} subscription, "
+                    f"it cannot be used as a {kind.value} one; use another name"
+                )
+            return found, created
+
+    async def create(
+        self,
+        topic: TopicName,
+        name: str,
+        *,
+        kind: SubscriptionKind,
+        start: str,
+        request_id: RequestId = NO_REQUEST,
+    ) -> Subscription:
+        """`SubscriptionExists`, unless the one that exists was created by an earlier try of this request."""
+        _check_start(check_name("subscription", name), start)
+        async with self._turn(topic, name):
+            entry = await self._read(topic, name)
+            if entry is not None:
+                found, created = decode(Subscription, entry.value), False
+            else:
+                found, created = await self._create(topic, name, kind, start, request_id)
+            if created or found.created_by == request_id != NO_REQUEST:
+                return found
+            raise SubscriptionExists(f"subscription {name} of {topic} cannot be created: it exists")
+
+    async def get(self, topic: TopicName, name: str) -> Subscription:
+        entry = await self._read(topic, name)
+        if entry is None:
+            raise _not_found(topic, name)
+        return decode(Subscription, entry.value)
+
+    async def list(self, topic: TopicName) -> dict[str, Subscription]:
+        """By name."""
+        self._topics.get(topic.path)
+        return await self._list(topic.path)
+
+    async def identify(self, topic: TopicName, name: str) -> tuple[int, dict[SegmentId, int]]:
+        """The subscription's id, 0 if there is none, and the placements of its cursors."""
+        entry = await self._read(topic, name)
+        id_ = decode(Subscription, entry.value).id if entry is not None else 0
+        return id_, await self._placements(topic, name)
+
+    async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
+        """Its channels are closed. An interrupted deletion is finished by the next one, or by the sweep. One that has
+        another id than the one that is meant stays: `SubscriptionNotFound`."""
+        async with self._turn(topic, name):
+            entry = await self._read(topic, name)
+            if entry is not None and subscription_id not in (None, decode(Subscription, entry.value).id):
+                raise _not_found(topic, name)
+            segments = self._of_layout(topic, patience_s=REMOVE_PATIENCE_S)
+            if entry is not None:
+                await self._remove_key(topic, name, subscription_id)
+            elif not await self._has_cursors(segments.values(), name):
+                raise _not_found(topic, name)
+            removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
+            await all_of(removals)
+
+    async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
+        """Where each segment begins and ends, and where the records of a time are."""
+        segments = self._of_layout(topic)
+        return tuple(await all_of(access.positions(timestamp_us) for _, access in sorted(segments.items())))
+
+    async def seek_to(
+        self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
+        """Go to `earliest` or `latest` in every segment. All seeks return the new offsets. `ConditionFailed` if another
+        seek came between."""
+        _check_start(name, place)
+        return await self._seek(topic, name, None, lambda _, access: _start(access, place), request)
+
+    async def seek_to_time(
+        self, topic: TopicName, name: str, timestamp_us: int, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
+        """Go to the first records at or after this time."""
+
+        async def find(_: SegmentId, access: SegmentAccess) -> Offset:
+            return Offset((await access.positions(timestamp_us)).at_time)
+
+        return await self._seek(topic, name, None, find, request)
+
+    async def seek_to_offsets(
+        self, topic: TopicName, name: str, offsets: dict[SegmentId, Offset], request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
+        """Go to these offsets; segments that are not named stay where they are."""
+
+        async def find(segment: SegmentId, access: SegmentAccess) -> Offset:
+            ends = await access.positions()
+            if not ends.earliest <= offsets[segment] <= ends.end:
+                raise InvalidArgument(
+                    f"subscription {name} cannot go to offset {offsets[segment]} of segment {segment} of {topic}: "
+                    f"choose one from {ends.earliest} to {ends.end}"
+                )
+            return offsets[segment]
+
+        return await self._seek(topic, name, [*offsets], find, request)
+
+    async def skip(
+        self, topic: TopicName, name: str, segment_id: SegmentId, count: int, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
+        """Leave out the next `count` records of one segment, or as many as it has. To skip everything, seek to the
+        latest."""
+        if count < 1:
+            raise InvalidArgument(f"{count} records cannot be skipped; skip 1 or more")
+
+        async def find(_: SegmentId, access: SegmentAccess) -> Offset:
+            offset = (await access.progress()).get(name)
+            if offset is None:
+                raise _not_found(topic, name)
+            ends = await access.positions()
+            return Offset(min(max(offset, ends.earliest) + count, ends.end))
+
+        return await self._seek(topic, name, [segment_id], find, request, never_back=True)
+
+    async def sweep(self, path: str | None = None) -> int:
+        """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Leftovers
+        of a creation or deletion that a crash ended, or that did not reach them, are removed; returns how many. A
+        subscription that lacks its cursor, because its creation was ended between a sweep and its last look, gets one
+        at the earliest record: it may see some twice, but skips none (I5)."""
+        removed = 0
+        for each in self._topics.all() if path is None else [path]:
+            segments = self._segments.of_topic(each)
+            known = await self._list(each) if segments else {}
+            for segment in segments:
+                for name in segment.cursors.all().keys() ^ known.keys():
+                    async with self._turn(segment.name.topic, name):
+                        if await self._store.get(paths.subscription(each, name)) is None:
+                            removed += await segment.cursors.remove(name)
+                        else:
+                            placing = Placing(name, segment.earliest, only_if_absent=True)
+                            await segment.cursors.place(placing)
+        return removed
+
+    def sweep_later(self, path: str) -> None:
+        """A segment of this topic is served here from now on: its last owner may have missed a deletion."""
+        self._to_sweep[path] = None
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(), name="sweep cursors")
+
+    async def _sweep_all(self) -> None:
+        while self._to_sweep:
+            path, _ = self._to_sweep.popitem()
+            try:
+                await self.sweep(path)
+            except BraidError as error:  # The next one who opens a segment of it tries again.
+                _log.warning("cursors without a subscription may be left in topic %s: %s", path, error)
+        self._sweeping = None
+
+    async def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+
+    async def _create(
+        self, topic: TopicName, name: str, kind: SubscriptionKind, start: str, request_id: RequestId
+    ) -> tuple[Subscription, bool]:
+        """The subscription, and whether it is this one, not another broker's."""
+        if kind is SubscriptionKind.QUEUE:
+            raise NotAvailable(
+                f"subscription {name} of {topic} cannot be a queue: queue subscriptions come in a later version"
+            )
+        value = encode(
+            Subscription(id=random_id(self._random), kind=kind, created_at=self._clock.now_us(), created_by=request_id)
+        )
+        key = paths.subscription(topic.path, name)
+        created = uncertain = False
+        for _ in range(MAX_TRIES):
+            unchanged = self._topics.unchanged(topic.path)
+            segments = self._of_layout(topic).values()
+            begun = await all_of(_begin(access, name, start) for access in segments)
+            if None not in begun:
+                try:
+                    result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, value)])
+                    created = result.succeeded
+                except MetadataUncertain:
+                    uncertain = True
+            entry = await self._store.get(key)
+            if entry is not None:
+                created = created or (uncertain and entry.value == value)
+                if created:
+                    await all_of(_fill(access, name, start) for access in segments)
+                return decode(Subscription, entry.value), created
+            # The topic has changed, or the write is under way: once more with the topic as it is now.
+            await asyncio.sleep(RETRY_S)
+        raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was created; try again")
+
+    async def _remove_key(self, topic: TopicName, name: str, subscription_id: int | None) -> None:
+        key = paths.subscription(topic.path, name)
+        for _ in range(MAX_TRIES):
+            entry = await self._store.get(key)
+            if entry is None:
+                return
+            if subscription_id not in (None, decode(Subscription, entry.value).id):
+                raise _not_found(topic, name)
+            try:
+                result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
+                if result.succeeded:
+                    return
+            except MetadataUncertain:
+                continue
+        raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was deleted; try again")
+
+    async def _has_cursors(self, segments: Iterable[SegmentAccess], name: str) -> bool:
+        found = await asyncio.gather(*(access.progress() for access in segments), return_exceptions=True)
+        return any(name in each for each in found if isinstance(each, dict))
+
+    async def _remove_cursor(self, segment: SegmentId, name: str, access: SegmentAccess) -> None:
+        try:
+            await access.remove_cursor(name)
+        except AWAY as error:
+            _log.warning("the cursor of subscription %s on segment %d is left to its owner: %s", name, segment, error)
+
+    async def _seek(
+        self,
+        topic: TopicName,
+        name: str,
+        segment_ids: Iterable[SegmentId] | None,
+        find: Callable[[SegmentId, SegmentAccess], Awaitable[Offset]],
+        request: SeekRequest | None,
+        *,
+        never_back: bool = False,
+    ) -> dict[SegmentId, Offset]:
+        """All places are found before the first cursor moves: a seek that cannot be changes nothing."""
+        request = request or SeekRequest()
+        request_id = request.id or RequestId(random_id(self._random))
+        since = request.since if request.since is not None else await self._placements(topic, name)
+
+        def placing(segment: SegmentId, offset: Offset) -> Placing:
+            known = since.get(segment, 0)
+            return Placing(name, offset, never_back=never_back, request_id=request_id, since=known)
+
+        async with self._turn(topic, name):
+            await self.get(topic, name)
+            segments = self._of_layout(topic, segment_ids)
+            places = await all_of(find(segment, access) for segment, access in segments.items())
+            found = zip(segments.items(), places, strict=True)
+            stands = await all_of(access.place_cursor(placing(segment, place)) for (segment, access), place in found)
+            return dict(zip(segments, stands, strict=True))
+
+    async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
+        """Of its cursors, as they are stored: a placement counts only when it is."""
+        layout = self._topics.get(topic.path).layout.segments
+        keys = {
+            segment_id: paths.cursor(topic.path, SegmentName.of(topic, info).descriptor, name)
+            for segment_id, info in layout.items()
+        }
+        entries = await all_of(self._store.get(key) for key in keys.values())
+        return {
+            segment_id: decode(Cursor, entry.value).placement
+            for segment_id, entry in zip(keys, entries, strict=True)
+            if entry is not None
+        }
+
+    def _of_layout(
+        self, topic: TopicName, segment_ids: Iterable[SegmentId] | None = None, *, patience_s: float = PATIENCE_S
+    ) -> dict[SegmentId, SegmentAccess]:
+        """These segments, or all of the layout, wherever they are."""
+        found = self._topics.get(topic.path)
+        layout = found.layout.segments
+        wanted = list(layout) if segment_ids is None else list(segment_ids)
+        for segment_id in wanted:
+            if segment_id not in layout:
+                raise SegmentNotFound(f"topic {topic} has no segment {segment_id}")
+        return {
+            segment_id: self._accesses.of(SegmentName.of(topic, layout[segment_id]), found.id, patience_s)
+            for segment_id in wanted
+        }
+
+    async def _read(self, topic: TopicName, name: str) -> Entry | None:
+        self._topics.get(topic.path)
+        return await self._store.get(paths.subscription(topic.path, name))
+
+    async def _list(self, path: str) -> dict[str, Subscription]:
+        listing = await self._store.list(paths.subscriptions_prefix(path))
+        return {
+            name: decode(Subscription, entry.value)
+            for entry in listing.entries
+            if (name := paths.subscription_of(entry.key)) is not None
+        }
+
+    def _turn(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
+        """One change of a subscription at a time."""
+        return self._turns.of(paths.subscription(topic.path, name))
+
+
+def _check_start(name: str, start: str) -> None:
+    if start not in (EARLIEST, LATEST):
+        raise InvalidArgument(f"subscription {name} cannot start at {start!r}; write '{EARLIEST}' or '{LATEST}'")
+
+
+def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
+    return SubscriptionNotFound(f"there is no subscription {name} of {topic}; create it first")
+
+
+async def _start(access: SegmentAccess, start: str) -> Offset:
+    ends = await access.positions()
+    return Offset(ends.earliest if start == EARLIEST else ends.end)
+
+
+async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
+    return await access.begin_cursor(name, await _start(access, start))
+
+
+async def _fill(access: SegmentAccess, name: str, start: str) -> None:
+    """Place the cursor of a subscription that exists now, should it be missing."""
+    if name not in await access.progress():
+        await access.place_cursor(Placing(name, await _start(access, start), only_if_absent=True))

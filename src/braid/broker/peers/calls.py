@@ -1,0 +1,47 @@
+"""What the brokers of a cluster ask each other, by name: the answering side. `links.py` is the asking one.
+
+A call has arguments and a result, both of them what MessagePack holds; where objects travel, their bytes come beside
+the arguments. Whoever can answer a call registers for it when the broker is put together. Only brokers get here: the
+session has seen the cluster's secret.
+
+A call is carried to its end even if the broker that asked is gone meanwhile (`errands.py`); it may ask again, so every
+call can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from braid.broker.errands import Errands
+from braid.model.errors import UnknownOperation
+from braid.ports.disk import Buffer
+from braid.wire.operations import PeerRequest
+
+Arguments = dict[str, Any]
+
+
+class PeerCalls:
+    def __init__(self) -> None:
+        self._handlers: dict[str, Callable[[Arguments, Buffer], Coroutine[Any, Any, Any]]] = {}
+        self._errands = Errands()
+
+    def register(self, call: str, handler: Callable[[Arguments], Coroutine[Any, Any, Any]]) -> None:
+        self.register_with_payload(call, lambda arguments, _: handler(arguments))
+
+    def register_with_payload(
+        self, call: str, handler: Callable[[Arguments, Buffer], Coroutine[Any, Any, Any]]
+    ) -> None:
+        assert call not in self._handlers, f"two handlers for {call}"
+        self._handlers[call] = handler
+
+    async def answer(self, request: PeerRequest, payload: Buffer) -> Any:
+        """The result."""
+        handler = self._handlers.get(request.call)
+        if handler is None:
+            raise UnknownOperation(f"this broker does not know the call {request.call}; is it of an older version?")
+        return await self._errands.run(request.call, handler(request.arguments, payload))
+
+    async def close(self) -> None:
+        """Waits for the calls that are under way."""
+        await self._errands.close()

@@ -1,0 +1,204 @@
+"""The other brokers of the cluster, as this one asks them: one link to each, connected when it is first needed.
+
+Brokers know each other by a secret in the metadata store, which nobody else can read: whoever starts first makes it, by
+compare-and-swap. It is the token of their HELLO (`auth.py`), so it never travels but to an address that a registration
+names; with TLS on the broker's port, only to one whose certificate is trusted (`tls.py`).
+
+A link is closed when its broker is gone or has another address, and after a while without use. So many requests are on
+their way to one broker at once and no more (I12); the rest wait here. What the other broker refuses is raised as the
+error that it was. When no answer comes, whether the call was carried out is not known: every call can be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import braid
+from braid.broker.connections.auth import PEER_TOKEN
+from braid.broker.peers.calls import Arguments
+from braid.cluster.members import Members
+from braid.metadata import paths
+from braid.metadata.store import Compare, Put, Store
+from braid.model.errors import (
+    BraidError,
+    ConnectFailed,
+    ConnectionLost,
+    MetadataCorrupt,
+    MetadataUncertain,
+    NotServing,
+    ShuttingDown,
+    TimedOut,
+)
+from braid.model.ids import Revision
+from braid.ports.disk import Buffer
+from braid.ports.network import Network
+from braid.wire.address import parse_address
+from braid.wire.link import Link, connect_link
+from braid.wire.operations import Kind, PeerReply, PeerRequest, Topology, decode, encode
+
+SECRET_BYTES: Final = 32
+MAX_TRIES: Final = 5
+CALL_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 5.0
+MAX_IN_FLIGHT: Final = 64
+"""Requests to one broker. Pieces of history are a megabyte each."""
+IDLE_S: Final = 60.0
+
+
+async def cluster_secret(store: Store) -> str:
+    """The secret by which the brokers of this cluster know each other; made now if nobody has made it."""
+    fresh = secrets.token_urlsafe(SECRET_BYTES).encode()
+    for _ in range(MAX_TRIES):
+        entry = await store.get(paths.CLUSTER_SECRET)
+        if entry is not None:
+            if len(entry.value) < SECRET_BYTES or not entry.value.isascii():
+                raise MetadataCorrupt(f"{paths.CLUSTER_SECRET} holds no secret; remove it, and brokers make a new one")
+            return entry.value.decode()
+        with contextlib.suppress(MetadataUncertain):  # It is read back in any case: another broker may have won.
+            await store.txn([Compare(paths.CLUSTER_SECRET, Revision(0))], [Put(paths.CLUSTER_SECRET, fresh)])
+    raise MetadataUncertain("the cluster's secret could be neither read nor written; start the broker again")
+
+
+class _Way:
+    """The link to one broker, and how it is used."""
+
+    def __init__(self, link: asyncio.Task[Link]) -> None:
+        self.link: Final = link
+        self.slots: Final = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self.users = 0
+        self.used_at = 0.0
+        """The loop's time."""
+
+    @property
+    def usable(self) -> bool:
+        if not self.link.done():
+            return True
+        return not self.link.cancelled() and self.link.exception() is None and self.link.result().alive
+
+
+class Peers:
+    def __init__(self, broker_id: str, members: Members, network: Network) -> None:
+        self.secret = ""
+        """Set before the first call."""
+        self._broker_id = broker_id
+        self._members = members
+        self._network = network
+        self._ways: dict[str, _Way] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+        members.brokers.on_change.append(self._on_member)
+
+    async def call(
+        self,
+        broker_id: str,
+        name: str,
+        arguments: Arguments,
+        payload: Buffer | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Any:
+        """What the broker answers. Its errors are raised as they were; `ConnectFailed`, `ConnectionLost`, `TimedOut`
+        and, when it is not there at all, `NotServing` tell that it did not answer."""
+        body = encode(PeerRequest(name, arguments))
+        try:
+            async with asyncio.timeout(timeout_s), self._way_to(broker_id) as way, way.slots:
+                link = await _linked(way, broker_id)
+                await link.connection.drained()
+                frame = await link.request(Kind.PEER, body, () if payload is None else (payload,))
+        except TimeoutError as error:
+            raise TimedOut(f"broker {broker_id} did not answer {name} within {timeout_s:g} s") from error
+        return decode(PeerReply, frame.body).result
+
+    async def close(self) -> None:
+        """Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._members.brokers.on_change.remove(self._on_member)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        ways = list(self._ways.values())
+        for broker_id in list(self._ways):
+            self._drop(broker_id, ShuttingDown(f"broker {self._broker_id} is stopping"))
+        for link in await asyncio.gather(*(way.link for way in ways), return_exceptions=True):
+            if isinstance(link, Link):
+                await link.lost
+
+    @contextlib.asynccontextmanager
+    async def _way_to(self, broker_id: str) -> AsyncIterator[_Way]:
+        """The way to this broker, kept while it is used."""
+        if self._closed:
+            raise ShuttingDown(f"broker {self._broker_id} is stopping")
+        address = self._members.address(broker_id)
+        if not address:
+            raise NotServing(f"broker {broker_id} is not there now")
+        way = self._ways.get(broker_id)
+        if way is None or not way.usable:
+            connecting = asyncio.get_running_loop().create_task(
+                self._connect(broker_id, address), name=f"connect to {broker_id}"
+            )
+            connecting.add_done_callback(_look_at)
+            way = self._ways[broker_id] = _Way(connecting)
+            if self._sweeper is None:
+                self._sweeper = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
+        way.users += 1
+        try:
+            yield way
+        finally:
+            way.users -= 1
+            way.used_at = asyncio.get_running_loop().time()
+
+    async def _connect(self, broker_id: str, address: str) -> Link:
+        link = await connect_link(
+            self._network,
+            parse_address(address),
+            client=f"braid/{braid.__version__} broker {self._broker_id}",
+            token=PEER_TOKEN + self.secret,
+            timeout_s=CONNECT_TIMEOUT_S,
+            on_topology=_not_asked_for,
+        )
+        if link.broker_id != broker_id:
+            link.close(ConnectionLost(f"{address} is not broker {broker_id}"))
+            raise ConnectFailed(f"broker {broker_id} is registered at {address}, where {link.broker_id} answers")
+        return link
+
+    def _on_member(self, broker_id: str) -> None:
+        """Its registration is new, or gone: who answers at the old address is not it, or not for long."""
+        self._drop(broker_id, ConnectionLost(f"broker {broker_id} is gone, or has started again"))
+
+    def _drop(self, broker_id: str, reason: BraidError) -> None:
+        way = self._ways.pop(broker_id, None)
+        if way is None:
+            return
+        if not way.link.done():
+            way.link.cancel()
+        elif way.usable:
+            way.link.result().close(reason)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for broker_id, way in list(self._ways.items()):
+            if not way.users and loop.time() - way.used_at >= IDLE_S:
+                self._drop(broker_id, ConnectionLost(f"nothing was asked of broker {broker_id} for {IDLE_S:g} s"))
+        self._sweeper = loop.call_later(IDLE_S, self._sweep) if self._ways else None
+
+
+async def _linked(way: _Way, broker_id: str) -> Link:
+    try:
+        return await asyncio.shield(way.link)
+    except asyncio.CancelledError:
+        if way.link.cancelled():  # `_drop` did that; nobody has cancelled the caller.
+            raise ConnectionLost(f"broker {broker_id} went away while it was being connected") from None
+        raise
+
+
+def _look_at(task: asyncio.Task[Link]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _not_asked_for(_: Topology) -> None:
+    """Brokers follow the metadata themselves, and ask nobody to be told of changes."""

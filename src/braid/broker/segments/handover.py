@@ -1,0 +1,184 @@
+"""Handing a segment over to another broker, as its owner does it.
+
+    prepare   it still serves: what its log holds becomes chunks, and in mode `local` these are copied to the target,
+              so that the rest is short. Ends with the record DRAINING.
+    finish    nothing new is taken. What was taken is confirmed; consumers are sent away; their cursors are stored; the
+              tail is exported (and copied); the sealed state and the record SEALED are written in one transaction; only
+              then the local files go.
+
+After a crash anywhere, the record tells how far it came: before SEALED, the owner takes the segment again, still with
+the wish that it move, and begins anew; after it, the leader assigns the segment whatever becomes of this broker. In
+mode `local` the chunks stay here until the new owner serves: until then both disks hold the history, and either may go
+on.
+
+A move that cannot be is given up, for a reason that stands in the record: the target is gone, or storage does not take
+the tail. A metadata store that does not answer is waited for, as long as the lease lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from braid.broker.segments.history_copy import OutgoingHistory
+from braid.broker.segments.leftover_chunks import Copies
+from braid.broker.segments.owned_segment import ServedSegment
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.metadata import paths
+from braid.metadata.store import Compare, Put
+from braid.metadata.view import Known
+from braid.model.errors import (
+    BraidError,
+    ConditionFailed,
+    Fenced,
+    MetadataUnavailable,
+    MetadataUncertain,
+    Moved,
+)
+from braid.model.ownership import Move, Ownership, OwnershipState
+from braid.ports.clock import Clock
+from braid.storage.segment import Shelf, StorageMode
+
+PREPARE_ROUNDS: Final = 8
+SHORT_TAIL_BYTES: Final = 4 << 20
+"""What is left to export when publishes are stopped: some 10 ms of work."""
+RETRY_S: Final = 0.05
+EXPORT_PATIENCE_S: Final = 10.0
+"""How long a tail that cannot be exported holds up its producers before the segment is taken back."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class MoveGivenUp(Exception):
+    """Not an error of the broker: the segment stays where it is."""
+
+
+class HandOver:
+    def __init__(
+        self, shelf: Shelf, owners: Owners, members: Members, history: OutgoingHistory, copies: Copies, clock: Clock
+    ) -> None:
+        self._shelf = shelf
+        self._copies = copies
+        self._owners = owners
+        self._members = members
+        self._history = history
+        self._clock = clock
+
+    async def ask(self, segment: ServedSegment) -> None:
+        """The owner's own wish: to whom it goes, the leader decides. Straight to DRAINING, for the owner is leaving."""
+        await self._change(segment, lambda record: record.moving(Move()))
+        await self._change(segment, Ownership.draining)
+
+    async def prepare(self, segment: ServedSegment) -> None:
+        move = self._record(segment).value.move
+        if move is None:
+            raise MoveGivenUp("nobody wants it any more")
+        try:
+            for _ in range(PREPARE_ROUNDS):
+                self._check_target(move.to)
+                await segment.storage.export_now()
+                await self._copy(segment, move.to)
+                if segment.storage.unexported_bytes <= SHORT_TAIL_BYTES:
+                    break
+        except BraidError as error:
+            raise MoveGivenUp(f"its history does not reach broker {move.to}: {error}") from error
+        self._check_target(move.to)
+        await self._change(segment, Ownership.draining)
+
+    async def finish(self, segment: ServedSegment) -> None:
+        """Ends with the segment's storage closed, and its record SEALED."""
+        known = self._record(segment)
+        record = known.value
+        assert record.state is OwnershipState.DRAINING, record
+        assert record.move is not None, record
+        await self._patiently(segment, segment.storage.log.flush)
+        segment.fail_channels(Moved(f"{segment.name} is moving to another broker", "", segment.epoch))
+        await self._patiently(segment, segment.cursors.stop)
+        await self._patiently(segment, segment.storage.finish)
+        to = record.move.to
+        await self._patiently(segment, lambda: self._copy(segment, to))
+        holders = (self._shelf.broker_id, to) if self._shelf.mode is StorageMode.LOCAL else ()
+        key = paths.ownership(segment.name.topic.path, segment.name.descriptor)
+        sealed = record.sealed(holders)
+
+        async def seal() -> None:
+            await segment.storage.seal([Compare(key, known.revision)], [Put(key, sealed.to_json())])
+
+        try:
+            await self._patiently(segment, seal, for_ever=True)
+        except ConditionFailed as error:
+            raise Fenced(f"{segment.name} was given to somebody else while it was handed over") from error
+        try:
+            await segment.storage.drop_files()
+        except BraidError as error:
+            _log.warning("%s is handed over; what it leaves here could not be removed: %s", segment.name, error)
+            await segment.storage.abandon()  # The folder must be free when the segment comes back.
+        self._copies.left(segment.name)
+        _log.info("%s is handed over, sealed at offset %d", segment.name, segment.storage.log.end - 1)
+
+    async def give_up(self, segment: ServedSegment, reason: str) -> None:
+        """Take the wish, and a DRAINING, out of the record; the segment is served here again."""
+        while True:
+            try:
+                known = self._record(segment)
+                revision = await self._owners.swap(segment.name, known.revision, known.value.kept(reason))
+                if revision is not None:
+                    return await self._owners.view.caught_up(revision)
+            except (MetadataUnavailable, MetadataUncertain):
+                pass
+            except MoveGivenUp:
+                return None  # Nothing of it is ours any more.
+            await asyncio.sleep(RETRY_S)
+
+    def _record(self, segment: ServedSegment) -> Known[Ownership]:
+        known = self._owners.known(segment.name)
+        if known is None or not known.value.is_held_by(self._shelf.broker_id, segment.epoch):
+            raise MoveGivenUp("it has another owner")
+        return known
+
+    def _check_target(self, to: str) -> None:
+        if not to:
+            if self._shelf.mode is StorageMode.LOCAL:
+                raise MoveGivenUp("its history lies on this broker's disk, and no broker was named to take it")
+            return
+        if to == self._shelf.broker_id:
+            raise MoveGivenUp(f"broker {to} has it already")
+        if not self._members.is_active(to):
+            raise MoveGivenUp(f"broker {to} is not there, or is draining")
+
+    async def _copy(self, segment: ServedSegment, to: str) -> None:
+        if self._shelf.mode is StorageMode.LOCAL:
+            chunks = list(segment.storage.catalog.chunks)
+            await self._history.copy(segment, to, chunks, self._record(segment).revision)
+
+    async def _change(self, segment: ServedSegment, change: Callable[[Ownership], Ownership]) -> None:
+        """Return when the view shows the changed record."""
+        known = self._record(segment)
+        try:
+            revision = await self._owners.swap(segment.name, known.revision, change(known.value))
+        except (MetadataUnavailable, MetadataUncertain) as error:
+            raise MoveGivenUp(f"the metadata store does not answer: {error}") from error
+        if revision is None:
+            raise MoveGivenUp("its record has changed meanwhile")
+        await self._owners.view.caught_up(revision)
+
+    async def _patiently(self, segment: ServedSegment, step: Step, *, for_ever: bool = False) -> None:
+        """Try a step until it works, or for as long as producers can be made to wait."""
+        give_up_at = self._clock.monotonic() + EXPORT_PATIENCE_S
+        while True:
+            try:
+                return await step()
+            except (Fenced, ConditionFailed):
+                raise
+            except BraidError as error:
+                if segment.storage.log.failure is not None or (not for_ever and self._clock.monotonic() >= give_up_at):
+                    raise MoveGivenUp(f"it could not be brought to an end: {error}") from error
+                _log.info("%s is being handed over, trying again: %s", segment.name, error)
+            await asyncio.sleep(RETRY_S)
+
+
+class Step(Protocol):
+    async def __call__(self) -> None: ...

@@ -1,0 +1,152 @@
+"""Copying a segment's chunks to the broker that takes it over, where brokers share no storage.
+
+The owner asks which chunks the target has, and sends the others, each in pieces with a checksum. A chunk appears on the
+target whole or not at all, so an interrupted copy goes on with the first chunk that is missing. The target keeps what
+it was asked about until it is clear who serves the segment (leftover_chunks.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import crc32c
+
+from braid.broker.peers.links import Peers
+from braid.broker.segments.folders import own_folder
+from braid.broker.segments.leftover_chunks import Copies
+from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.topics import Topics
+from braid.model.errors import (
+    BatchCorrupt,
+    InvalidArgument,
+    NotAvailable,
+    ObjectExists,
+    ObjectStoreUnavailable,
+    TopicNotFound,
+)
+from braid.model.ids import Revision
+from braid.model.names import SegmentName
+from braid.ports.disk import Buffer
+from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.manifest import segment_folder
+from braid.storage.objects.disk import DiskObjects, Draft
+from braid.storage.segment import Shelf
+
+PIECE_BYTES: Final = 1 << 20
+COPY_ROUNDS: Final = 3
+"""How often the target is asked what it has: what was sent, and is not there as it was sent, never will be."""
+MAX_DRAFTS: Final = 64
+"""Chunks that come in at once. One whose sender is gone makes way for a new one."""
+
+
+class OutgoingHistory:
+    def __init__(self, shelf: Shelf, peers: Peers) -> None:
+        self._shelf = shelf
+        self._peers = peers
+
+    async def copy(
+        self, segment: ServedSegment, target: str, chunks: list[ChunkDescriptor], revision: Revision
+    ) -> None:
+        """Return when the target's disk holds all these chunks, and will keep them while the segment's record is the
+        one of this revision."""
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": revision}
+        missing: list[ChunkDescriptor] = []
+        for _ in range(COPY_ROUNDS):
+            there = await self._peers.call(target, "list_history", about)
+            missing = [chunk for chunk in chunks if there.get(chunk.object) != chunk.size]
+            if not missing:
+                return
+            for chunk in missing:
+                await self._send(segment.name, segment.topic_id, target, chunk)
+        raise ObjectStoreUnavailable(
+            f"broker {target} was sent {missing[0].object}, and does not have it as it was sent; look what lies there"
+        )
+
+    async def _send(self, name: SegmentName, topic_id: int, target: str, chunk: ChunkDescriptor) -> None:
+        path = f"{segment_folder(name.topic.path, name.descriptor)}/{chunk.object}"
+        for start in range(0, chunk.size, PIECE_BYTES):
+            piece = await self._shelf.objects.read(path, start, PIECE_BYTES)
+            arguments = {
+                "segment": str(name),
+                "topic_id": topic_id,
+                "object": chunk.object,
+                "start": start,
+                "size": chunk.size,
+                "checksum": crc32c.crc32c(piece),
+            }
+            await self._peers.call(target, "put_history", arguments, piece)
+
+
+class IncomingHistory:
+    """Handlers of the peers' calls."""
+
+    def __init__(self, shelf: Shelf, topics: Topics, copies: Copies) -> None:
+        self._shelf = shelf
+        self._topics = topics
+        self._copies = copies
+        self._drafts: dict[str, Draft] = {}
+
+    async def list_history(self, arguments: dict[str, Any]) -> dict[str, int]:
+        name = SegmentName.parse(arguments["segment"])
+        folder = segment_folder(name.topic.path, name.descriptor)
+        objects = self._disk_objects()
+        self._check_topic(name, arguments["topic_id"])
+        await own_folder(self._shelf, name, arguments["topic_id"])
+        self._copies.count_on(name, Revision(arguments["revision"]))
+        await self._copies.settled(name)
+        stats = await objects.list(folder)
+        return {stat.name.rpartition("/")[2]: stat.size for stat in stats}
+
+    async def put_history(self, arguments: dict[str, Any], payload: Buffer) -> None:
+        name = SegmentName.parse(arguments["segment"])
+        leaf, start, size = arguments["object"], arguments["start"], arguments["size"]
+        if not isinstance(leaf, str) or "/" in leaf or not leaf.endswith(".chunk"):
+            raise InvalidArgument(f"{leaf!r} is no name of a chunk")
+        if crc32c.crc32c(payload) != arguments["checksum"]:
+            raise BatchCorrupt(f"a piece of {leaf} was damaged on its way; send it again")
+        self._check_topic(name, arguments["topic_id"])
+        path = f"{segment_folder(name.topic.path, name.descriptor)}/{leaf}"
+        draft = self._drafts.pop(path, None)
+        if start == 0:
+            if draft is not None:
+                await draft.discard()
+            if len(self._drafts) >= MAX_DRAFTS:
+                oldest = next(iter(self._drafts))
+                await self._drafts.pop(oldest).discard()
+            draft = await self._disk_objects().draft(path)
+        if draft is None or draft.size != start:
+            if draft is not None:
+                await draft.discard()
+            raise ObjectStoreUnavailable(f"{leaf} does not go on at byte {start} here; send it from its beginning")
+        try:
+            await draft.write([payload])
+            if draft.size < size:
+                if (other := self._drafts.pop(path, None)) is not None:
+                    await other.discard()  # Of a sender that had no answer in time and began anew.
+                self._drafts[path] = draft
+                return
+            await draft.publish()
+        except ObjectExists:
+            await draft.discard()  # Somebody was faster, or an earlier answer was lost.
+        except BaseException:
+            await draft.discard()
+            raise
+
+    async def close(self) -> None:
+        drafts, self._drafts = self._drafts, {}
+        for draft in drafts.values():
+            await draft.discard()
+
+    def _check_topic(self, name: SegmentName, topic_id: int) -> None:
+        """What a sender of the past wants to leave here must not meet a new topic of the same name. One that this
+        broker has not heard of yet is welcome."""
+        path = name.topic.path
+        topic = self._topics.find(path)
+        if self._topics.mark(path) is not None or (topic is not None and topic.id != topic_id):
+            raise TopicNotFound(f"topic {name.topic} was deleted, or deleted and created again")
+
+    def _disk_objects(self) -> DiskObjects:
+        objects = self._shelf.objects
+        if not isinstance(objects, DiskObjects):
+            raise NotAvailable("this broker keeps its history in shared storage: nothing is copied to it")
+        return objects

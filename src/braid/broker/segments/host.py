@@ -1,0 +1,472 @@
+"""The segments that this broker serves: opened, opened again after a failure, handed over, closed.
+
+What it should serve is written in the ownership records (model/ownership.py); what it does serve is here, and each
+change of a record, each failure and each end of a task leads to one look at the segment (`_look`), which starts what is
+missing. So nothing depends on an event that must not be missed:
+
+    record says                              served here   not served here
+    this owner, this epoch, no move          —             open it (take it again first, unless it was just assigned)
+    this owner, this epoch, a move           hand it over  open it; the move goes on when it is served
+    another owner or epoch, or none          let it go     —
+
+A segment is served under the epoch of its record. Its log asks before each confirm whether the broker's lease still
+holds (I3); cursors and chunks are written only while the record names this owner and epoch. When a log fails, because a
+write or a sync did, the segment is abandoned and opened again in the next epoch: recovery finds out what the disk
+really holds. Until then requests are answered with *not serving*, which clients retry.
+
+One task at a time works on a segment (`_work`); everything runs on the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final
+
+from braid.broker.config import BrokerConfig
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.folders import remove_tree
+from braid.broker.segments.handover import HandOver, MoveGivenUp
+from braid.broker.segments.opening import Opening
+from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.topics import Topics
+from braid.broker.turns import Turns
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.model.errors import (
+    BraidError,
+    DiskError,
+    DiskFull,
+    Fenced,
+    Moved,
+    NotServing,
+    SegmentNotFound,
+    ShuttingDown,
+    TopicNotFound,
+)
+from braid.model.ids import Epoch, Revision
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.model.topic import Topic
+from braid.ports.tasks import all_of
+from braid.storage.history.housekeeper import Housekeeper
+from braid.storage.segment import Shelf, StorageMode
+
+__all__ = ["Segments", "ServedSegment"]
+
+OPENED_AT_ONCE: Final = 16
+HANDED_OVER_AT_ONCE: Final = 8
+REOPEN_FIRST_S: Final = 0.1
+REOPEN_MAX_S: Final = 10.0
+ROOM_BYTES: Final = 16 << 20
+ROOM_PROBE_S: Final = 1.0
+
+_log: Final = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""A topic's path and a segment's id."""
+
+
+class Segments:
+    def __init__(
+        self,
+        shelf: Shelf,
+        config: BrokerConfig,
+        metrics: BrokerMetrics,
+        *,
+        may_act: Callable[[], bool],
+        topics: Topics,
+        owners: Owners,
+        members: Members,
+        housekeeper: Housekeeper,
+        hand_over: HandOver,
+    ) -> None:
+        self._shelf = shelf
+        self._metrics = metrics
+        self._topics = topics
+        self._owners = owners
+        self._members = members
+        self._housekeeper = housekeeper
+        self._hand_over = hand_over
+        self._opening = Opening(shelf, config, metrics, topics, owners, housekeeper, may_act)
+        self._served: dict[Key, ServedSegment] = {}
+        self._absent: dict[Key, BraidError] = {}
+        """Why a segment that belongs to this broker is not served now."""
+        self._work: dict[Key, asyncio.Task[None]] = {}
+        """What is being done about a segment."""
+        self._leaving: set[Key] = set()
+        """Segments that are drained, and not sealed yet."""
+        self._endings: dict[ServedSegment, asyncio.Task[None]] = {}
+        self._tried: dict[Key, asyncio.Event] = {}
+        """Set when a segment that is being opened has been tried for the first time."""
+        self._drops = Turns()
+        """By a topic's path: whoever removes its files. No segment of a new topic of that name is opened meanwhile."""
+        self._slots = asyncio.Semaphore(OPENED_AT_ONCE)
+        self._moves = asyncio.Semaphore(HANDED_OVER_AT_ONCE)
+        self._closing = False
+        self._stopped = True
+        """No segment is opened: the broker has not started yet, or has lost its lease."""
+        self.on_open: list[Callable[[str], None]] = []
+        """Called with a topic's path when one of its segments is served."""
+        owners.table.on_change.append(lambda key: self._look(*key))
+        topics.on_change.append(self._look_at_topic)
+
+    # Looking up.
+
+    def get(self, path: str, segment_id: int) -> ServedSegment:
+        segment = self._served.get((path, segment_id))
+        if segment is None:
+            raise self.not_here(path, segment_id)
+        return segment
+
+    def not_here(self, path: str, segment_id: int) -> BraidError:
+        """Why a segment is not served here, as whoever asked for it is told."""
+        info = self._topics.get(path).layout.segments.get(segment_id)  # type: ignore[call-overload]
+        if info is None:
+            return SegmentNotFound(f"topic {path} has no segment {segment_id}")
+        name = SegmentName.of(TopicName.parse(path), info)
+        record = self._owners.find(name)
+        if record is None:
+            return NotServing(f"segment {segment_id} of topic {path} has no owner yet; try again in a moment")
+        owner = record.owner
+        if owner == self._shelf.broker_id and record.state in (OwnershipState.ASSIGNED, OwnershipState.SERVING):
+            reason = self._absent.get((path, segment_id))
+            return NotServing(
+                f"segment {segment_id} of topic {path} is not open yet" + (f": {reason}" if reason is not None else "")
+            )
+        if record.state is not OwnershipState.SEALED and not self._members.is_live(owner):
+            return NotServing(f"segment {segment_id} of topic {path} waits for its owner {owner}, which is down")
+        if record.state is OwnershipState.SERVING:
+            address = self._members.address(owner)
+            return Moved(f"broker {owner} serves segment {segment_id} of topic {path}", address, record.epoch)
+        return Moved(f"segment {segment_id} of topic {path} is moving; try again in a moment", "", record.epoch)
+
+    def of_topic(self, path: str) -> list[ServedSegment]:
+        """Those served here, by segment id."""
+        return [segment for (topic, _), segment in sorted(self._served.items()) if topic == path]
+
+    def all(self) -> list[ServedSegment]:
+        return list(self._served.values())
+
+    def absent(self) -> dict[Key, BraidError]:
+        return dict(self._absent)
+
+    # From records to deeds.
+
+    async def start(self) -> None:
+        """Begin to serve what is this broker's; returns when each segment was tried once."""
+        self._stopped = False
+        for key in self._owners.table.all():
+            self._look(*key)
+        await asyncio.gather(*(tried.wait() for tried in self._tried.values()))
+
+    async def opened(self, path: str) -> None:
+        """Return when what this broker is to serve of a topic was tried once."""
+        await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
+
+    def _look_at_topic(self, path: str) -> None:
+        for descriptor in self._owners.of_topic(path):
+            self._look(path, descriptor)
+
+    def _look(self, path: str, descriptor: str) -> None:
+        name = SegmentName.at(path, descriptor)
+        key = (path, name.id)
+        if self._stopped or self._closing or key in self._work:
+            return
+        record = self._owners.find(name)
+        segment = self._served.get(key)
+        topic = self._topics.find(path)
+        if segment is not None:
+            if record is None or not record.is_held_by(self._shelf.broker_id, segment.epoch):
+                self._let_go(key, segment, Fenced(f"{name} has another owner now: {_described(record)}"))
+            elif (failure := segment.storage.log.failure) is not None:  # While something else was done about it.
+                self._on_failure(segment, failure)
+            elif record.move is not None and topic is not None:
+                self._begin(key, self._move(key, segment), f"hand over {name}")
+        elif record is not None and self._is_ours(record):
+            if topic is not None and topic.layout.segments.get(name.id) is not None:
+                self._tried[key] = asyncio.Event()
+                self._begin(key, self._keep_opening(key, name), f"open {name}")
+        else:
+            self._absent.pop(key, None)
+
+    def _is_ours(self, record: Ownership) -> bool:
+        return record.owner == self._shelf.broker_id and record.state is not OwnershipState.SEALED
+
+    def _begin(self, key: Key, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = self._work[key] = asyncio.get_running_loop().create_task(work, name=what)
+        task.add_done_callback(lambda done: self._done(key, done))
+
+    def _done(self, key: Key, task: asyncio.Task[None]) -> None:
+        del self._work[key]
+        if (tried := self._tried.pop(key, None)) is not None:
+            tried.set()
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            _log.error("work on segment %d of topic %s broke", key[1], key[0], exc_info=error)
+        path, segment_id = key
+        topic = self._topics.find(path)
+        info = topic.layout.segments.get(segment_id) if topic is not None else None  # type: ignore[call-overload]
+        if info is not None:  # What has come meanwhile is done now.
+            self._look(path, SegmentName.of(TopicName.parse(path), info).descriptor)
+
+    # Opening.
+
+    async def _keep_opening(self, key: Key, name: SegmentName) -> None:
+        """Until it is served, or is not ours any more."""
+        pause_s = REOPEN_FIRST_S
+        tried_epoch = Epoch(0)
+        while True:
+            async with self._drops.of(name.topic.path):  # Before it takes a slot, which the others may need to end.
+                pass
+            known, topic = self._owners.known(name), self._topics.find(name.topic.path)
+            if known is None or topic is None or not self._is_ours(known.value):
+                self._absent.pop(key, None)
+                return None
+            try:
+                async with self._slots:
+                    record, revision = known.value, known.revision
+                    if record.state is not OwnershipState.ASSIGNED or record.epoch == tried_epoch:
+                        record = record.taken_again()
+                        taken = await self._owners.swap(name, revision, record)
+                        if taken is None:
+                            raise Fenced(f"{name} was given to somebody else")
+                        revision = taken
+                    tried_epoch = record.epoch
+                    return await self._open(key, name, topic, record, revision)
+            except BraidError as error:
+                self._note_absent(key, name, error)
+            self._tried[key].set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REOPEN_MAX_S)
+
+    def _note_absent(self, key: Key, name: SegmentName, error: BraidError) -> None:
+        if str(self._absent.get(key)) != str(error):
+            _log.warning("%s cannot be opened: %s", name, error)
+        self._absent[key] = error
+
+    async def _open(self, key: Key, name: SegmentName, topic: Topic, record: Ownership, revision: Revision) -> None:
+        segment = await self._opening.open(
+            name,
+            topic,
+            record,
+            revision,
+            on_failure=self._on_failure,
+            on_fenced=lambda cursors, error: self._on_fenced(key, cursors, error),
+        )
+        self._absent.pop(key, None)
+        self._served[key] = segment
+        for callback in self.on_open:
+            callback(name.topic.path)
+
+    # Handing over.
+
+    async def _move(self, key: Key, segment: ServedSegment) -> None:
+        async with self._moves:
+            try:
+                await self._hand_over.prepare(segment)
+                await self._finish(key, segment)
+            except MoveGivenUp as error:
+                _log.warning("%s is not handed over: %s", segment.name, error)
+                await self._hand_over.give_up(segment, str(error))
+            except Fenced as error:
+                _log.warning("%s is not handed over: %s", segment.name, error)
+
+    async def _finish(self, key: Key, segment: ServedSegment) -> None:
+        """Whatever happens, the segment is not served here behind this."""
+        self._withdraw(key, segment)
+        self._housekeeper.remove(segment.storage)
+        self._leaving.add(key)
+        try:
+            await self._hand_over.finish(segment)
+        except BaseException as error:
+            reason = error if isinstance(error, BraidError) else NotServing(f"{segment.name} is being opened again")
+            await self._end(segment, reason, orderly=False)
+            raise
+        finally:
+            self._leaving.discard(key)
+
+    def _withdraw(self, key: Key, segment: ServedSegment) -> None:
+        segment.serving = False
+        self._served.pop(key, None)
+
+    # Failing.
+
+    def _on_failure(self, segment: ServedSegment, error: BraidError) -> None:
+        """Called by the log while it fails: only notes it; the rest happens in a task."""
+        key = (segment.name.topic.path, segment.name.id)
+        if self._closing or self._served.get(key) is not segment or key in self._work:
+            return
+        _log.error("%s has failed and will be opened again: %s", segment.name, error)
+        full = isinstance(error, DiskFull)
+        if not full:
+            self._withdraw(key, segment)
+            self._absent[key] = error
+            reason = NotServing(f"{segment.name} is being opened again")
+            self._begin(key, _wait_for(self._ending(segment, reason, orderly=False)), f"abandon {segment.name}")
+        else:
+            self._begin(key, self._abandon(key, segment, error), f"abandon {segment.name}")
+
+    async def _abandon(self, key: Key, segment: ServedSegment, error: BraidError) -> None:
+        """A full disk stops only writers: readers go on until there is room. It is opened again when this is done."""
+        await self._room(segment.name)
+        self._withdraw(key, segment)
+        self._absent[key] = error
+        await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
+
+    async def _room(self, name: SegmentName) -> None:
+        """Return when the disk takes a file again that is as large as a group of batches."""
+        disk = self._shelf.disk
+        probe = f"{self._shelf.folder}/{name.topic.path}/{name.descriptor}/room"  # Others may be probing too.
+        while True:
+            await asyncio.sleep(ROOM_PROBE_S)
+            with contextlib.suppress(DiskError):
+                await disk.remove(probe)
+            with contextlib.suppress(DiskError):  # Whatever is wrong with the disk: there is no room yet.
+                await disk.prepare(probe, ROOM_BYTES)
+                return await disk.remove(probe)
+
+    def _on_fenced(self, key: Key, cursors: Cursors, error: Fenced) -> None:
+        """Another owner has the segment: what is acked here would be lost, so nothing more is delivered here."""
+        segment = self._served.get(key)
+        if segment is not None and segment.cursors is cursors and not self._closing:
+            self._let_go(key, segment, error)
+
+    def _let_go(self, key: Key, segment: ServedSegment, error: Fenced) -> None:
+        """Another owner has it: nothing is confirmed or delivered here from this moment on."""
+        _log.error("%s is not served here any more: %s", segment.name, error)
+        self._withdraw(key, segment)
+        segment.fail_channels(error)
+        if key not in self._work:  # Otherwise it waits for room on the disk, and is ended after that.
+            self._begin(key, _wait_for(self._ending(segment, error, orderly=False)), f"let go {segment.name}")
+
+    # Ending.
+
+    async def _end(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> None:
+        await _wait_for(self._ending(segment, reason, orderly=orderly))
+
+    def _ending(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> asyncio.Task[None]:
+        """Ends a segment that is not served here any more. A task of its own, begun at once: nobody else knows the
+        segment, so it runs to its end whoever is cancelled meanwhile, or its folder would stay locked for ever."""
+        task = self._endings.get(segment)
+        if task is None:
+            work = self._bring_to_end(segment, reason, orderly=orderly)
+            task = self._endings[segment] = asyncio.get_running_loop().create_task(work, name=f"end {segment.name}")
+            task.add_done_callback(lambda _: self._endings.pop(segment, None))
+        return task
+
+    async def _bring_to_end(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> None:
+        segment.serving = False
+        self._housekeeper.remove(segment.storage)
+        segment.fail_channels(reason)
+        try:
+            await segment.cursors.stop()
+        except BraidError as error:
+            _log.warning("cursors of %s are not stored: their consumers go back a little: %s", segment.name, error)
+        finally:
+            await (segment.storage.close() if orderly else segment.storage.abandon())
+
+    async def abandon_all(self, reason: BraidError) -> None:
+        """The broker has lost its lease: it serves nothing any more. `start` begins anew."""
+        self._stopped = True
+        segments, self._served = list(self._served.values()), {}
+        await self._cancel_work()
+        await all_of(self._end(segment, reason, orderly=False) for segment in segments)
+
+    async def _cancel_work(self, *, but: Collection[Key] = ()) -> None:
+        tasks = [task for key, task in self._work.items() if key not in but]
+        for task in tasks:
+            task.cancel()
+        if ending := [*tasks, *self._endings.values()]:
+            await asyncio.wait(ending)
+
+    async def flush(self) -> None:
+        """Return when every publish that was taken is confirmed or refused."""
+        await asyncio.gather(*(segment.storage.log.flush() for segment in self.all()), return_exceptions=True)
+
+    async def hand_over_all(self, timeout_s: float) -> int:
+        """Give everything away, as far as that can be done in this time; returns how many segments went. Before
+        `close`, where others can go on with what this broker leaves."""
+
+        async def one(key: Key, segment: ServedSegment) -> bool:
+            async with self._moves:
+                try:
+                    await self._hand_over.ask(segment)
+                    await self._finish(key, segment)
+                except (MoveGivenUp, BraidError) as error:
+                    _log.warning("%s stays with this broker while it is away: %s", segment.name, error)
+                    return False
+                return True
+
+        async def other(task: asyncio.Task[None]) -> bool:
+            """A move that is as good as done, and would leave a segment that waits for this broker's return."""
+            await asyncio.wait([task])
+            return not task.cancelled()
+
+        self._stopped = True
+        leaving = {key: self._work[key] for key in self._leaving if key in self._work}
+        await self._cancel_work(but=leaving)
+        tasks = [asyncio.create_task(one(key, segment)) for key, segment in list(self._served.items())]
+        tasks += [asyncio.create_task(other(task)) for task in leaving.values()]
+        if not tasks:
+            return 0
+        done, late = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        return sum(task.result() for task in done if not task.cancelled() and task.exception() is None)
+
+    async def close(self) -> None:
+        """Orderly: cursors stored, logs closed. Whatever fails is said, and the others are closed all the same."""
+        self._closing = True
+        await self._cancel_work()
+        segments, self._served = list(self._served.values()), {}
+        ending = (self._end(segment, ShuttingDown("the broker is stopping"), orderly=True) for segment in segments)
+        for outcome in await asyncio.gather(*ending, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                _log.error("a segment did not close in order: %s", outcome)
+
+    async def drop_topic(self, name: TopicName) -> None:
+        """The topic is being deleted: end its segments here and remove what this broker's own disk holds of it. Can be
+        repeated after a crash anywhere."""
+        async with self._drops.of(name.path):
+            await self._drop_topic(name)
+
+    async def _drop_topic(self, name: TopicName) -> None:
+        gone = TopicNotFound(f"topic {name.path} was deleted")
+
+        async def end(key: Key) -> None:
+            async with self._slots:
+                self._absent.pop(key, None)
+                if (segment := self._served.pop(key, None)) is not None:
+                    await self._end(segment, gone, orderly=False)
+
+        keys = [key for key in {**self._work, **self._served} if key[0] == name.path]
+        if working := [task for key in keys if (task := self._work.get(key)) is not None]:
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
+        await all_of(end(key) for key in keys)
+        if ending := [task for segment, task in self._endings.items() if segment.name.topic == name]:
+            await asyncio.wait(ending)
+        await remove_tree(self._shelf.disk, f"{self._shelf.folder}/{name.path}")
+        # An earlier try may have removed it and failed to sync that: nothing may come back when the record is gone.
+        await self._shelf.disk.sync_folder(f"{self._shelf.folder}/{name.tenant}/{name.namespace}")
+        if self._shelf.mode is StorageMode.LOCAL:
+            await self._shelf.objects.delete_below(name.path)
+        self._metrics.topics.pop(name.path, None)
+        self._opening.forget(name.path)
+
+
+async def _wait_for(task: asyncio.Task[None]) -> None:
+    """Not with it: it goes on if the waiting is cancelled."""
+    await asyncio.shield(task)
+
+
+def _described(record: Ownership | None) -> str:
+    return "none" if record is None else f"{record.owner} in epoch {record.epoch}, {record.state.value}"

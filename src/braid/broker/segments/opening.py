@@ -1,0 +1,194 @@
+"""Opening a segment that was given to this broker: its folder, its log, its cursors, and the record SERVING.
+
+The record becomes SERVING in one transaction with the storage's *begin*: from then on the segment is this broker's in
+this epoch, and whatever is written of it (cursors, chunks) compares that record. An opening that fails leaves nothing
+behind but the epoch that it used up; the next one takes another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from braid.broker.config import BrokerConfig
+from braid.broker.connections.publish import PublishQueue
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.folders import own_folder
+from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.topics import Topics
+from braid.cluster.owners import Owners
+from braid.metadata import paths
+from braid.metadata.store import Compare, Put
+from braid.model.errors import BraidError, ConditionFailed, Fenced
+from braid.model.ids import Offset, Revision
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership
+from braid.model.topic import Durability, Topic
+from braid.storage.history.housekeeper import Housekeeper
+from braid.storage.history.manifest import write_topic_manifest
+from braid.storage.history.retention import RetentionPolicy
+from braid.storage.log.log import LogConfig
+from braid.storage.log.recovery_start import Source
+from braid.storage.log.writer import FileConfig
+from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+
+KEEP_LOCAL_BYTES: Final = 256 << 20
+"""Of each segment whose history is in shared storage: readers a little behind the tail stay on the local disk."""
+NO_END: Final = Offset((1 << 63) - 1)
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Opening:
+    def __init__(
+        self,
+        shelf: Shelf,
+        config: BrokerConfig,
+        metrics: BrokerMetrics,
+        topics: Topics,
+        owners: Owners,
+        housekeeper: Housekeeper,
+        may_act: Callable[[], bool],
+    ) -> None:
+        self._shelf = shelf
+        self._config = config
+        self._metrics = metrics
+        self._topics = topics
+        self._owners = owners
+        self._housekeeper = housekeeper
+        self._may_act = may_act
+        self._manifests: dict[str, Revision] = {}
+        """Of each topic, the layout whose manifest this broker has written."""
+
+    async def open(
+        self,
+        name: SegmentName,
+        topic: Topic,
+        record: Ownership,
+        revision: Revision,
+        *,
+        on_failure: Callable[[ServedSegment, BraidError], None],
+        on_fenced: Callable[[Cursors, Fenced], None],
+    ) -> ServedSegment:
+        """In the record's epoch, which is ours since `revision`. When it returns, the view shows that it is served."""
+        await self._write_manifest(name.topic, topic)
+        await own_folder(self._shelf, name, topic.id)
+        if record.accept_loss:
+            await self._accept_loss(name, record, revision)
+        storage = await self._open_storage(name, topic, record, revision)
+        try:
+            cursors = await self._load_cursors(name, record, storage, on_fenced)
+            await self._owners.view.caught_up(storage.begun_at)
+        except BaseException:
+            await storage.abandon()
+            raise
+        cursors.start()
+        publishes = PublishQueue(
+            storage.log,
+            name.range,
+            self._metrics,
+            self._metrics.topic(name.topic.path),
+            asyncio.get_running_loop().time,
+        )
+        self._housekeeper.add(
+            storage, lambda: self._retention(name.topic.path), cursors.lowest, keep_local_bytes=KEEP_LOCAL_BYTES
+        )
+        _tell(name, storage)
+        return ServedSegment(name, topic, record.epoch, storage, cursors, publishes, on_failure)
+
+    def forget(self, path: str) -> None:
+        """The topic was deleted."""
+        self._manifests.pop(path, None)
+
+    async def _accept_loss(self, name: SegmentName, record: Ownership, revision: Revision) -> None:
+        """Before the record forgets it: an opening that fails behind that must not leave consumers in what is lost."""
+        unchanged = Compare(paths.ownership(name.topic.path, name.descriptor), revision)
+        cursors = Cursors(self._shelf.store, name, record.epoch, unchanged, lambda: NO_END, self._config.cursors)
+        await cursors.load(lossy=True)
+
+    async def _open_storage(
+        self, name: SegmentName, topic: Topic, record: Ownership, revision: Revision
+    ) -> SegmentStorage:
+        config = LogConfig(
+            durability=topic.policies.durability,
+            files=FileConfig(file_bytes=self._config.file_bytes),
+            on_sync=self._metrics.sync_latency_s.observe,
+        )
+        ownership = paths.ownership(name.topic.path, name.descriptor)
+        holders = (self._shelf.broker_id,) if self._shelf.mode is StorageMode.LOCAL else ()
+        try:
+            return await SegmentStorage.open(
+                self._shelf,
+                name.topic.path,
+                name.descriptor,
+                record.epoch,
+                config,
+                may_confirm=self._may_act,
+                accept_loss=record.accept_loss,
+                conditions=[Compare(ownership, revision)],
+                operations=[Put(ownership, record.serving(holders).to_json())],
+            )
+        except ConditionFailed as error:
+            raise Fenced(f"{name} was given to somebody else while it was being opened") from error
+
+    async def _load_cursors(
+        self,
+        name: SegmentName,
+        record: Ownership,
+        storage: SegmentStorage,
+        on_fenced: Callable[[Cursors, Fenced], None],
+    ) -> Cursors:
+        cursors = Cursors(
+            self._shelf.store,
+            name,
+            record.epoch,
+            Compare(paths.ownership(name.topic.path, name.descriptor), storage.begun_at),
+            lambda: Offset(storage.log.synced.value),
+            self._config.cursors,
+            end=lambda: Offset(storage.log.confirmed.value),
+            on_fenced=lambda error: on_fenced(cursors, error),
+        )
+        await cursors.load(lossy=_may_have_lost(storage))
+        return cursors
+
+    async def _write_manifest(self, name: TopicName, topic: Topic) -> None:
+        """Once for each layout: a thousand segments of a topic are opened together."""
+        try:
+            revision = self._topics.unchanged(name.path).revision
+            if self._manifests.get(name.path) != revision:
+                self._manifests[name.path] = revision
+                await write_topic_manifest(self._shelf.objects, name.path, revision, topic.layout, topic.id)
+        except BraidError as error:
+            self._manifests.pop(name.path, None)
+            _log.warning("the manifest of %s was not written: %s", name, error)
+
+    def _retention(self, path: str) -> RetentionPolicy:
+        topic = self._topics.find(path)
+        if topic is None:
+            return RetentionPolicy()
+        policies = topic.policies
+        return RetentionPolicy(
+            max_age_s=policies.retention_ms / 1000 if policies.retention_ms is not None else None,
+            max_bytes=policies.retention_bytes,
+            delete_unconsumed=policies.retention_ignores_subscriptions,
+        )
+
+
+def _tell(name: SegmentName, storage: SegmentStorage) -> None:
+    """What recovery found that somebody should know."""
+    cut, damage = storage.recovered.torn_bytes, len(storage.recovered.damage)
+    if cut or damage:
+        _log.warning("%s: recovery cut %d torn bytes and found %d damaged places", name, cut, damage)
+    if storage.start.loss_accepted:
+        _log.warning("%s goes on at offset %d: what came behind it is lost", name, storage.start.offset)
+
+
+def _may_have_lost(storage: SegmentStorage) -> bool:
+    """Whether records may be gone that consumers have seen: where a loss was accepted, and those of a topic that
+    confirms before it syncs, unless its log was closed in order."""
+    if storage.start.source is not Source.LOCAL:
+        return storage.start.loss_accepted
+    return storage.log.config.durability is Durability.MEMORY and not storage.recovered.closed_in_order

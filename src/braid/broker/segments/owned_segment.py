@@ -1,0 +1,118 @@
+"""A segment as its owner serves it: its log, its cursors, those who publish to it and those who read it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from braid.broker.connections.delivery import Channel
+from braid.broker.connections.publish import PublishQueue
+from braid.broker.groups.read_grants import Seats
+from braid.broker.segments.cursors import Cursors
+from braid.model.errors import BraidError
+from braid.model.ids import Epoch, Offset
+from braid.model.names import SegmentName
+from braid.model.topic import Topic
+from braid.storage.segment import SegmentStorage
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ServedSegment:
+    def __init__(
+        self,
+        name: SegmentName,
+        topic: Topic,
+        epoch: Epoch,
+        storage: SegmentStorage,
+        cursors: Cursors,
+        publishes: PublishQueue,
+        on_failure: Callable[[ServedSegment, BraidError], None],
+    ) -> None:
+        self.name: Final = name
+        self.topic_id: Final = topic.id
+        self.epoch: Final = epoch
+        self.storage: Final = storage
+        self.cursors: Final = cursors
+        self.publishes: Final = publishes
+        self.serving = True
+        self.seats: Final = Seats()
+        self._channels: dict[Channel, None] = {}
+        self._delivered_bytes = 0
+        """By channels that have ended."""
+        self._on_failure = on_failure
+        # Before the producers hear of it: to them it is only the confirm of what they know.
+        storage.log.confirmed.follow(self._on_confirmed, first=True)
+
+    @property
+    def earliest(self) -> Offset:
+        return self.storage.earliest
+
+    @property
+    def end(self) -> Offset:
+        """The first offset that consumers may not see yet."""
+        return Offset(self.storage.log.confirmed.value)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing will ever follow `end`. Not before consumers may see all records, and the seal is durable:
+        who hears of it does not look for more."""
+        log = self.storage.log
+        return log.seal_is_durable and self.end == log.end
+
+    @property
+    def delivered_bytes(self) -> int:
+        """To all consumers, since it was opened."""
+        return self._delivered_bytes + sum(channel.delivered_bytes for channel in self._channels)
+
+    async def sync_to(self, offset: Offset) -> None:
+        """Return when everything below `offset` is synced: no cursor is stored beyond that. A topic that syncs only
+        now and then does it for this."""
+        if offset > self.storage.log.synced.value:
+            await self.storage.log.flush()
+
+    async def offset_at_time(self, timestamp_us: int) -> Offset:
+        """The first offset of the first batch with a record at or after this time; else the end."""
+        offset = await self.storage.sources.offset_at_time(timestamp_us)
+        reader = self.storage.reader(max(offset, self.earliest))
+        while batches := await reader.read_available():
+            for header, _ in batches:
+                if header.max_timestamp >= timestamp_us:
+                    return header.base_offset
+        return self.end
+
+    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
+        await self.storage.replace_chunks(old, new)
+        return len(self.storage.catalog.chunks)
+
+    def add_channel(self, channel: Channel) -> None:
+        self._channels[channel] = None
+        channel.pump()
+
+    def forget_channel(self, channel: Channel) -> None:
+        if channel in self._channels:
+            del self._channels[channel]
+            self._delivered_bytes += channel.delivered_bytes
+
+    def close_channels(self, subscription: str, closed_code: str, message: str) -> None:
+        """End the channels of a subscription. Unless the code is that of a final error, they may be opened again."""
+        error = BraidError.by_code.get(closed_code)
+        for channel in [each for each in self._channels if each.subscription == subscription]:
+            channel.close(closed_code, message, retriable=error is None or error.retriable)
+
+    def fail_channels(self, error: BraidError) -> None:
+        for channel in list(self._channels):
+            channel.fail(error)
+
+    def _on_confirmed(self) -> None:
+        """The watermark rose or failed. Called by the log's commit, which must not suffer from what happens here."""
+        for channel in list(self._channels):
+            try:
+                channel.deliver()
+            except Exception:
+                _log.exception("a channel of %s broke", self.name)
+                channel.drop()
+        error = self.storage.log.confirmed.error
+        if error is not None and self.serving and not self.sealed:
+            self._on_failure(self, error)

@@ -1,0 +1,69 @@
+"""What only the owner of a segment knows of it, and what only the broker that did the work has counted.
+
+Which topics, segments and subscriptions there are stands in the metadata, and every broker answers for it. How far a
+log reaches, what it weighs and how far subscriptions have come in it changes with every batch: that lives with the log.
+These are the questions that a segment's owner answers from its own memory, without waiting:
+
+    segment_statistics  offsets and size of the segments that it serves
+    topic_counts        what it has published and delivered of a topic since it started
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from braid.broker.metrics import BrokerMetrics, TopicMetrics
+from braid.broker.segments.host import Segments, ServedSegment
+from braid.model.ids import Epoch, Offset, SegmentId
+from braid.model.names import TopicName
+from braid.storage.segment import SegmentStorage
+
+
+class SegmentStatistics(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    owner: str
+    epoch: Epoch
+    earliest_offset: Offset
+    end_offset: Offset
+    records: int
+    bytes: int
+    """Stored, once: in chunks, or in local files that no chunk covers."""
+
+
+class TopicCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """On one broker, since it started."""
+
+    published_batches: int
+    published_records: int
+    published_bytes: int
+    duplicate_batches: int
+    delivered_batches: int
+    delivered_records: int
+    delivered_bytes: int
+
+
+def segment_statistics(broker: str, segments: Segments, topic: TopicName) -> dict[SegmentId, SegmentStatistics]:
+    """Of the segments that this broker, which has the id `broker`, serves now."""
+    return {segment.name.id: _statistics(broker, segment) for segment in segments.of_topic(topic.path)}
+
+
+def _statistics(broker: str, segment: ServedSegment) -> SegmentStatistics:
+    earliest, end = segment.earliest, segment.end
+    return SegmentStatistics(
+        owner=broker,
+        epoch=segment.epoch,
+        earliest_offset=earliest,
+        end_offset=end,
+        records=end - earliest,
+        bytes=stored_bytes(segment.storage),
+    )
+
+
+def topic_counts(metrics: BrokerMetrics, topic: TopicName) -> TopicCounts:
+    return msgspec.convert(metrics.topics.get(topic.path) or TopicMetrics(), TopicCounts, from_attributes=True)
+
+
+def stored_bytes(storage: SegmentStorage) -> int:
+    """Chunks, and local files as far as no chunk covers them."""
+    exported = storage.catalog.next_offset
+    tail = (file.batch_bytes for file in storage.log.files if file.next_offset > exported)
+    return sum(chunk.size for chunk in storage.catalog.chunks) + sum(tail)
