@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from braid.client.client import Client
-from braid.client.producer import Producer
+from braid.client.producing.producer import Producer
 from braid.model.errors import TimedOut
 from tests.broker_process import WAIT_S
 

@@ -31,14 +31,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from braid.client import client as asynchronous
+from braid.client.blocking.loop_thread import LoopThread
 from braid.client.client import DEFAULT_TIMEOUT_S
-from braid.client.loop_thread import LoopThread
 from braid.model.errors import ClientClosed
 from braid.wire.address import DEFAULT_URL
 
 if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
-    from braid.client.blocking_consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
-    from braid.client.blocking_producer import BlockingProducer
+    from braid.client.blocking.consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
+    from braid.client.blocking.producer import BlockingProducer
 
 
 def connect(
@@ -83,7 +83,7 @@ class Client:
         max_in_flight_bytes: int | None = None,
         timeout: float | None = None,
     ) -> BlockingProducer:
-        from braid.client.blocking_producer import BlockingProducer
+        from braid.client.blocking.producer import BlockingProducer
 
         thread, client = self._open()
         producer = client.producer(
@@ -108,7 +108,7 @@ class Client:
         start: str = "latest",
         window_bytes: int | None = None,
     ) -> BlockingStreamConsumer:
-        from braid.client.blocking_consumer import BlockingStreamConsumer
+        from braid.client.blocking.consumer import BlockingStreamConsumer
 
         thread, client = self._open()
         consumer = BlockingStreamConsumer(
@@ -128,7 +128,7 @@ class Client:
         start: str | bytes | datetime.datetime = "latest",
         window_bytes: int | None = None,
     ) -> BlockingCheckpointConsumer:
-        from braid.client.blocking_consumer import BlockingCheckpointConsumer
+        from braid.client.blocking.consumer import BlockingCheckpointConsumer
 
         thread, client = self._open()
         return BlockingCheckpointConsumer(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from braid.broker.broker import Broker
-from braid.client.checkpoint import Checkpoint
 from braid.client.client import Client, connect
-from braid.client.consumer import Consumer
-from braid.client.stream import StreamConsumer
+from braid.client.consuming.checkpoint import Checkpoint
+from braid.client.consuming.consumer import Consumer
+from braid.client.consuming.stream import StreamConsumer
 from braid.model.errors import ClientClosed, ConsumerReplaced, SubscriptionNotFound, TopicNotFound
 from braid.model.message import Message, MessageId
 from tests.broker_kit import admin, publish, running_broker, url_of

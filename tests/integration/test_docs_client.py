@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 import jwt
 import pytest
 
-from braid.client import admin, batcher, channel, client, lane, producer, stream
+from braid.client import admin, client
+from braid.client.consuming import channel, stream
+from braid.client.producing import open_batch as batcher
+from braid.client.producing import producer
+from braid.client.producing import segment_writer as lane
 from braid.model.batch.header import MAX_BODY_BYTES
 from tests.broker_process import BrokerProcess
 from tests.tls_files import make_certificate

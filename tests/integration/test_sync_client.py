@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 from braid import sync
-from braid.client.blocking_consumer import BlockingStreamConsumer
-from braid.client.blocking_producer import MAX_GATHERED_RECORDS
+from braid.client.blocking.consumer import BlockingStreamConsumer
+from braid.client.blocking.producer import MAX_GATHERED_RECORDS
 from braid.model.errors import (
     ClientClosed,
     ConnectFailed,

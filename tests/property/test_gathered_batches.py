@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.client.batcher import Batch
-from braid.client.records import COLUMNAR_RECORDS, MANY_RECORDS, as_table, columns
+from braid.client.producing.open_batch import Batch
+from braid.client.producing.records import COLUMNAR_RECORDS, MANY_RECORDS, as_table, columns
 from braid.model.batch.columns import decode_messages, encode_batch
 from braid.model.batch.encode import gather_table
 from braid.model.batch.header import Codec, renumber, verify

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.spark.admission import Limits, admit, bounded, gone, latest, partitions, ranges, standing
 from braid.spark.offsets import StreamOffset, begins
 from braid.spark.planning import Range

@@ -13,8 +13,9 @@ from braid.broker.connections import session
 from braid.broker.connections.delivery import Channel
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.host import Segments, ServedSegment
-from braid.client import lane, stream
-from braid.client.lane import Answered, Fate, Lane
+from braid.client.consuming import stream
+from braid.client.producing import segment_writer as lane
+from braid.client.producing.segment_writer import Answered, Fate, Lane
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer

@@ -10,7 +10,7 @@ import pytest
 
 from braid.broker.segments.handover import EXPORT_PATIENCE_S
 from braid.client.client import Client
-from braid.client.producer import Producer
+from braid.client.producing.producer import Producer
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Compare, Put

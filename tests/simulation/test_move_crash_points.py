@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from braid.broker.broker import Broker
-from braid.client.producer import Producer
+from braid.client.producing.producer import Producer
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Compare, Put

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from braid.client.client import Client
-from braid.client.producer import Producer
+from braid.client.producing.producer import Producer
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.model.errors import InvalidArgument

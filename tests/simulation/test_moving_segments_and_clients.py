@@ -8,8 +8,8 @@ import asyncio
 import pytest
 
 from braid.client.client import Client
-from braid.client.producer import Producer
-from braid.client.stream import StreamConsumer
+from braid.client.consuming.stream import StreamConsumer
+from braid.client.producing.producer import Producer
 from braid.model.errors import Moved, NotServing
 from braid.model.message import Message
 from braid.ports.network import Address

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from braid.client.batcher import Receipt
 from braid.client.client import Client, connect
-from braid.client.producer import Producer
+from braid.client.producing.open_batch import Receipt
+from braid.client.producing.producer import Producer
 from braid.model.batch.columns import decode_messages
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import (

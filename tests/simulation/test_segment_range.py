@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from braid.client.client import Client
-from braid.client.segment_range import read_segment_range
+from braid.client.consuming.segment_range import read_segment_range
 from braid.model.batch.columns import decode_messages
 from braid.model.errors import BraidError, OffsetOutOfRange, SegmentNotFound, TimedOut, TopicNotFound
 from tests.brokers_kit import PATH, Brokers, until, with_brokers

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from braid.client.client import Client
-from braid.client.repeatable import RepeatableProducer, Written
+from braid.client.producing.idempotent import RepeatableProducer, Written
 from braid.model.errors import BraidError, RepeatDiffers
 from tests.brokers_kit import Brokers, until, with_brokers
 

@@ -14,7 +14,7 @@ import braid.sync
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.broker.segments.owned_segment import ServedSegment
-from braid.client.loop_thread import LoopThread
+from braid.client.blocking.loop_thread import LoopThread
 from braid.model.errors import DataLoss
 from braid.storage.history.retention import RetentionPolicy
 from braid.wire.address import format_address

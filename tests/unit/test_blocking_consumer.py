@@ -6,10 +6,10 @@ import concurrent.futures
 from collections.abc import Coroutine
 from typing import Any
 
-from braid.client.blocking_consumer import BlockingConsumer
-from braid.client.consumer import Consumer, Feed, Taken
-from braid.client.loop_thread import LoopThread
-from braid.client.received import ReceivedBatch, checked_parts
+from braid.client.blocking.consumer import BlockingConsumer
+from braid.client.blocking.loop_thread import LoopThread
+from braid.client.consuming.consumer import Consumer, Feed, Taken
+from braid.client.consuming.delivery import ReceivedBatch, checked_parts
 from tests.scripted_broker import TOPIC, stamped
 
 

@@ -12,7 +12,7 @@ import pytest
 from braid.broker.broker import Broker
 from braid.broker.peers.segment_access import LocalAccess
 from braid.client.client import Client, connect
-from braid.client.stream import StreamConsumer
+from braid.client.consuming.stream import StreamConsumer
 from braid.metadata import paths
 from braid.model.errors import Fenced, LogDamaged, NotServing
 from braid.model.ids import Offset

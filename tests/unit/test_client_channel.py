@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from braid.client.channel import MAX_WINDOW_BYTES, checked_window, credit_to_grant
-from braid.client.received import ReceivedBatch, checked_parts
+from braid.client.consuming.channel import MAX_WINDOW_BYTES, checked_window, credit_to_grant
+from braid.client.consuming.delivery import ReceivedBatch, checked_parts
 from braid.model.batch.columns import RECORD_SCHEMA, decode_messages, encode_batch
 from braid.model.batch.header import Flag, control_batch, parse_header, stamp
 from braid.model.errors import BatchTruncated, InvalidArgument

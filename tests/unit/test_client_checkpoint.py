@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from braid.client.checkpoint import (
+from braid.client.client import Client
+from braid.client.consuming.checkpoint import (
     END,
     Checkpoint,
     CheckpointConsumer,
@@ -17,7 +18,6 @@ from braid.client.checkpoint import (
     kept_positions,
     readable_segments,
 )
-from braid.client.client import Client
 from braid.model.errors import (
     ClientClosed,
     InvalidArgument,

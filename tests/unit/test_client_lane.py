@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.client.lane import Answered, Fate, verdict
+from braid.client.producing.segment_writer import Answered, Fate, verdict
 from braid.model.errors import BraidError, BrokenInvariant, ConnectionLost, LogBusy, OutOfSequence, PermissionDenied
 
 A, R, F, U = Fate.AGAIN, Fate.RENUMBER, Fate.FAIL, Fate.UNKNOWN

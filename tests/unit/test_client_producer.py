@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from braid.client.batcher import GROUP, RECORD_BYTES
 from braid.client.client import Client, connect
-from braid.client.lane import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
-from braid.client.producer import Producer
-from braid.client.records import slice_records
+from braid.client.producing.open_batch import GROUP, RECORD_BYTES
+from braid.client.producing.producer import Producer
+from braid.client.producing.records import slice_records
+from braid.client.producing.segment_writer import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
 from braid.model.batch.columns import Message, decode_messages
 from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import (

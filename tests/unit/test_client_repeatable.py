@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from braid.broker.config import AuthConfig, Grant
-from braid.client import lane
 from braid.client.client import Client, connect
-from braid.client.repeatable import RepeatableProducer
+from braid.client.producing import segment_writer as lane
+from braid.client.producing.idempotent import RepeatableProducer
 from braid.model.batch.columns import decode_messages
 from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import (

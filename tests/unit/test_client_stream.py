@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from braid.client.client import Client, connect
-from braid.client.received import ReceivedBatch
-from braid.client.stream import RELEASE_GRACE_S, StreamConsumer
+from braid.client.consuming.delivery import ReceivedBatch
+from braid.client.consuming.stream import RELEASE_GRACE_S, StreamConsumer
 from braid.model.errors import (
     BatchCorrupt,
     BrokenInvariant,

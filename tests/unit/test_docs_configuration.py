@@ -22,7 +22,7 @@ from braid.broker.config import (
 from braid.broker.connections.auth import Access
 from braid.cli.config import load_config
 from braid.cli.serve import serve
-from braid.client.stream import RELEASE_GRACE_S
+from braid.client.consuming.stream import RELEASE_GRACE_S
 from braid.storage.log.writer import MAX_FILE_BYTES
 
 DOCS = Path(__file__).parents[2] / "docs"

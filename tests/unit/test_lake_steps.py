@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableMismatch
 from braid.spark.admission import Limits
 from braid.spark.jobs.bounded_read import columns_schema

@@ -15,7 +15,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from braid.client.checkpoint import Position
+from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed, TableConflict, TableMismatch
 from braid.spark.jobs.lake import open_table
 from braid.spark.jobs.lake_delta import statistics

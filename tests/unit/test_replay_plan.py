@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, JobFailed
 from braid.spark.admission import Limits
 from braid.spark.jobs.replay import bounds, check_topics, first_positions, next_step, until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.spark.admission import PARTITION_BYTES, Limits, admit, bounded, gone, latest, partitions, ranges, standing
 from braid.spark.offsets import StreamOffset
 from braid.spark.planning import Range

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from braid.client.checkpoint import END
+from braid.client.consuming.checkpoint import END
 from braid.model.errors import InvalidArgument
 from braid.spark.offsets import StreamOffset, begins, is_other_topic
 

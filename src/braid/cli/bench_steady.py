@@ -21,7 +21,7 @@ from braid.cli.bench_workload import SLOT_NS, Done, Steady, SteadyReceive, Stead
 from braid.model.errors import BraidError
 
 if TYPE_CHECKING:
-    from braid.client.batcher import Receipt
+    from braid.client.producing.open_batch import Receipt
 
 TICK_S: Final = 0.001
 """The records of so much time are sent together."""

@@ -42,9 +42,9 @@ from braid.model.errors import BraidError
 from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
-    from braid.client.batcher import Receipt
-    from braid.client.producer import Producer
-    from braid.client.stream import StreamConsumer
+    from braid.client.consuming.stream import StreamConsumer
+    from braid.client.producing.open_batch import Receipt
+    from braid.client.producing.producer import Producer
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """Python's default of 5 ms is what a thread may keep others waiting: too long where latencies of 1 ms are measured."""

@@ -30,8 +30,8 @@ from braid.ports.allocator import keep_freed_memory
 if TYPE_CHECKING:
     from braid.cli.printer import Printer
     from braid.client.client import Client
-    from braid.client.received import ReceivedBatch
-    from braid.client.stream import StreamConsumer
+    from braid.client.consuming.delivery import ReceivedBatch
+    from braid.client.consuming.stream import StreamConsumer
     from braid.model.message import Message
 
 IDLE_S: Final = 0.25

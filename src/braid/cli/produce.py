@@ -23,7 +23,7 @@ from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from braid.cli.lines import LineReader
-    from braid.client.producer import Producer
+    from braid.client.producing.producer import Producer
 
 PACE_S: Final = 0.05
 """With --rate, so often some lines are sent."""

@@ -31,11 +31,11 @@ from braid.wire.address import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
     from braid.client.admin import Admin
-    from braid.client.checkpoint import CheckpointConsumer
-    from braid.client.consumer import Consumer
-    from braid.client.producer import Producer
-    from braid.client.repeatable import RepeatableProducer
-    from braid.client.stream import StreamConsumer
+    from braid.client.consuming.checkpoint import CheckpointConsumer
+    from braid.client.consuming.consumer import Consumer
+    from braid.client.consuming.stream import StreamConsumer
+    from braid.client.producing.idempotent import RepeatableProducer
+    from braid.client.producing.producer import Producer
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -121,7 +121,7 @@ class Client:
         timeout: float | None = None,
     ) -> Producer:
         """A producer for `topic`, to be used as `async with`. What the options mean: see `ProducerOptions`."""
-        from braid.client.producer import Producer, ProducerOptions
+        from braid.client.producing.producer import Producer, ProducerOptions
 
         given: dict[str, Any] = {
             "linger_s": linger,
@@ -149,8 +149,8 @@ class Client:
     ) -> RepeatableProducer:
         """A producer that is part number `part` of `app`, to be used as `async with`. Others may be the same: what is
         given as one `era` is stored once, however often it is given. An era is complete before the next one begins."""
-        from braid.client.producer import ProducerOptions
-        from braid.client.repeatable import RepeatableProducer
+        from braid.client.producing.idempotent import RepeatableProducer
+        from braid.client.producing.producer import ProducerOptions
 
         options = ProducerOptions(compression=compression, timeout_s=self.timeout_s if timeout is None else timeout)
         self._check_open()
@@ -171,7 +171,7 @@ class Client:
 
         `name` is unique in the subscription. At most `window_bytes` of each segment wait here for the application.
         """
-        from braid.client.stream import StreamConsumer
+        from braid.client.consuming.stream import StreamConsumer
 
         self._check_open()
         return StreamConsumer(
@@ -190,7 +190,7 @@ class Client:
     ) -> CheckpointConsumer:
         """A consumer whose positions the caller keeps. `start` is `earliest`, `latest`, a saved checkpoint, or a time
         with its zone: then it begins with the batch that holds the first record of that time or later."""
-        from braid.client.checkpoint import CheckpointConsumer
+        from braid.client.consuming.checkpoint import CheckpointConsumer
 
         self._check_open()
         return CheckpointConsumer(self, TopicName.parse(topic), start=start, window_bytes=window_bytes)

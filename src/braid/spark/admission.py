@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from braid.client.checkpoint import END, Position, readable_segments
+from braid.client.consuming.checkpoint import END, Position, readable_segments
 from braid.spark.offsets import StreamOffset, is_other_topic
 from braid.spark.options import EARLIEST, LATEST, SourceOptions
 from braid.spark.planning import Range

@@ -12,10 +12,10 @@ from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from braid.client.blocking.loop_thread import LoopThread
 from braid.client.client import Client, connect
-from braid.client.loop_thread import LoopThread
-from braid.client.received import ReceivedBatch
-from braid.client.segment_range import read_segment_range
+from braid.client.consuming.delivery import ReceivedBatch
+from braid.client.consuming.segment_range import read_segment_range
 from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
 from braid.ports.os_disk import OsDisk
 from braid.spark.options import SourceOptions

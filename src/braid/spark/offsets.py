@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import msgspec
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import InvalidArgument
 
 OFFSET_VERSION: Final = 1

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import msgspec
 
-from braid.client.checkpoint import END, Position
 from braid.client.client import DEFAULT_TIMEOUT_S
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import BraidError, InvalidArgument
 from braid.model.names import TopicName, check_name
 from braid.wire.address import DEFAULT_URL, parse_url

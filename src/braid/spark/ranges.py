@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from braid.client.checkpoint import END
+from braid.client.consuming.checkpoint import END
 from braid.model.errors import DataLoss, InvalidArgument, OffsetOutOfRange
 from braid.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
 from braid.spark.planning import Range

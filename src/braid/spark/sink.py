@@ -8,7 +8,7 @@ under the same numbers:
     when     the micro-batch's id, or txnVersion, or 0                                         } agree on these
     part     the number of the partition
     what     its rows, cut into blocks by the rows alone (sink_rows.py)
-                                 └─► client/repeatable.py ─► producer ids and sequences that brokers recognise
+                                 └─► client/producing/idempotent.py ─► producer ids and sequences that brokers recognise
 
 There are no transactions: a row can be read as soon as its block is stored, also if the job then fails. `commit` has
 nothing left to do, and `abort` undoes nothing; the same write, repeated, completes it.

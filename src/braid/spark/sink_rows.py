@@ -2,7 +2,7 @@
 
 **Blocks are a function of the rows alone**, whatever slices Spark hands them over in: a block ends before the row with
 which it would have more than `BLOCK_ROWS` rows or `BLOCK_BYTES` bytes, and a row that is larger is a block of its own.
-So a task that is repeated cuts as its first try did, and what it sends is recognised (client/repeatable.py).
+So a task that is repeated cuts as its first try did, and what it sends is recognised (client/producing/idempotent.py).
 
 **By content**: some plans repeat a task's rows as a set, but not in their order; after a shuffle, for one, they come as
 its files arrive. Then the task's rows can be gathered and sorted by all that is in them: topic, key, timestamp, value,
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from braid.client.batcher import RECORD_BYTES
+from braid.client.producing.open_batch import RECORD_BYTES
 from braid.model.batch.body import HEADERS_TYPE, TIMESTAMP_TYPE
 from braid.model.errors import InvalidArgument
 

@@ -14,9 +14,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from braid.client.blocking.loop_thread import LoopThread
 from braid.client.client import Client, connect
-from braid.client.loop_thread import LoopThread
-from braid.client.repeatable import RepeatableProducer
+from braid.client.producing.idempotent import RepeatableProducer
 from braid.model.errors import RepeatDiffers
 from braid.model.names import TopicName
 from braid.spark.sink_options import CONTENT, SinkOptions

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from braid.client.admin import Admin
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import BraidError, SubscriptionExists, SubscriptionNotFound
 from braid.spark.connection import Connection
 from braid.spark.snapshot import TopicSnapshot

@@ -14,10 +14,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from braid.client.checkpoint import CheckpointConsumer
 from braid.client.client import Client, connect
-from braid.client.producer import Producer
-from braid.client.stream import StreamConsumer
+from braid.client.consuming.checkpoint import CheckpointConsumer
+from braid.client.consuming.stream import StreamConsumer
+from braid.client.producing.producer import Producer
 from braid.model.errors import (
     BraidError,
     ClientClosed,

@@ -31,7 +31,7 @@ from typing import Final
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
 from braid.spark.admission import Limits, admit, bounded, ranges, standing
 from braid.spark.connection import Connection

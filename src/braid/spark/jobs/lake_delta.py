@@ -36,7 +36,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import NotAvailable, TableConflict, TableMismatch
 from braid.spark.jobs.lake_table import (
     LEFTOVER_S,

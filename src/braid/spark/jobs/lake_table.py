@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import pyarrow.parquet as pq
 
-from braid.client.checkpoint import Position
+from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed, TableMismatch
 
 LANDED_VERSION: Final = 1

@@ -33,7 +33,7 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from braid.client.checkpoint import END, Position
+from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
 from braid.spark.admission import Limits, admit, beginning, bounded, ranges, standing

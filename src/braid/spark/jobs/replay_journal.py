@@ -21,7 +21,7 @@ from typing import Final, Self
 
 import msgspec
 
-from braid.client.checkpoint import Position
+from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed
 from braid.spark.planning import Range
 

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from braid.client.received import Part, ReceivedBatch, checked_parts
+from braid.client.consuming.delivery import Part, ReceivedBatch, checked_parts
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
 from braid.wire.frame import Frame
 from braid.wire.link import Link, within

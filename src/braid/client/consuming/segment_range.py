@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from braid.client.channel import Channel, checked_window
-from braid.client.consumer import may_pass
-from braid.client.received import ReceivedBatch
+from braid.client.consuming.channel import Channel, checked_window
+from braid.client.consuming.consumer import may_pass
+from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.routing import OwnerSearch
 from braid.model.errors import BraidError, OffsetOutOfRange, TimedOut
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from braid.client.channel import Channel, checked_window
-from braid.client.consumer import Consumer, Feed, Taken, closed_error, may_pass
+from braid.client.consuming.channel import Channel, checked_window
+from braid.client.consuming.consumer import Consumer, Feed, Taken, closed_error, may_pass
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch
 from braid.model.errors import (

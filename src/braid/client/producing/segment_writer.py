@@ -24,7 +24,7 @@ A batch that is not confirmed by its deadline fails with `TimedOut`. It stays in
 batches behind it, which may have been stored, still hope: without it they would be out of sequence. When all that was
 sent has timed out, the lane forgets it and goes on under a new id.
 
-A producer with a fixed identity (repeatable.py) has lanes that never take another id: somebody else is to come to the
+A producer with a fixed identity (idempotent.py) has lanes that never take another id: somebody else is to come to the
 same numbers. What would be renumbered, or given up and left behind, ends such a lane: its first failure is that of all
 that waits in it and of all that comes later.
 """
@@ -38,7 +38,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from braid.client.batcher import UNKNOWN_OFFSET, Batch
+from braid.client.producing.open_batch import UNKNOWN_OFFSET, Batch
 from braid.client.routing import OwnerSearch
 from braid.model.batch.header import Codec, parse_header, renumber
 from braid.model.errors import (
@@ -63,7 +63,7 @@ from braid.wire.operations import PAST_ERA, Kind, Published, decode
 from braid.wire.wakeup import wake
 
 if TYPE_CHECKING:
-    from braid.client.producer import Producer
+    from braid.client.producing.producer import Producer
 
 MAX_BATCHES_IN_FLIGHT: Final = 8
 """As many as a broker remembers of one producer (storage/log/producers.py): a batch that is sent again gets its offset."""

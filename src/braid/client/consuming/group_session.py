@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from braid.client.consumer import may_pass
+from braid.client.consuming.consumer import may_pass
 from braid.model.errors import BraidError, ClientClosed, Moved, TopicNotFound
 from braid.wire.address import parse_address
 from braid.wire.frame import Frame

@@ -10,7 +10,7 @@ which those go on who waited for them, and in which leaves what they send next: 
     send / submit / send_many / send_table   →   Batch, one open in each lane   →   Lane, one for each segment
 
 Records with a key go to the segment whose range has the key's hash. Records without one go to the segments in turn, a
-batch at a time. Each lane keeps strict order and stores once what it sends again (lane.py tells how).
+batch at a time. Each lane keeps strict order and stores once what it sends again (segment_writer.py tells how).
 
 Memory is bounded (I12): above `max_in_flight_bytes` unconfirmed, `send`, `send_many` and `send_table` wait; `submit`,
 which cannot wait, goes on to a hard limit and then raises `ProducerFull`.
@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from braid.client.batcher import (
+from braid.client.producing.open_batch import (
     GROUP,
     RECORD_BYTES,
     UNKNOWN_OFFSET,
@@ -42,8 +42,7 @@ from braid.client.batcher import (
     cut_points,
     id_at,
 )
-from braid.client.lane import Lane
-from braid.client.records import (
+from braid.client.producing.records import (
     COLUMNAR_RECORDS,
     MANY_RECORDS,
     all_bytes,
@@ -56,6 +55,7 @@ from braid.client.records import (
     row_sizes,
     table_size,
 )
+from braid.client.producing.segment_writer import Lane
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
 from braid.client.shared import result_of
@@ -539,7 +539,7 @@ class Producer:
         else:
             await asyncio.sleep(0)
 
-    # What a repeatable producer asks (repeatable.py).
+    # What a repeatable producer asks (idempotent.py).
 
     @property
     def lanes(self) -> Sequence[Lane]:

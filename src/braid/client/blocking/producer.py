@@ -18,9 +18,9 @@ from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from braid.client.batcher import Batch, MessageIds, Receipt
-from braid.client.loop_thread import LoopThread
-from braid.client.producer import Producer
+from braid.client.blocking.loop_thread import LoopThread
+from braid.client.producing.open_batch import Batch, MessageIds, Receipt
+from braid.client.producing.producer import Producer
 from braid.model.batch.encode import Headers
 from braid.model.errors import BraidError, ClientClosed, TimedOut
 from braid.model.message import MessageId

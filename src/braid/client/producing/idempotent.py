@@ -41,10 +41,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from braid.client.batcher import UNKNOWN_OFFSET, Batch
-from braid.client.lane import Lane
-from braid.client.producer import Producer, ProducerOptions
-from braid.client.segment_range import read_segment_range
+from braid.client.consuming.segment_range import read_segment_range
+from braid.client.producing.open_batch import UNKNOWN_OFFSET, Batch
+from braid.client.producing.producer import Producer, ProducerOptions
+from braid.client.producing.segment_writer import Lane
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, PermissionDenied, RepeatDiffers
 from braid.model.hashing import key_hashes

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-from braid.client.checkpoint import CheckpointConsumer
-from braid.client.consumer import NO_MESSAGES, Consumer, Taken
-from braid.client.loop_thread import LoopThread
-from braid.client.received import ReceivedBatch
-from braid.client.stream import ACK_DELAY_S, StreamConsumer
+from braid.client.blocking.loop_thread import LoopThread
+from braid.client.consuming.checkpoint import CheckpointConsumer
+from braid.client.consuming.consumer import NO_MESSAGES, Consumer, Taken
+from braid.client.consuming.delivery import ReceivedBatch
+from braid.client.consuming.stream import ACK_DELAY_S, StreamConsumer
 from braid.model.errors import ClientClosed
 from braid.model.message import Message
 

@@ -36,10 +36,10 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.channel import Channel, Seat, checked_window
-from braid.client.consumer import Consumer, Feed, closed_error, may_pass
-from braid.client.group_session import GroupSession
-from braid.client.received import ReceivedBatch
+from braid.client.consuming.channel import Channel, Seat, checked_window
+from braid.client.consuming.consumer import Consumer, Feed, closed_error, may_pass
+from braid.client.consuming.delivery import ReceivedBatch
+from braid.client.consuming.group_session import GroupSession
 from braid.client.retry import Backoff, retrying
 from braid.client.routing import OwnerSearch
 from braid.model.errors import (

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from braid.client.channel import Channel
-from braid.client.received import ReceivedBatch
+from braid.client.consuming.channel import Channel
+from braid.client.consuming.delivery import ReceivedBatch
 from braid.model.errors import BraidError, ClientClosed, TimedOut
 from braid.model.message import Message
 

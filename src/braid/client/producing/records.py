@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from braid.client.batcher import RECORD_BYTES
+from braid.client.producing.open_batch import RECORD_BYTES
 from braid.model.errors import InvalidArgument
 
 MANY_RECORDS: Final = 1 << 16
