@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from braid.spark.source import BraidDataSource as DefaultSource
+from braid.spark.data_source import BraidDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

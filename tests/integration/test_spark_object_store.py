@@ -9,9 +9,9 @@ import pytest
 
 from braid.model.errors import DataLoss
 from braid.ports.os_disk import OsDisk
-from braid.spark import fetching
-from braid.spark.schema import SOURCE_SCHEMA
-from braid.spark.source import BatchReader, BraidDataSource
+from braid.spark.data_source import BatchReader, BraidDataSource
+from braid.spark.source import fetching
+from braid.spark.source.schema import SOURCE_SCHEMA
 from braid.storage.objects.urls import open_objects
 from tests.conformance.objects_factories import s3_for_tests
 from tests.hand_made_topic import PATH, HandMadeTopic, Record

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.client.consuming.checkpoint import END, Position
-from braid.spark.admission import Limits, admit, bounded, gone, latest, partitions, ranges, standing
-from braid.spark.offsets import StreamOffset, begins
-from braid.spark.planning import Range
-from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.planning import Range
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.stream.batch_limits import Limits, admit, bounded, gone, latest, partitions, ranges, standing
+from braid.spark.stream.offsets import StreamOffset, begins
 
 TOPIC = "public/default/orders"
 MAX_SEGMENTS = 24

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, Self
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from braid.spark.schema import SOURCE_SCHEMA
-from braid.spark.source import BraidDataSource
-from braid.spark.stream import BraidStreamReader
+from braid.spark.data_source import BraidDataSource
+from braid.spark.source.schema import SOURCE_SCHEMA
+from braid.spark.stream.stream import BraidStreamReader
 
 EARLIEST: Final[dict[str, Any]] = {"startingOffsets": "earliest"}
 

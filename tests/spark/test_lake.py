@@ -21,11 +21,11 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.errors import DataLoss, TableConflict, TableMismatch
 from braid.model.layout import HashRange
-from braid.spark.admission import Limits
 from braid.spark.jobs.lake import Lake, LakeReport, land, next_step, open_table, step_rows, write_files
 from braid.spark.jobs.lake_table import Landed, Landing, Table
-from braid.spark.options import SourceOptions
-from braid.spark.snapshot import take_snapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.snapshot import take_snapshot
+from braid.spark.stream.batch_limits import Limits
 from tests.hand_made_topic import HandMadeTopic, Shape, records
 from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered, until
 

@@ -23,11 +23,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition,
 from pyspark.sql.types import StructType
 
 import braid.sync
-from braid.spark.sink import StreamSink, stream_writer
-from braid.spark.sink_options import SinkOptions
-from braid.spark.sink_rows import BLOCK_ROWS
-from braid.spark.sink_task import Writing, write_task
-from braid.spark.source import BraidDataSource
+from braid.spark.data_source import BraidDataSource
+from braid.spark.sink.options import SinkOptions
+from braid.spark.sink.rows import BLOCK_ROWS
+from braid.spark.sink.sink import StreamSink, stream_writer
+from braid.spark.sink.task import Writing, write_task
 from tests.cluster_process import ClusterProcess
 from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered, spark_session, until
 

@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 import braid.sync
 from braid.model.hashing import key_hash
-from braid.spark.options import SourceOptions
-from braid.spark.planning import ChunkPiece, OwnerPiece, Partition
-from braid.spark.schema import SOURCE_SCHEMA
-from braid.spark.snapshot import take_snapshot
-from braid.spark.source import BatchReader, BraidDataSource
+from braid.spark.data_source import BatchReader, BraidDataSource
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import ChunkPiece, OwnerPiece, Partition
+from braid.spark.source.schema import SOURCE_SCHEMA
+from braid.spark.source.snapshot import take_snapshot
 from tests.cluster_process import ClusterProcess
 from tests.hand_made_topic import HandMadeTopic, Shape, records
 from tests.spark.spark_kit import Sent, StoredBroker, number_of, numbered, until

@@ -20,8 +20,8 @@ from braid.model.errors import BraidError, DataLoss, InvalidArgument, OffsetOutO
 from braid.model.ids import LayoutEpoch, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.spark.connection import Connection
-from braid.spark.options import SourceOptions
-from braid.spark.view import FRESH_S, TopicView
+from braid.spark.source.options import SourceOptions
+from braid.spark.stream.topic_watch import FRESH_S, TopicView
 from braid.storage.history.manifest import SegmentManifest, TopicManifest
 from tests.spark.spark_kit import StoredBroker, numbered
 from tests.spark.stream_kit import EARLIEST, MicroBatch, Query, Row
@@ -47,7 +47,7 @@ def check_order(batches: list[MicroBatch]) -> None:
 @pytest.fixture
 def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is so is seen at once, not a tenth of a second later."""
-    monkeypatch.setattr("braid.spark.view.MAX_FRESH_S", 0.0)
+    monkeypatch.setattr("braid.spark.stream.topic_watch.MAX_FRESH_S", 0.0)
 
 
 # ── each record once ─────────────────────────────────────────────────────────────────────────────────────────────────

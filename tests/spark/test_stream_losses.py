@@ -25,7 +25,7 @@ from tests.spark.stream_kit import EARLIEST, Query
 @pytest.fixture
 def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is so is seen at once, not a tenth of a second later."""
-    monkeypatch.setattr("braid.spark.view.MAX_FRESH_S", 0.0)
+    monkeypatch.setattr("braid.spark.stream.topic_watch.MAX_FRESH_S", 0.0)
 
 
 class Retaining:

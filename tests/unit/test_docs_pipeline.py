@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 from braid.client.client import DEFAULT_TIMEOUT_S
-from braid.spark import options, session, sink_options
+from braid.spark import session
+from braid.spark.sink import options as sink_options
+from braid.spark.source import options
 from braid.wire.address import DEFAULT_URL
 
 PAGES = Path(__file__).parents[2] / "docs" / "pipeline"

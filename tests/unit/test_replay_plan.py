@@ -14,12 +14,12 @@ import pytest
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, JobFailed
-from braid.spark.admission import Limits
 from braid.spark.jobs.replay import bounds, check_topics, first_positions, next_step, until
 from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep, default_folder
-from braid.spark.options import SourceOptions
-from braid.spark.planning import NO_PRUNING, Prune, Range
-from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import NO_PRUNING, Prune, Range
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.stream.batch_limits import Limits
 from braid.storage.history.catalog import ChunkDescriptor
 
 TOPIC = "public/default/orders"

@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 
 from braid.client.consuming.checkpoint import END, Position
-from braid.spark.admission import PARTITION_BYTES, Limits, admit, bounded, gone, latest, partitions, ranges, standing
-from braid.spark.offsets import StreamOffset
-from braid.spark.planning import Range
-from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.planning import Range
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.stream.batch_limits import (
+    PARTITION_BYTES,
+    Limits,
+    admit,
+    bounded,
+    gone,
+    latest,
+    partitions,
+    ranges,
+    standing,
+)
+from braid.spark.stream.offsets import StreamOffset
 
 TOPIC = "public/default/orders"
 ALL = Limits()

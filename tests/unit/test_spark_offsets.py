@@ -9,7 +9,7 @@ import pytest
 
 from braid.client.consuming.checkpoint import END
 from braid.model.errors import InvalidArgument
-from braid.spark.offsets import StreamOffset, begins, is_other_topic
+from braid.spark.stream.offsets import StreamOffset, begins, is_other_topic
 
 TOPIC = "public/default/orders"
 STORED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from braid.model.errors import InvalidArgument
-from braid.spark.options import NAMES, SourceOptions
+from braid.spark.source.options import NAMES, SourceOptions
 
 
 def parse(**given: str) -> SourceOptions:

@@ -14,13 +14,13 @@ from braid.model.batch.header import Codec
 from braid.model.errors import ConnectFailed, DataLoss, InvalidArgument, LogDamaged, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
-from braid.spark import reading
-from braid.spark.options import SourceOptions
-from braid.spark.planning import NO_PRUNING, ChunkPiece, Partition, Prune, Range, plan_batch, plan_micro_batch
-from braid.spark.reading import raw_batches, record_batches
-from braid.spark.schema import SOURCE_SCHEMA, arrow_schema
-from braid.spark.snapshot import TopicSnapshot, take_snapshot
-from braid.spark.source import BatchReader, BraidDataSource
+from braid.spark.data_source import BatchReader, BraidDataSource
+from braid.spark.source import reading
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import NO_PRUNING, ChunkPiece, Partition, Prune, Range, plan_batch, plan_micro_batch
+from braid.spark.source.reading import raw_batches, record_batches
+from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
+from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
 from tests.hand_made_topic import FULL, HandMadeTopic, Record, Shape, records
 
 LOW, HIGH = HashRange(0, 0x7FFF), HashRange(0x8000, 0xFFFF)

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
 from braid.model.errors import InvalidArgument
-from braid.spark.schema import SOURCE_SCHEMA, arrow_schema, checked_projection, source_schema
+from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema, checked_projection, source_schema
 
 
 def choice(*names: str) -> StructType:

@@ -26,11 +26,11 @@ from pyspark.sql.types import (
 )
 
 from braid.model.errors import InvalidArgument
-from braid.spark import sink_rows
-from braid.spark.sink import TaskCommit, check_columns, check_messages, micro_batch, stream_writer
-from braid.spark.sink_options import SinkOptions
-from braid.spark.sink_rows import BLOCK_BYTES, BLOCK_ROWS, by_content, checked, cut_blocks, row_bytes
-from braid.spark.sink_task import _by_topic, blocks_of
+from braid.spark.sink import rows as sink_rows
+from braid.spark.sink.options import SinkOptions
+from braid.spark.sink.rows import BLOCK_BYTES, BLOCK_ROWS, by_content, checked, cut_blocks, row_bytes
+from braid.spark.sink.sink import TaskCommit, check_columns, check_messages, micro_batch, stream_writer
+from braid.spark.sink.task import _by_topic, blocks_of
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from braid.spark.sink_input import broken_off
+from braid.spark.sink.input import broken_off
 
 Ends = tuple[socket.socket, BufferedReader]
 

@@ -173,8 +173,8 @@ class Bench:
     def _filled(self, what: str, records: int) -> Iterator[dict[str, str]]:
         """A topic of so many records, of which all but the last file is exported."""
         from braid.cli.bench_measure import fill, fresh_topic
-        from braid.spark.options import SourceOptions
-        from braid.spark.snapshot import take_snapshot
+        from braid.spark.source.options import SourceOptions
+        from braid.spark.source.snapshot import take_snapshot
 
         with fresh_topic(self._target) as topic:
             self._show(f"publishing {what}")

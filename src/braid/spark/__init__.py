@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make `format("braid")` known to this session, where Spark does not find it by itself."""
-    from braid.spark.source import BraidDataSource
+    from braid.spark.data_source import BraidDataSource
 
     spark.dataSource.register(BraidDataSource)

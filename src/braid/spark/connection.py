@@ -18,8 +18,8 @@ from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.segment_range import read_segment_range
 from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
 from braid.ports.os_disk import OsDisk
-from braid.spark.options import SourceOptions
-from braid.spark.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
 

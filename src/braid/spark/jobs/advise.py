@@ -25,8 +25,8 @@ from pyspark.storagelevel import StorageLevel
 from braid.model.errors import InvalidArgument
 from braid.model.layout import LAST_HASH, HashRange
 from braid.spark.jobs.advice import RECORD_BYTES, TOLERANCE, Advice, Histogram, KeyLoad, Policy, Segment, Split, advise
-from braid.spark.options import SourceOptions
-from braid.spark.snapshot import TopicSnapshot, take_snapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -50,8 +50,8 @@ from braid.spark.jobs.audit_rules import (
 )
 from braid.spark.jobs.audit_tasks import AuditPiece, packed, plan_pieces, scan_pieces
 from braid.spark.jobs.task_rows import task_rows
-from braid.spark.options import SourceOptions
-from braid.spark.snapshot import TopicSnapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from braid.spark.connection import Connection
 from braid.spark.jobs.audit_queries import SEQUENCE_BIAS
 from braid.spark.jobs.audit_rules import EXPIRED, Finding, SegmentFacts
 from braid.spark.jobs.audit_scan import ChunkScan, LogWalk, Seen
-from braid.spark.options import SourceOptions
-from braid.spark.snapshot import TopicSnapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 

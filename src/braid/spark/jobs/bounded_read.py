@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import InvalidArgument
-from braid.spark.planning import Range
-from braid.spark.schema import SOURCE_SCHEMA
+from braid.spark.source.planning import Range
+from braid.spark.source.schema import SOURCE_SCHEMA
 
 
 def rows_between(

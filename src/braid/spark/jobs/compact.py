@@ -31,8 +31,8 @@ from braid.model.names import TopicName
 from braid.ports.os_disk import OsDisk
 from braid.spark.connection import Connection
 from braid.spark.jobs.task_rows import task_rows
-from braid.spark.options import SourceOptions
-from braid.spark.snapshot import TopicSnapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, plan_compaction, store_joined
 from braid.storage.history.manifest import read_segment_manifest, segment_folder

@@ -8,7 +8,7 @@ together (lake_table.py), so a run that is killed anywhere has either landed its
 in the table's last commit where to go on. A step that was read and written but not committed is read again: the same
 offsets, hence the same records (I1). Two runs at once both do the work, and one of them fails at its commit.
 
-**Steps** follow the rule of micro-batches (admission.py): only segments whose ancestors had landed to their end before
+**Steps** follow the rule of micro-batches (batch_limits.py): only segments whose ancestors had landed to their end before
 take part, so parents land before their children, and `max_records` bounds the work that a kill can cost. Positions are
 *next* offsets; a segment that was sealed and has landed completely is at END and stays there.
 
@@ -33,17 +33,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
-from braid.spark.admission import Limits, admit, bounded, ranges, standing
 from braid.spark.connection import Connection
 from braid.spark.jobs.bounded_read import columns_schema, rows_between
 from braid.spark.jobs.lake_parquet import ParquetTable
 from braid.spark.jobs.lake_table import Landed, Table
-from braid.spark.offsets import StreamOffset, is_other_topic
-from braid.spark.options import SourceOptions
-from braid.spark.planning import Range
-from braid.spark.schema import SOURCE_SCHEMA, arrow_schema
-from braid.spark.snapshot import TopicSnapshot
-from braid.spark.view import TopicView
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import Range
+from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
+from braid.spark.source.snapshot import TopicSnapshot
+from braid.spark.stream.batch_limits import Limits, admit, bounded, ranges, standing
+from braid.spark.stream.offsets import StreamOffset, is_other_topic
+from braid.spark.stream.topic_watch import TopicView
 
 MAX_RECORDS: Final = 20_000_000
 """Of one step: some gigabytes, some minutes on two cores. What a kill costs at most."""

@@ -3,7 +3,7 @@
     journal ──► one step ──► read ──► by key hash ──► sort ──► write ──► done
                 offsets      Spark    n partitions    (segment, offset)  recognised if it is written again
 
-**Steps.** The driver cuts the copy into steps, by the rule of micro-batches (admission.py): a step has only segments
+**Steps.** The driver cuts the copy into steps, by the rule of micro-batches (batch_limits.py): a step has only segments
 whose ancestors were copied to their end in the steps before. A step is journalled before it is run (replay_journal.py),
 and run until it succeeds; only then comes the next.
 
@@ -36,15 +36,15 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
-from braid.spark.admission import Limits, admit, beginning, bounded, ranges, standing
 from braid.spark.connection import Connection
 from braid.spark.jobs.bounded_read import rows_between
 from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep
-from braid.spark.offsets import StreamOffset
-from braid.spark.options import SourceOptions
-from braid.spark.planning import Prune, Range
-from braid.spark.ranges import check_named
-from braid.spark.snapshot import TopicSnapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import Prune, Range
+from braid.spark.source.ranges import check_named
+from braid.spark.source.snapshot import TopicSnapshot
+from braid.spark.stream.batch_limits import Limits, admit, beginning, bounded, ranges, standing
+from braid.spark.stream.offsets import StreamOffset
 
 MAX_RECORDS: Final = 20_000_000
 """Of one step. Spark keeps a step's rows on disk between reading and writing, so this bounds the room that it needs."""

@@ -5,7 +5,7 @@
     micro-batch end?              reads what?                           move the subscription
 
 One process on the driver holds the reader as long as the query runs, and keeps one connection. Decisions are made in
-`admission.py` (where a micro-batch ends), `offsets.py` (what of it must survive a crash) and `planning.py` (which task
+`batch_limits.py` (where a micro-batch ends), `offsets.py` (what of it must survive a crash) and `planning.py` (which task
 reads what); here they are only joined with what brokers and storage say.
 
 **Exactly once.** Spark journals the end of a micro-batch before it runs it. After a crash it asks for the partitions
@@ -44,16 +44,26 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from braid.model.errors import DataLoss, InvalidArgument
-from braid.spark.admission import Limits, admit, beginning, bounded, gone, latest, partitions, ranges, standing
 from braid.spark.connection import Connection
-from braid.spark.offsets import StreamOffset, begins, is_other_topic
-from braid.spark.options import SourceOptions
-from braid.spark.planning import Partition, Prune, plan_micro_batch
-from braid.spark.reading import record_batches
-from braid.spark.schema import arrow_schema
-from braid.spark.snapshot import TopicSnapshot
-from braid.spark.subscription import QuerySubscription
-from braid.spark.view import TopicView
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import Partition, Prune, plan_micro_batch
+from braid.spark.source.reading import record_batches
+from braid.spark.source.schema import arrow_schema
+from braid.spark.source.snapshot import TopicSnapshot
+from braid.spark.stream.batch_limits import (
+    Limits,
+    admit,
+    beginning,
+    bounded,
+    gone,
+    latest,
+    partitions,
+    ranges,
+    standing,
+)
+from braid.spark.stream.offsets import StreamOffset, begins, is_other_topic
+from braid.spark.stream.subscription import QuerySubscription
+from braid.spark.stream.topic_watch import TopicView
 
 _log: Final = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ under the same numbers:
     who      the query's id, or txnAppId, or an id drawn on the driver for this one write     } all attempts
     when     the micro-batch's id, or txnVersion, or 0                                         } agree on these
     part     the number of the partition
-    what     its rows, cut into blocks by the rows alone (sink_rows.py)
+    what     its rows, cut into blocks by the rows alone (rows.py)
                                  └─► client/producing/idempotent.py ─► producer ids and sequences that brokers recognise
 
 There are no transactions: a row can be read as soon as its block is stored, also if the job then fails. `commit` has
@@ -30,9 +30,9 @@ from pyspark.sql.types import StructType
 
 from braid.model.errors import InvalidArgument
 from braid.model.identity import MAX_ERA
-from braid.spark.sink_input import whole
-from braid.spark.sink_options import SinkOptions
-from braid.spark.sink_task import TaskCount, Writing, check_topic, write_task
+from braid.spark.sink.input import whole
+from braid.spark.sink.options import SinkOptions
+from braid.spark.sink.task import TaskCount, Writing, check_topic, write_task
 
 COLUMNS: Final = {
     "value": ("binary", "string"),

@@ -34,7 +34,7 @@ import msgspec
 from pyspark.sql.datasource import InputPartition
 
 from braid.model.errors import BrokenInvariant
-from braid.spark.snapshot import TopicSnapshot
+from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 

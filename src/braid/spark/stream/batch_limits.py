@@ -31,11 +31,11 @@ from typing import Final
 import msgspec
 
 from braid.client.consuming.checkpoint import END, Position, readable_segments
-from braid.spark.offsets import StreamOffset, is_other_topic
-from braid.spark.options import EARLIEST, LATEST, SourceOptions
-from braid.spark.planning import Range
-from braid.spark.ranges import wanted_ranges
-from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.options import EARLIEST, LATEST, SourceOptions
+from braid.spark.source.planning import Range
+from braid.spark.source.ranges import wanted_ranges
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.stream.offsets import StreamOffset, is_other_topic
 
 PARTITION_BYTES: Final = 8 << 20
 """A partition costs 10 to 35 ms to start, about as long as it takes to read so much. Less is not worth a partition."""

@@ -21,7 +21,7 @@ from braid.client.admin import Admin
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import BraidError, SubscriptionExists, SubscriptionNotFound
 from braid.spark.connection import Connection
-from braid.spark.snapshot import TopicSnapshot
+from braid.spark.source.snapshot import TopicSnapshot
 
 PATIENCE_S: Final = 5.0
 """The query waits meanwhile."""

@@ -22,8 +22,8 @@ import msgspec
 
 from braid.client.retry import retrying
 from braid.spark.connection import Connection
-from braid.spark.planning import Range
-from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.planning import Range
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.wire.operations import Kind, Positions, PositionsRequest, encode
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     fail_on_data_loss: bool = True
     include_headers: bool = True
     prune_by_filters: bool = False
-    """Whether chunks are left out by the query's filters. Only right where each query loads anew (source.py)."""
+    """Whether chunks are left out by the query's filters. Only right where each query loads anew (data_source.py)."""
     subscription: str = ""
 
     @classmethod

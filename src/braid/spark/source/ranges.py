@@ -7,9 +7,9 @@ from typing import Final
 
 from braid.client.consuming.checkpoint import END
 from braid.model.errors import DataLoss, InvalidArgument, OffsetOutOfRange
-from braid.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
-from braid.spark.planning import Range
-from braid.spark.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.options import EARLIEST, LATEST, Offsets, SourceOptions
+from braid.spark.source.planning import Range
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 
 _log: Final = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from typing import Any, Final
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
-from braid.spark.fetching import ChunkBytes, chunk_bytes
-from braid.spark.options import SourceOptions
-from braid.spark.planning import (
+from braid.spark.source.fetching import ChunkBytes, chunk_bytes
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import (
     NO_PRUNING,
     ChunkPiece,
     OwnerPiece,
@@ -37,7 +37,7 @@ from braid.spark.planning import (
     Range,
     cut_by_chunks,
 )
-from braid.spark.rows import RowBuffer
+from braid.spark.source.rows import RowBuffer
 from braid.storage.handles import FooterCache
 from braid.storage.history.chunk import Run
 from braid.storage.history.manifest import read_segment_manifest, segment_folder

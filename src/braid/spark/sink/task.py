@@ -19,8 +19,8 @@ from braid.client.client import Client, connect
 from braid.client.producing.idempotent import RepeatableProducer
 from braid.model.errors import RepeatDiffers
 from braid.model.names import TopicName
-from braid.spark.sink_options import CONTENT, SinkOptions
-from braid.spark.sink_rows import by_content, checked, cut_blocks
+from braid.spark.sink.options import CONTENT, SinkOptions
+from braid.spark.sink.rows import by_content, checked, cut_blocks
 
 CURE: Final = (
     "A task that is repeated must have the same rows in the same order. If its rows are always the same, but not their "

@@ -31,13 +31,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from braid.spark.options import SourceOptions
-from braid.spark.planning import Partition, plan_batch
-from braid.spark.pruning import no_filters, understood
-from braid.spark.ranges import wanted_ranges
-from braid.spark.reading import record_batches
-from braid.spark.schema import arrow_schema, checked_projection, source_schema
-from braid.spark.snapshot import take_snapshot
+from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import Partition, plan_batch
+from braid.spark.source.pruning import no_filters, understood
+from braid.spark.source.ranges import wanted_ranges
+from braid.spark.source.reading import record_batches
+from braid.spark.source.schema import arrow_schema, checked_projection, source_schema
+from braid.spark.source.snapshot import take_snapshot
 
 _PUSH_DOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -56,17 +56,17 @@ class BraidDataSource(DataSource):
         return kind(options, checked_projection(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        from braid.spark.stream import BraidStreamReader
+        from braid.spark.stream.stream import BraidStreamReader
 
         return BraidStreamReader(SourceOptions.parse(self.options).for_stream(), checked_projection(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from braid.spark.sink import batch_writer
+        from braid.spark.sink.sink import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
-        from braid.spark.sink import stream_writer
+        from braid.spark.sink.sink import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite=overwrite)
 

@@ -32,7 +32,7 @@ from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPosi
 
 if TYPE_CHECKING:
     from braid.client.client import Client
-    from braid.spark.options import SourceOptions
+    from braid.spark.source.options import SourceOptions
 
 GUESSED_RECORD_BYTES: Final = 200.0
 """Of a segment in a topic of which nothing is known."""

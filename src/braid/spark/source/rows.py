@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from braid.model.batch.body import HEADER_LISTS, HEADERS_TYPE, KEY_HASHES, TIMESTAMP_TYPE, TIMESTAMPS, Body
 from braid.model.batch.header import BatchHeader
-from braid.spark.planning import Piece
+from braid.spark.source.planning import Piece
 
 Numbers = npt.NDArray[Any]
 
