@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.model.layout import FULL_RANGE, LAST_HASH, HashRange, tiles
-from braid.spark.jobs.advice import (
+from braid.spark.jobs.advise.rules import (
     MIN_RECORDS,
     WORTH,
     Advice,

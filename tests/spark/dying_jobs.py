@@ -11,10 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from braid.spark.jobs.lake import Lake, open_table
-from braid.spark.jobs.lake_table import Landed, Landing
-from braid.spark.jobs.replay import ReplayRun
-from braid.spark.jobs.replay_journal import Replay, ReplayJournal
+from braid.spark.jobs.lake.job import Lake, open_table
+from braid.spark.jobs.lake.table import Landed, Landing
+from braid.spark.jobs.replay.job import ReplayRun
+from braid.spark.jobs.replay.journal import Replay, ReplayJournal
 from tests.spark.spark_kit import spark_session
 
 

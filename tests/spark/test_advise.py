@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
-from braid.spark.jobs.advice import RECORD_BYTES, Split
-from braid.spark.jobs.advise import advise_topic
+from braid.spark.jobs.advise.job import advise_topic
+from braid.spark.jobs.advise.rules import RECORD_BYTES, Split
 from tests.spark.spark_kit import StoredBroker
 
 VALUE = b"v" * 50

@@ -13,9 +13,9 @@ import braid.sync
 from braid.model.batch.header import HEADER_BYTES, BatchHeader
 from braid.model.identity import derived_id
 from braid.model.layout import Layout
-from braid.spark.jobs.audit import Report, audit_topic
-from braid.spark.jobs.audit_queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences
-from braid.spark.jobs.audit_rules import EXPIRED
+from braid.spark.jobs.audit.job import Report, audit_topic
+from braid.spark.jobs.audit.queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences
+from braid.spark.jobs.audit.rules import EXPIRED
 from braid.storage.log.producers import ProducerTable
 from tests.broker_process import BrokerProcess
 from tests.history_kit import (

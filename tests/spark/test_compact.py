@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.errors import InvalidArgument, NotAvailable
 from braid.model.names import TopicName
-from braid.spark.jobs.audit import audit_topic
+from braid.spark.jobs.audit.job import audit_topic
 from braid.spark.jobs.compact import compact_topic
 from tests.broker_process import BrokerProcess
 from tests.spark.spark_kit import StoredBroker, numbered

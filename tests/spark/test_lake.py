@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.errors import DataLoss, TableConflict, TableMismatch
 from braid.model.layout import HashRange
-from braid.spark.jobs.lake import Lake, LakeReport, land, next_step, open_table, step_rows, write_files
-from braid.spark.jobs.lake_table import Landed, Landing, Table
+from braid.spark.jobs.lake.job import Lake, LakeReport, land, next_step, open_table, step_rows, write_files
+from braid.spark.jobs.lake.table import Landed, Landing, Table
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import take_snapshot
 from braid.spark.stream.batch_limits import Limits

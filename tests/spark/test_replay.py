@@ -19,8 +19,8 @@ import braid.sync
 from braid.model.errors import InvalidArgument, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
-from braid.spark.jobs.replay import ReplayReport, ReplayRun, bounds, copy, in_order
-from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep
+from braid.spark.jobs.replay.job import ReplayReport, ReplayRun, bounds, copy, in_order
+from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.source.planning import Range
 from tests.hand_made_topic import HandMadeTopic, Record, Shape
 from tests.spark.spark_kit import ROOT, WAIT_S, StoredBroker, numbered

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from braid.model.layout import LAST_HASH, HashRange, Layout
-from braid.spark.jobs.advice import (
+from braid.spark.jobs.advise.rules import (
     MIN_RECORDS,
     Advice,
     Histogram,

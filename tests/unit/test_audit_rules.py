@@ -15,7 +15,7 @@ from crc32c import crc32c
 from braid.model.batch.header import HEADER_BYTES, BatchHeader, Flag
 from braid.model.ids import Offset
 from braid.model.layout import Layout
-from braid.spark.jobs.audit_rules import (
+from braid.spark.jobs.audit.rules import (
     CLOCK_SKEW_US,
     EXPIRED,
     RULES,
@@ -33,7 +33,7 @@ from braid.spark.jobs.audit_rules import (
     unreferenced,
     without_echoes,
 )
-from braid.spark.jobs.audit_scan import ChunkScan, Seen
+from braid.spark.jobs.audit.scan import ChunkScan, Seen
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.chunk import decode_footer, encode_footer
 from braid.storage.log.producers import ProducerTable

@@ -17,10 +17,10 @@ import pytest
 
 from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed, TableConflict, TableMismatch
-from braid.spark.jobs.lake import open_table
-from braid.spark.jobs.lake_delta import statistics
-from braid.spark.jobs.lake_parquet import ParquetTable
-from braid.spark.jobs.lake_table import Landed, Landing, Table
+from braid.spark.jobs.lake.delta import statistics
+from braid.spark.jobs.lake.job import open_table
+from braid.spark.jobs.lake.parquet import ParquetTable
+from braid.spark.jobs.lake.table import Landed, Landing, Table
 
 COLUMNS = ("segment", "offset", "value", "timestamp", "headers")
 SCHEMA = pa.schema(

@@ -10,7 +10,8 @@ from braid.cli.pipeline_audit import SHOWN_DEFECTS
 from braid.cli.pipeline_audit import render as render_audit
 from braid.cli.pipeline_compact import render as render_compact
 from braid.cli.pipeline_report import print_report
-from braid.spark.jobs import audit, compact
+from braid.spark.jobs import compact
+from braid.spark.jobs.audit import job as audit
 
 
 def audited(*defects: audit.Defect, notes: tuple[str, ...] = ()) -> audit.Report:

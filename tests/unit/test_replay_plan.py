@@ -14,8 +14,8 @@ import pytest
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, JobFailed
-from braid.spark.jobs.replay import bounds, check_topics, first_positions, next_step, until
-from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep, default_folder
+from braid.spark.jobs.replay.job import bounds, check_topics, first_positions, next_step, until
+from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep, default_folder
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import NO_PRUNING, Prune, Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
@@ -212,7 +212,7 @@ def test_a_folder_of_something_else_or_a_damaged_journal_is_refused(tmp_path: Pa
 
 HOLDER = """
 import sys
-from braid.spark.jobs.replay_journal import ReplayJournal
+from braid.spark.jobs.replay.journal import ReplayJournal
 with ReplayJournal(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -152,7 +152,7 @@ class Bench:
             )
 
     def _audit(self, session: Any, smallest_bytes: int) -> list[dict[str, float]]:
-        from braid.spark.jobs.audit import audit_topic
+        from braid.spark.jobs.audit.job import audit_topic
 
         rows = []
         for times in AUDITED:

@@ -33,8 +33,8 @@ from braid.model.names import TopicName
 if TYPE_CHECKING:
     from braid.client.client import Client
     from braid.model.layout import HashRange
-    from braid.spark.jobs.advice import Merge, SegmentLoad, Split
-    from braid.spark.jobs.advise import AdviceReport
+    from braid.spark.jobs.advise.job import AdviceReport
+    from braid.spark.jobs.advise.rules import Merge, SegmentLoad, Split
 
 SHOWN_KEYS: Final = 10
 COLUMNS: Final = 64
@@ -117,7 +117,7 @@ def advise(
     if manifest is None:
         check_topic(target, path)
     with run.session(f"braid advise {path}") as spark, run.progress(spark, f"Measuring {path}"):
-        from braid.spark.jobs.advise import advise_topic
+        from braid.spark.jobs.advise.job import advise_topic
 
         found = advise_topic(
             spark, source_options(target, path, manifest), since=since, bucket_s=bucket, target=segments_target
@@ -141,7 +141,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def apply_advice(target: Target, topic: str, report: AdviceReport) -> list[Outcome]:
     """Make the changes one after the other. One that needs what a failed one would have made is not tried: ids are
     given in turn, so another segment may have the id that was expected."""
-    from braid.spark.jobs.advice import followed
+    from braid.spark.jobs.advise.rules import followed
 
     outcomes = []
     for number, command in enumerate(report.commands):
@@ -156,7 +156,7 @@ def apply_advice(target: Target, topic: str, report: AdviceReport) -> list[Outco
 
 
 async def _change(client: Client, topic: str, action: Split | Merge, expected: dict[int, HashRange]) -> None:
-    from braid.spark.jobs.advice import Split
+    from braid.spark.jobs.advise.rules import Split
 
     layout = await client.admin.topic(topic)
     for number in (action.segment_id,) if isinstance(action, Split) else action.segment_ids:

@@ -13,7 +13,7 @@ from braid.cli.target import Target, with_target
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:
-    from braid.spark.jobs.audit import Report
+    from braid.spark.jobs.audit.job import Report
 
 SHOWN_DEFECTS: Final = 50
 """In the table; --json has them all."""
@@ -40,7 +40,7 @@ def audit(target: Target, run: SparkRun, topic: str, manifest: str | None) -> No
     if manifest is None:
         check_topic(target, path)
     with run.session(f"braid audit {path}") as spark, run.progress(spark, f"Auditing {path}"):
-        from braid.spark.jobs.audit import audit_topic
+        from braid.spark.jobs.audit.job import audit_topic
 
         report = audit_topic(spark, source_options(target, path, manifest))
     print_report(report, render(report), as_json=run.as_json)

@@ -17,7 +17,7 @@ from braid.cli.target import Target, with_target
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:
-    from braid.spark.jobs.lake import LakeReport, StepReport
+    from braid.spark.jobs.lake.job import LakeReport, StepReport
 
 
 def _names(_: click.Context, __: click.Parameter, given: str | None) -> tuple[str, ...] | None:
@@ -63,7 +63,7 @@ def lake(
 
     check_pyspark()
     from braid.spark.jobs.bounded_read import columns_schema
-    from braid.spark.jobs.lake import MAX_RECORDS, Lake, open_table
+    from braid.spark.jobs.lake.job import MAX_RECORDS, Lake, open_table
 
     path = TopicName.parse(topic).path
     columns_schema(columns or ("offset",))

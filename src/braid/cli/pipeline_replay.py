@@ -15,7 +15,7 @@ from braid.model.errors import TopicNotFound
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:
-    from braid.spark.jobs.replay import ReplayReport
+    from braid.spark.jobs.replay.job import ReplayReport
 
 
 @click.command()
@@ -76,8 +76,8 @@ def replay(
     from braid.spark.session import check_pyspark
 
     check_pyspark()
-    from braid.spark.jobs.replay import MAX_RECORDS, ReplayRun, check_topics, checked_bounds
-    from braid.spark.jobs.replay_journal import ReplayJournal, default_folder
+    from braid.spark.jobs.replay.job import MAX_RECORDS, ReplayRun, check_topics, checked_bounds
+    from braid.spark.jobs.replay.journal import ReplayJournal, default_folder
 
     origin, destination = TopicName.parse(source).path, TopicName.parse(target_topic).path
     check_topics(origin, destination)

@@ -5,7 +5,7 @@
     @with_spark
     @with_target
     def audit(target: Target, run: SparkRun, topic: str) -> None:
-        from braid.spark.jobs.audit import audit_topic
+        from braid.spark.jobs.audit.job import audit_topic
 
         with run.session(f"audit {topic}") as spark, run.progress(spark, f"Auditing {topic}"):
             report = audit_topic(spark, …)

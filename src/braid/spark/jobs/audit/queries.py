@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from braid.spark.jobs.audit_rules import EXPIRED
+from braid.spark.jobs.audit.rules import EXPIRED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from braid.model.errors import TableConflict, TableMismatch
-from braid.spark.jobs.lake_table import (
+from braid.spark.jobs.lake.table import (
     LEFTOVER_S,
     Landed,
     Landing,

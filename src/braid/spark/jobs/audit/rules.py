@@ -1,7 +1,7 @@
 """What an audit holds against a topic's history: the rules by name, and those of them that are decided on the driver.
 
 A *finding* says which rule is broken, where, and how. Rules about bytes are checked where the bytes are read
-(audit_scan.py), rules about rows of batches in Spark SQL (audit_queries.py); here are the rules about a whole topic:
+(scan.py), rules about rows of batches in Spark SQL (queries.py); here are the rules about a whole topic:
 its manifests, its objects, its parents and children. All of them are plain functions from facts to findings.
 
 One defect is one finding. A chunk that is missing leaves a gap between its neighbours, and producers whose sequences

@@ -9,7 +9,7 @@ the pipeline. A process that dies before the commit leaves files that nobody cou
 its work. So the next run has nothing to find out: it goes on where the last commit says.
 
 `step` counts the commits. Two writers that begin at the same step write different files, and only one commit of that
-step can exist. How that is made sure is each table's own matter (lake_parquet.py, lake_delta.py).
+step can exist. How that is made sure is each table's own matter (parquet.py, delta.py).
 
 Spark does not sync what it writes, and next to the data it leaves marks and checksums. `prepare` syncs the one and
 removes the other. It also counts rows in the files' footers: executors that wrote to disks of their own, which the

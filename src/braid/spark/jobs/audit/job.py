@@ -2,11 +2,11 @@
 
     driver      what there is: layout, owners' positions, manifests, a listing of storage
        │        one piece for each chunk, and for each tail that only an owner has
-    executors   read and check every byte (audit_scan.py) → one row for each batch, and findings
+    executors   read and check every byte (scan.py) → one row for each batch, and findings
        │
-    Spark SQL   from piece to piece, from producer to producer, from parent to child (audit_queries.py)
+    Spark SQL   from piece to piece, from producer to producer, from parent to child (queries.py)
        │
-    driver      the rules about manifests and lineage, the causes without their echoes (audit_rules.py) → a report
+    driver      the rules about manifests and lineage, the causes without their echoes (rules.py) → a report
 
 The auditor trusts as little as it can: it reads manifests, chunks and footers itself, and shares with the reading code
 of the source only the connection and, for tails, the client.
@@ -31,8 +31,8 @@ from pyspark import StorageLevel
 
 from braid.model.names import TopicName
 from braid.spark.connection import Connection
-from braid.spark.jobs import audit_queries as queries
-from braid.spark.jobs.audit_rules import (
+from braid.spark.jobs.audit import queries
+from braid.spark.jobs.audit.rules import (
     EXPIRED,
     Finding,
     Repeat,
@@ -48,7 +48,7 @@ from braid.spark.jobs.audit_rules import (
     unreferenced,
     without_echoes,
 )
-from braid.spark.jobs.audit_tasks import AuditPiece, packed, plan_pieces, scan_pieces
+from braid.spark.jobs.audit.tasks import AuditPiece, packed, plan_pieces, scan_pieces
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot

@@ -4,7 +4,7 @@
                 offsets      Spark    n partitions    (segment, offset)  recognised if it is written again
 
 **Steps.** The driver cuts the copy into steps, by the rule of micro-batches (batch_limits.py): a step has only segments
-whose ancestors were copied to their end in the steps before. A step is journalled before it is run (replay_journal.py),
+whose ancestors were copied to their end in the steps before. A step is journalled before it is run (journal.py),
 and run until it succeeds; only then comes the next.
 
 **Once.** A step is written with the replay's id as `txnAppId` and its number as `txnVersion`. The sink numbers the rows
@@ -38,7 +38,7 @@ from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
 from braid.spark.connection import Connection
 from braid.spark.jobs.bounded_read import rows_between
-from braid.spark.jobs.replay_journal import Replay, ReplayJournal, ReplayStep
+from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Prune, Range
 from braid.spark.source.ranges import check_named

@@ -13,9 +13,9 @@ import pyarrow as pa
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
-from braid.spark.jobs.audit_queries import SEQUENCE_BIAS
-from braid.spark.jobs.audit_rules import EXPIRED, Finding, SegmentFacts
-from braid.spark.jobs.audit_scan import ChunkScan, LogWalk, Seen
+from braid.spark.jobs.audit.queries import SEQUENCE_BIAS
+from braid.spark.jobs.audit.rules import EXPIRED, Finding, SegmentFacts
+from braid.spark.jobs.audit.scan import ChunkScan, LogWalk, Seen
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor

@@ -8,7 +8,7 @@
 A hash is at least as heavy as any key on it, so where no hash is heavy no key is, and where one is, few keys are left
 to count exactly. All of it is read up to the same offsets: both passes see the same records.
 
-What is decided from it stands in advice.py.
+What is decided from it stands in rules.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from pyspark.storagelevel import StorageLevel
 
 from braid.model.errors import InvalidArgument
 from braid.model.layout import LAST_HASH, HashRange
-from braid.spark.jobs.advice import RECORD_BYTES, TOLERANCE, Advice, Histogram, KeyLoad, Policy, Segment, Split, advise
+from braid.spark.jobs.advise.rules import (
+    RECORD_BYTES,
+    TOLERANCE,
+    Advice,
+    Histogram,
+    KeyLoad,
+    Policy,
+    Segment,
+    Split,
+    advise,
+)
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
 
@@ -157,7 +167,7 @@ def _load() -> Any:
     return (f.length("value") + f.coalesce(f.length("key"), f.lit(0)) + RECORD_BYTES).cast("long")
 
 
-# From Spark to what advice.py takes.
+# From Spark to what rules.py takes.
 
 
 def collect_histogram(measured: DataFrame, layout: Sequence[Segment], bucket_s: int, target: int) -> Histogram:

@@ -38,7 +38,7 @@ import pyarrow as pa
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import NotAvailable, TableConflict, TableMismatch
-from braid.spark.jobs.lake_table import (
+from braid.spark.jobs.lake.table import (
     LEFTOVER_S,
     DataFile,
     Landed,

@@ -4,7 +4,7 @@
     {segment: next | END}       begin, losses              end            rows, nobody sees them     files + positions
 
 There is no checkpoint beside the table that could disagree with it. Files and the positions behind them become visible
-together (lake_table.py), so a run that is killed anywhere has either landed its step or has not, and the next one reads
+together (table.py), so a run that is killed anywhere has either landed its step or has not, and the next one reads
 in the table's last commit where to go on. A step that was read and written but not committed is read again: the same
 offsets, hence the same records (I1). Two runs at once both do the work, and one of them fails at its commit.
 
@@ -35,8 +35,8 @@ from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
 from braid.spark.connection import Connection
 from braid.spark.jobs.bounded_read import columns_schema, rows_between
-from braid.spark.jobs.lake_parquet import ParquetTable
-from braid.spark.jobs.lake_table import Landed, Table
+from braid.spark.jobs.lake.parquet import ParquetTable
+from braid.spark.jobs.lake.table import Landed, Table
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
@@ -117,7 +117,7 @@ def open_table(where: str, kind: str) -> Table:
     if kind == "parquet":
         return ParquetTable(where)
     if kind == "delta":
-        from braid.spark.jobs.lake_delta import DeltaTable
+        from braid.spark.jobs.lake.delta import DeltaTable
 
         return DeltaTable(where)
     raise InvalidArgument(f"{kind!r} is no format of tables: choose one of {', '.join(FORMATS)}")
