@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.bare_loop import bare_loop
 from benchmarks.report import Report
-from braid.cli.bench_broker import OwnBroker, own_broker
-from braid.cli.bench_measure import (
+from braid.cli.bench.broker import OwnBroker, own_broker
+from braid.cli.bench.measure import (
     SUBSCRIPTION,
     fill,
     fresh_topic,
@@ -35,7 +35,7 @@ from braid.cli.bench_measure import (
     measure_publish,
     worker,
 )
-from braid.cli.bench_workload import Done, Form, Mode, Publish
+from braid.cli.bench.workload import Done, Form, Mode, Publish
 from braid.cli.target import Target
 
 BATCH_BYTES = 1 << 20

@@ -30,9 +30,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.report import Report
-from braid.cli.bench_broker import own_broker
-from braid.cli.bench_measure import fill, fresh_topic, measure_consume
-from braid.cli.bench_workload import Form
+from braid.cli.bench.broker import own_broker
+from braid.cli.bench.measure import fill, fresh_topic, measure_consume
+from braid.cli.bench.workload import Form
 from braid.cli.target import Target
 from braid.model.topic import Durability
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from braid.cli.bench_broker import own_broker
+from braid.cli.bench.broker import own_broker
 from braid.cli.target import Target, ask
 
 

@@ -16,7 +16,7 @@ from braid.admin.server import AdminServer
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.broker.connections.auth import ANONYMOUS
-from braid.cli.serve import serve_until
+from braid.cli.commands.serve import serve_until
 from braid.metadata import paths
 from braid.metadata.lease import HeldLease
 from braid.metadata.memory import MemoryStore

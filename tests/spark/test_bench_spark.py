@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from pyspark.sql import SparkSession
 
-from braid.cli.bench_spark import PARTS, Bench, own_spark_broker
+from braid.cli.bench.spark import PARTS, Bench, own_spark_broker
 
 
 def test_every_part_of_the_benchmark_measures_a_topic_of_its_own(spark: SparkSession) -> None:

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from braid.cli.bench_worker import Meter, schedule
-from braid.cli.bench_workload import percentiles_ms
+from braid.cli.bench.worker import Meter, schedule
+from braid.cli.bench.workload import percentiles_ms
 
 
 def test_percentiles_are_taken_from_the_sorted_samples_in_milliseconds() -> None:

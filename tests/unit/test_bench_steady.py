@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from braid.cli.bench_move import Row, ratios_of
-from braid.cli.bench_steady import Arrivals, Waits
-from braid.cli.bench_workload import SLOT_NS, Steady
+from braid.cli.bench.move import Row, ratios_of
+from braid.cli.bench.steady import Arrivals, Waits
+from braid.cli.bench.workload import SLOT_NS, Steady
 
 MS = 1_000_000
 

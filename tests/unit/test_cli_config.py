@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from braid.broker.config import BrokerConfig, Grant
+from braid.cli.commands.serve import serve
 from braid.cli.config import load_config
-from braid.cli.serve import serve
 from braid.model.errors import InvalidArgument, InvalidConfig
 
 

@@ -17,8 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from braid.cli import main, target
+from braid.cli.commands.subscription import parse_offsets, parse_timestamp_ms
+from braid.cli.commands.tokens import token
 from braid.cli.main import COMMANDS
-from braid.cli.output import (
+from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import (
     Column,
     backlog_text,
     bytes_text,
@@ -28,10 +31,7 @@ from braid.cli.output import (
     range_text,
     time_text,
 )
-from braid.cli.quantities import DURATION, SIZE
-from braid.cli.subscription import parse_offsets, parse_timestamp_ms
-from braid.cli.target import Target, with_target
-from braid.cli.token import token
+from braid.cli.terminal.param_types import DURATION, SIZE
 from braid.wire.address import DEFAULT_URL
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
@@ -135,7 +135,7 @@ def test_a_time_to_seek_to_is_iso_or_milliseconds() -> None:
 # Tables.
 
 TABLE = """
-from braid.cli.output import Column, print_table
+from braid.cli.terminal.output import Column, print_table
 print_table([Column("TOPIC"), Column("RECORDS", right=True)], [("orders", "1,200"), ("x" * 100, "7")], empty="none")
 """
 
@@ -166,7 +166,7 @@ def test_markup_in_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]
 
 
 def test_colours_are_for_terminals_and_not_with_no_color() -> None:
-    code = TABLE + "from braid.cli.output import paint\nprint(paint('word', '31'))\n"
+    code = TABLE + "from braid.cli.terminal.output import paint\nprint(paint('word', '31'))\n"
     assert "\x1b[31mword" in run_on_terminal(code)
     assert "\x1b[31m" not in run_on_terminal(code, NO_COLOR="1")
     assert "\x1b[31m" not in run_on_terminal(code, TERM="dumb")
@@ -228,7 +228,7 @@ def test_an_error_is_one_line_and_exit_code_1(arguments: Sequence[str], said: st
 def test_a_second_signal_ends_a_broker_at_once() -> None:
     code = """
 import asyncio, signal
-from braid.cli.serve import _on_signal
+from braid.cli.commands.serve import _on_signal
 stop = asyncio.Event()
 _on_signal(stop, signal.SIGTERM)
 assert stop.is_set()
@@ -307,12 +307,20 @@ def modules_after(*arguments: str) -> set[str]:
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     loaded = modules_after("--help")
     assert "braid.cli.main" in loaded
-    assert not loaded & {"rich", "pyarrow", "numpy", "fastapi", "jwt", "braid.cli.topic", "braid.broker.broker"}
+    assert not loaded & {
+        "rich",
+        "pyarrow",
+        "numpy",
+        "fastapi",
+        "jwt",
+        "braid.cli.commands.topic",
+        "braid.broker.broker",
+    }
 
 
 def test_help_of_produce_imports_neither_rich_nor_arrow() -> None:
     loaded = modules_after("produce", "--help")
-    assert "braid.cli.produce" in loaded
+    assert "braid.cli.commands.produce" in loaded
     assert not loaded & {"rich", "pyarrow", "numpy", "fastapi"}
 
 

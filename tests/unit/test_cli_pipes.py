@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.cli import lines as lines_module
-from braid.cli.consume import record_object, whole_lines
-from braid.cli.lines import LineReader
-from braid.cli.printer import Printer
-from braid.cli.produce import split_keys
+from braid.cli.commands.consume import record_object, whole_lines
+from braid.cli.commands.produce import split_keys
+from braid.cli.terminal import stdin_reader as lines_module
+from braid.cli.terminal.stdin_reader import LineReader
+from braid.cli.terminal.stdout_writer import Printer
 from braid.model.errors import BraidError
 from braid.model.message import Message
 

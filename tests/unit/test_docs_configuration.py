@@ -20,8 +20,8 @@ from braid.broker.config import (
     TlsConfig,
 )
 from braid.broker.connections.auth import Access
+from braid.cli.commands.serve import serve
 from braid.cli.config import load_config
-from braid.cli.serve import serve
 from braid.client.consuming.stream import RELEASE_GRACE_S
 from braid.storage.log.writer import MAX_FILE_BYTES
 

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from braid.cli.main import run
-from braid.cli.output import Column
-from braid.cli.pipeline import JOBS
-from braid.cli.pipeline_advise import Since
-from braid.cli.pipeline_errors import job_error
-from braid.cli.pipeline_report import Fields, Lines, Part, Rows, bar_text, curve_text, percent_text, print_report
-from braid.cli.pipeline_session import SparkRun, source_options, with_spark
+from braid.cli.pipeline.advise import Since
+from braid.cli.pipeline.commands import JOBS
+from braid.cli.pipeline.errors import job_error
+from braid.cli.pipeline.report import Fields, Lines, Part, Rows, bar_text, curve_text, percent_text, print_report
+from braid.cli.pipeline.session import SparkRun, source_options, with_spark
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import Column
 from braid.model.errors import BraidError, InvalidArgument, JobFailed
 from braid.spark.session import java_version, runs_in_this_process, session_settings, zip_package
 

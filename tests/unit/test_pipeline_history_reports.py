@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from braid.cli.pipeline_audit import SHOWN_DEFECTS
-from braid.cli.pipeline_audit import render as render_audit
-from braid.cli.pipeline_compact import render as render_compact
-from braid.cli.pipeline_report import print_report
+from braid.cli.pipeline.audit import SHOWN_DEFECTS
+from braid.cli.pipeline.audit import render as render_audit
+from braid.cli.pipeline.compact import render as render_compact
+from braid.cli.pipeline.report import print_report
 from braid.spark.jobs import compact
 from braid.spark.jobs.audit import job as audit
 

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import click
 
 import braid as package
-from braid.cli.output import print_error
 from braid.cli.target import Target, remember_target, target_parameters
+from braid.cli.terminal.output import print_error
 from braid.model.errors import BraidError, InvalidArgument
 
 EXIT_ERROR: Final = 1
@@ -77,16 +77,18 @@ class LazyGroup(click.Group):
 
 
 COMMANDS: Final = {
-    "serve": Lazy("braid.cli.serve:serve", "Run a broker."),
-    "up": Lazy("braid.cli.up:up", "Run a cluster of brokers on this machine, until Ctrl-C."),
-    "topic": Lazy("braid.cli.topic:topic", "Create, look at, change and delete topics."),
-    "subscription": Lazy("braid.cli.subscription:subscription", "Create, look at, move and delete subscriptions."),
-    "broker": Lazy("braid.cli.broker:broker", "Look at brokers; take one out of service and back."),
-    "produce": Lazy("braid.cli.produce:produce", "Publish lines of stdin, one record each."),
-    "consume": Lazy("braid.cli.consume:consume", "Print the records of a subscription, one per line."),
-    "token": Lazy("braid.cli.token:token", "Make tokens for brokers that ask for them."),
-    "pipeline": Lazy("braid.cli.pipeline:pipeline", "Spark jobs over the history of topics."),
-    "bench": Lazy("braid.cli.bench:bench", "Measure publishing, consuming, latency and moves."),
+    "serve": Lazy("braid.cli.commands.serve:serve", "Run a broker."),
+    "up": Lazy("braid.cli.commands.up:up", "Run a cluster of brokers on this machine, until Ctrl-C."),
+    "topic": Lazy("braid.cli.commands.topic:topic", "Create, look at, change and delete topics."),
+    "subscription": Lazy(
+        "braid.cli.commands.subscription:subscription", "Create, look at, move and delete subscriptions."
+    ),
+    "broker": Lazy("braid.cli.commands.broker:broker", "Look at brokers; take one out of service and back."),
+    "produce": Lazy("braid.cli.commands.produce:produce", "Publish lines of stdin, one record each."),
+    "consume": Lazy("braid.cli.commands.consume:consume", "Print the records of a subscription, one per line."),
+    "token": Lazy("braid.cli.commands.tokens:token", "Make tokens for brokers that ask for them."),
+    "pipeline": Lazy("braid.cli.pipeline.commands:pipeline", "Spark jobs over the history of topics."),
+    "bench": Lazy("braid.cli.bench.commands:bench", "Measure publishing, consuming, latency and moves."),
 }
 
 

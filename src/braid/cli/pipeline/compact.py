@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from braid.cli.output import Column, bytes_text, count_text, duration_text
-from braid.cli.pipeline_report import Fields, Lines, Part, Rows, print_report
-from braid.cli.pipeline_session import SparkRun, check_topic, source_options, with_spark
-from braid.cli.quantities import SIZE
+from braid.cli.pipeline.report import Fields, Lines, Part, Rows, print_report
+from braid.cli.pipeline.session import SparkRun, check_topic, source_options, with_spark
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import Column, bytes_text, count_text, duration_text
+from braid.cli.terminal.param_types import SIZE
 from braid.model.names import TopicName
 from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, MAX_TARGET_BYTES, MIN_TARGET_BYTES
 

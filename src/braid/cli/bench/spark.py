@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from braid.cli.bench_machine import machine_facts, machine_text
-from braid.cli.output import Column, json_option, print_json, print_table
-from braid.cli.patience import status_line
-from braid.cli.quantities import SIZE
+from braid.cli.bench.machine import machine_facts, machine_text
 from braid.cli.target import Target
+from braid.cli.terminal.output import Column, json_option, print_json, print_table
+from braid.cli.terminal.param_types import SIZE
+from braid.cli.terminal.spinner import status_line
 
 if TYPE_CHECKING:
-    from braid.cli.bench_broker import OwnBroker
+    from braid.cli.bench.broker import OwnBroker
 
 EXPORT_TIMEOUT_S: Final = 300.0
 LOOK_S: Final = 0.2
@@ -138,7 +138,7 @@ class Bench:
         return benchmark.measure_stream(session, options, f"{self._folder}/stream", small_batches=20)
 
     def _write(self, session: Any) -> Any:
-        from braid.cli.bench_measure import fresh_topic
+        from braid.cli.bench.measure import fresh_topic
         from braid.spark import benchmark
 
         self._show("writing")
@@ -172,7 +172,7 @@ class Bench:
     @contextlib.contextmanager
     def _filled(self, what: str, records: int) -> Iterator[dict[str, str]]:
         """A topic of so many records, of which all but the last file is exported."""
-        from braid.cli.bench_measure import fill, fresh_topic
+        from braid.cli.bench.measure import fill, fresh_topic
         from braid.spark.source.options import SourceOptions
         from braid.spark.source.snapshot import take_snapshot
 
@@ -196,7 +196,7 @@ class Bench:
 @contextlib.contextmanager
 def own_spark_broker() -> Iterator[tuple[OwnBroker, str]]:
     """A broker that exports, and the temporary folder that everything lies in."""
-    from braid.cli.bench_broker import OwnBroker
+    from braid.cli.bench.broker import OwnBroker
 
     folder = tempfile.mkdtemp(prefix="braid-bench-")
     broker = OwnBroker(f"{folder}/data", options=("--storage", f"file://{folder}/history"))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from braid.cli.output import duration_text
+from braid.cli.terminal.output import duration_text
 
 T = TypeVar("T")
 TICK_S: Final = 0.1

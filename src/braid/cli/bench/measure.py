@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import click
 import msgspec
 
-from braid.cli.bench_workload import (
+from braid.cli.bench.workload import (
     DEFAULT_TASKS,
     Consume,
     Done,
@@ -48,7 +48,7 @@ class Observer(Protocol):
 class WorkerProcess:
     def __init__(self, work: Work, observer: Observer | None = None) -> None:
         self._observer = observer
-        command = [sys.executable, "-m", "braid.cli.bench_worker"]
+        command = [sys.executable, "-m", "braid.cli.bench.worker"]
         self._process = subprocess.Popen(  # noqa: S603 (our own command)
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

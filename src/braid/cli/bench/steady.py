@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from braid.cli.bench_workload import SLOT_NS, Done, Steady, SteadyReceive, SteadySend
+from braid.cli.bench.workload import SLOT_NS, Done, Steady, SteadyReceive, SteadySend
 from braid.model.errors import BraidError
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from braid.cli.bench_machine import machine_facts, machine_text
-from braid.cli.output import Column, json_option, print_json, print_table
-from braid.cli.patience import status_line
+from braid.cli.bench.machine import machine_facts, machine_text
 from braid.cli.target import Target, ask
+from braid.cli.terminal.output import Column, json_option, print_json, print_table
+from braid.cli.terminal.spinner import status_line
 
 if TYPE_CHECKING:
-    from braid.cli.bench_broker import OwnBroker
+    from braid.cli.bench.broker import OwnBroker
     from braid.client.client import Client
 
 TOPIC: Final = "bench"
@@ -87,7 +87,7 @@ class Measured(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def measure_segments(count: int, storage: str, idle_s: float, show: Callable[[str], None]) -> Measured:
-    from braid.cli.bench_broker import own_cluster
+    from braid.cli.bench.broker import own_cluster
 
     with own_cluster(2, shared=storage == "shared_fs", start=1) as cluster:
         first, second = cluster.brokers.values()

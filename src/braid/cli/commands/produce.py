@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from braid.cli.output import bytes_text, count_text, duration_text, json_option, print_json, print_note
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import bytes_text, count_text, duration_text, json_option, print_json, print_note
 from braid.model.errors import BraidError, TopicNotFound
 from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
-    from braid.cli.lines import LineReader
+    from braid.cli.terminal.stdin_reader import LineReader
     from braid.client.producing.producer import Producer
 
 PACE_S: Final = 0.05
@@ -94,7 +94,7 @@ class _Run:
         self.interrupted_by = 0
 
     async def run(self, target: Target, compression: str) -> None:
-        from braid.cli.lines import LineReader
+        from braid.cli.terminal.stdin_reader import LineReader
 
         try:
             async with target.connected() as client:

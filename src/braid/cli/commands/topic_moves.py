@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from braid.cli.output import Column, count_text, duration_text, json_option, print_json, print_table
-from braid.cli.patience import status_line, with_elapsed
 from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.output import Column, count_text, duration_text, json_option, print_json, print_table
+from braid.cli.terminal.spinner import status_line, with_elapsed
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import re
 
 import click
 
-from braid.cli.output import (
+from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.output import (
     Column,
     backlog_text,
     confirm,
@@ -19,7 +20,6 @@ from braid.cli.output import (
     print_table,
     time_text,
 )
-from braid.cli.target import Target, ask, with_target
 
 
 @click.group()

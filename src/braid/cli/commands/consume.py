@@ -1,6 +1,6 @@
 """`braid consume`: the records of a subscription on stdout.
 
-What is printed is acked, and nothing else; printer.py says what counts as printed. The acks follow the printing by a
+What is printed is acked, and nothing else; stdout_writer.py says what counts as printed. The acks follow the printing by a
 few milliseconds, and the command ends only when they are stored. Records that came but were not printed stay with the
 subscription. Only who has interrupted it, or has closed the pipe, does not wait for brokers that are gone.
 """
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 import msgspec
 
-from braid.cli.output import json_option, print_error
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import json_option, print_error
 from braid.client.retry import retrying
 from braid.model.errors import BraidError, NotServing, TopicNotFound
 from braid.model.names import TopicName
 from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
-    from braid.cli.printer import Printer
+    from braid.cli.terminal.stdout_writer import Printer
     from braid.client.client import Client
     from braid.client.consuming.delivery import ReceivedBatch
     from braid.client.consuming.stream import StreamConsumer
@@ -125,7 +125,7 @@ class _Run:
 
     async def run(self, target: Target, topic: str, subscription: str, *, start: str, queue: bool) -> int:
         """Returns the exit code."""
-        from braid.cli.printer import Printer
+        from braid.cli.terminal.stdout_writer import Printer
 
         try:
             printer = Printer(1)

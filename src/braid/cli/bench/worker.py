@@ -1,4 +1,4 @@
-"""A producer or a consumer of a benchmark, as a process of its own: `python -m braid.cli.bench_worker`, work on stdin.
+"""A producer or a consumer of a benchmark, as a process of its own: `python -m braid.cli.bench.worker`, work on stdin.
 
 What is measured is what an application would do with the client, through its public interface. A producer sends some
 records before the clock starts, because the first ones pay for connections and memory that the others find there.
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
-from braid.cli.bench_steady import steady_receive, steady_send
-from braid.cli.bench_workload import (
+from braid.cli.bench.steady import steady_receive, steady_send
+from braid.cli.bench.workload import (
     Consume,
     Done,
     Failed,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from braid.cli.output import json_option, print_json, print_note
-from braid.cli.quantities import DURATION
+from braid.cli.terminal.output import json_option, print_json, print_note
+from braid.cli.terminal.param_types import DURATION
 from braid.model.errors import BraidError, InvalidArgument, InvalidConfig
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from braid.cli.output import Column, count_text, duration_text
-from braid.cli.pipeline_report import Fields, Part, Rows, print_report
-from braid.cli.pipeline_session import SparkRun, check_topic, manifest_option, source_options, with_spark
+from braid.cli.pipeline.report import Fields, Part, Rows, print_report
+from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import Column, count_text, duration_text
 from braid.model.errors import TopicNotFound
 from braid.model.names import TopicName
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from braid.cli.output import (
+from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.output import (
     Column,
     bytes_text,
     count_text,
@@ -17,8 +18,7 @@ from braid.cli.output import (
     print_note,
     print_table,
 )
-from braid.cli.patience import status_line
-from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.spinner import status_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from braid.cli.output import Column, json_option, paint, print_json, print_table
+from braid.cli.terminal.output import Column, json_option, paint, print_json, print_table
 from braid.model.errors import BraidError, InvalidConfig
 from braid.wire.address import format_url, parse_url
 

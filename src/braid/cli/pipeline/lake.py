@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from braid.cli.output import Column, bytes_text, count_text, duration_text
-from braid.cli.pipeline_report import Fields, Lines, Part, Rows, print_report
-from braid.cli.pipeline_session import SparkRun, check_topic, manifest_option, source_options, with_spark
+from braid.cli.pipeline.report import Fields, Lines, Part, Rows, print_report
+from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import Column, bytes_text, count_text, duration_text
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from braid.cli.output import json_option, paint
+from braid.cli.terminal.output import json_option, paint
 from braid.model.errors import BraidError
 
 if TYPE_CHECKING:

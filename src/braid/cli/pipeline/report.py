@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from braid.cli.output import Column, bytes_text, paint, print_fields, print_json, print_table
+from braid.cli.terminal.output import Column, bytes_text, paint, print_fields, print_json, print_table
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _HEIGHTS: Final = "▁▂▃▄▅▆▇█"

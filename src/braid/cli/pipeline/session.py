@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from braid.cli.output import duration_text
-from braid.cli.patience import status_line
-from braid.cli.pipeline_errors import job_error
+from braid.cli.pipeline.errors import job_error
 from braid.cli.target import Target, ask
+from braid.cli.terminal.output import duration_text
+from braid.cli.terminal.spinner import status_line
 from braid.model.errors import JobFailed
 
 if TYPE_CHECKING:

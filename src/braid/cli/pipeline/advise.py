@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from braid.cli.output import Column, bytes_text, count_text, print_error, time_text
-from braid.cli.pipeline_report import (
+from braid.cli.pipeline.report import (
     Fields,
     Lines,
     Part,
@@ -24,9 +23,10 @@ from braid.cli.pipeline_report import (
     print_report,
     rate_text,
 )
-from braid.cli.pipeline_session import SparkRun, check_topic, manifest_option, source_options, with_spark
-from braid.cli.quantities import DURATION
+from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.output import Column, bytes_text, count_text, print_error, time_text
+from braid.cli.terminal.param_types import DURATION
 from braid.model.errors import BraidError, InvalidArgument
 from braid.model.names import TopicName
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from braid.cli.bench_machine import machine_facts, machine_text
-from braid.cli.bench_workload import Mode, Steady, SteadyReceive, SteadySend
-from braid.cli.output import Column, bytes_text, json_option, print_json, print_table
-from braid.cli.patience import status_line
-from braid.cli.quantities import SIZE
+from braid.cli.bench.machine import machine_facts, machine_text
+from braid.cli.bench.workload import Mode, Steady, SteadyReceive, SteadySend
 from braid.cli.target import Target, ask
+from braid.cli.terminal.output import Column, bytes_text, json_option, print_json, print_table
+from braid.cli.terminal.param_types import SIZE
+from braid.cli.terminal.spinner import status_line
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -113,8 +113,8 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def measure_moves(plan: Plan, show: Callable[[str], None]) -> Row:
-    from braid.cli.bench_broker import own_cluster
-    from braid.cli.bench_measure import measure_publish, worker
+    from braid.cli.bench.broker import own_cluster
+    from braid.cli.bench.measure import measure_publish, worker
 
     with own_cluster(2, shared=plan.storage == "shared_fs") as cluster:
         target = Target(url=cluster.url)

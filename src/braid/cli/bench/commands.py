@@ -1,5 +1,5 @@
 """`braid bench`: how fast publishing, consuming and the way from one to the other are, here and now. What moves of
-segments cost is measured in bench_move.py and bench_segments.py, what Spark can do in bench_spark.py.
+segments cost is measured in move.py and segments.py, what Spark can do in spark.py.
 
 Producer and consumer are processes of their own. Without `--url` the broker is too: a `braid serve` on free ports, with
 a temporary folder, which is gone afterwards. A fresh topic with one segment is used, and deleted at the end.
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from braid.cli.bench_machine import machine_facts, machine_text
-from braid.cli.bench_move import move
-from braid.cli.bench_segments import segments
-from braid.cli.bench_spark import spark
-from braid.cli.bench_workload import Form, Mode
-from braid.cli.output import Column, json_option, print_json, print_table
-from braid.cli.quantities import SIZE
+from braid.cli.bench.machine import machine_facts, machine_text
+from braid.cli.bench.move import move
+from braid.cli.bench.segments import segments
+from braid.cli.bench.spark import spark
+from braid.cli.bench.workload import Form, Mode
 from braid.cli.target import Target, with_target
+from braid.cli.terminal.output import Column, json_option, print_json, print_table
+from braid.cli.terminal.param_types import SIZE
 from braid.model.topic import Durability
 
 if TYPE_CHECKING:
-    from braid.cli.bench_broker import OwnBroker
-    from braid.cli.bench_workload import Done
+    from braid.cli.bench.broker import OwnBroker
+    from braid.cli.bench.workload import Done
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -113,8 +113,8 @@ def publish(
     braid bench publish --mode submit --mode send --size 100
     braid bench publish --mode single --tasks 64 --url braid://10.0.0.7:6660
     """
-    from braid.cli.bench_measure import fresh_topic, measure_publish
-    from braid.cli.bench_workload import DEFAULT_TASKS
+    from braid.cli.bench.measure import fresh_topic, measure_publish
+    from braid.cli.bench.workload import DEFAULT_TASKS
 
     with _place(target) as (place, own):
         run = Run("publish", place, own, as_json=as_json)
@@ -169,7 +169,7 @@ def consume(
     braid bench consume
     braid bench consume --as each --size 100 --records 1000000
     """
-    from braid.cli.bench_measure import fill, fresh_topic, measure_consume
+    from braid.cli.bench.measure import fill, fresh_topic, measure_consume
 
     with _place(target) as (place, own):
         run = Run("consume", place, own, as_json=as_json)
@@ -228,7 +228,7 @@ def latency(
     braid bench latency
     braid bench latency --rate 50000 --duration 10 --durability memory
     """
-    from braid.cli.bench_measure import fresh_topic, measure_latency
+    from braid.cli.bench.measure import fresh_topic, measure_latency
 
     with _place(target) as (place, own):
         run = Run("latency", place, own, as_json=as_json)
@@ -361,7 +361,7 @@ def _place(target: Target) -> Iterator[tuple[Target, OwnBroker | None]]:
     if context.params.get("url") or context.find_root().params.get("url"):
         yield target, None
         return
-    from braid.cli.bench_broker import own_broker
+    from braid.cli.bench.broker import own_broker
 
     with own_broker() as broker:
         yield Target(url=broker.url), broker

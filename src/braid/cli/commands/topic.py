@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from braid.cli.output import (
+from braid.cli.commands.topic_moves import move, recover
+from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.output import (
     Column,
     backlog_text,
     bytes_text,
@@ -21,9 +23,7 @@ from braid.cli.output import (
     range_text,
     time_text,
 )
-from braid.cli.quantities import DURATION, SIZE
-from braid.cli.target import Target, ask, with_target
-from braid.cli.topic_moves import move, recover
+from braid.cli.terminal.param_types import DURATION, SIZE
 from braid.model.errors import PermissionDenied, TopicNotFound
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from braid.ports.tasks import all_of
