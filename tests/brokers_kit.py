@@ -16,10 +16,10 @@ from braid.metadata.memory import MemoryStore
 from braid.model.message import Message
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, OwnershipState
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Process, Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Process, Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
+from braid.testing.sim.objects import MemoryObjects
 
 PORT = 6660
 PATH = "public/default/orders"

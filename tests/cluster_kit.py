@@ -32,8 +32,8 @@ from braid.model.ownership import Ownership, OwnershipState
 from braid.model.registration import Registration
 from braid.model.topic import Topic
 from braid.ports.network import Address
-from braid.testing.loop import Simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode
 from tests.control_kit import ORDERS, PlainSegment, PlainSegments, make_topic, plain_segment, wait_until

@@ -23,9 +23,9 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic, TopicPolicies
 from braid.storage.objects.store import Objects
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation
+from braid.testing.sim.network import SimulatedNetwork
 
 ORDERS = TopicName("public", "default", "orders")
 

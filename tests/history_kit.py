@@ -23,10 +23,10 @@ from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import SegmentManifest, write_topic_manifest
 from braid.storage.log.producers import ProducerTable
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.testing.clock import SimulatedClock
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.clock import SimulatedClock
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 from tests.storage_kit import SMALL, make_batch
 
 TOPIC: Final = TopicName.parse("orders")

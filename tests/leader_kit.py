@@ -26,7 +26,7 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.registration import Registration
 from braid.model.topic import Topic, TopicPolicies
-from braid.testing.loop import Simulation
+from braid.testing.sim.loop import Simulation
 
 ORDERS = TopicName("public", "default", "orders")
 LEASE_TTL_S = 10.0

@@ -14,7 +14,7 @@ from braid.model.batch.columns import encode_batch
 from braid.model.batch.header import BatchHeader, parse_header, stamp
 from braid.model.errors import BraidError, NotServing, OffsetOutOfRange, TopicNotFound
 from braid.model.ids import Epoch, Offset
-from braid.testing.network import SimulatedHost
+from braid.testing.sim.network import SimulatedHost
 from braid.wire.connection import Connection
 from braid.wire.frame import MAX_FRAME_BYTES, Frame
 from braid.wire.operations import (

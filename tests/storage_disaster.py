@@ -36,9 +36,9 @@ from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.testing.batches import opaque_batch
-from braid.testing.disk import Crashed, SimulatedDisk
-from braid.testing.loop import Process, Simulation, run_simulation
-from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+from braid.testing.sim.disk import Crashed, SimulatedDisk
+from braid.testing.sim.loop import Process, Simulation, run_simulation
+from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 
 T = TypeVar("T")
 

@@ -24,10 +24,10 @@ from braid.storage.log.writer import FileConfig
 from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.testing.batches import opaque_header
-from braid.testing.clock import START_US
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.clock import START_US
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from braid.ports.os_disk import OsDisk
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import RemoteLimits, open_objects
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 from tests.s3_server import CREDENTIALS, S3Server, running_s3_server
 
 Story = Callable[[Objects], Awaitable[None]]

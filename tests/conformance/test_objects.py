@@ -25,9 +25,9 @@ from braid.storage.objects.disk import DRAFT_MARK, DiskObjects, pieces
 from braid.storage.objects.remote import Probe, RemoteObjects, probe
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import RemoteLimits
-from braid.testing.disk import DiskFaults, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.disk import DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 from tests.conformance.objects_factories import (
     BRISK,
     PLACES,

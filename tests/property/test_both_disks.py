@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from braid.model.errors import BraidError
 from braid.ports.disk import Disk, DiskFile
 from braid.ports.os_disk import OsDisk
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 
 Step = tuple[Any, ...]
 

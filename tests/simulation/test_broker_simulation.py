@@ -22,8 +22,8 @@ from braid.ports.disk import Buffer
 from braid.storage.log.log import Log
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.writer import WalWriter
-from braid.testing.broker_simulation import Counts, simulate_broker
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.scenarios.broker_simulation import Counts, simulate_broker
+from braid.testing.sim.loop import Simulation, run_simulation
 
 SEEDS = [*range(2_000, 2_010)]
 

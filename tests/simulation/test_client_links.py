@@ -28,8 +28,8 @@ from braid.model.errors import (
     UnsupportedVersion,
 )
 from braid.ports.network import Address, Network, SocketNetwork
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.connection import CLOSE_TIMEOUT_S, Connection
 from braid.wire.frame import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_REQUEST_ID, Flags, Frame
 from braid.wire.link import EARLY_SESSIONS, SILENT_PERIODS, Link, connect_link

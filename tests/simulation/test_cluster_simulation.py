@@ -30,7 +30,7 @@ from braid.storage.log.log import Log
 from braid.storage.log.producers import Duplicate, ProducerTable
 from braid.storage.log.recovery_start import Source, Start
 from braid.storage.segment import SegmentStorage
-from braid.testing.cluster_simulation import ZOMBIES, Counts, simulate_cluster
+from braid.testing.scenarios.cluster_simulation import ZOMBIES, Counts, simulate_cluster
 
 SEEDS = [*range(5_000, 5_010)]
 FAVOURED_SEEDS = {ZOMBIES: [0, 3, 12], "crash_at_write": [0, 1]}

@@ -14,7 +14,7 @@ from braid.metadata import paths
 from braid.metadata.store import Condition, Listing, Operation, Put, TxnResult
 from braid.model.errors import DiskError, TopicNotFound
 from braid.storage.objects.store import ObjectStat
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.brokers_kit import PATH, Brokers, until, with_brokers
 
 

@@ -19,7 +19,7 @@ from braid.storage.log.log import Log
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import Recovered, Tail
 from braid.storage.log.writer import WalWriter
-from braid.testing.log_simulation import simulate_log
+from braid.testing.scenarios.log_simulation import simulate_log
 
 SEEDS = [3, 17, 41, 97, *range(1_000, 1_021)]
 

@@ -20,7 +20,7 @@ from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.ports.disk import Buffer
 from braid.storage.history.manifest import segment_folder
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.brokers_kit import PATH, Brokers, until, with_brokers
 
 

@@ -16,7 +16,7 @@ from braid.metadata.store import Compare, Put
 from braid.model.errors import BraidError
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.brokers_kit import PATH, Brokers, until
 
 BEFORE = 22

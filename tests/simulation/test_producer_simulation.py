@@ -26,9 +26,9 @@ from braid.model.errors import (
     TimedOut,
 )
 from braid.model.message import MessageId
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Route
 
 TOPIC = "public/default/orders"

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import hashlib, sys
-from braid.testing.broker_simulation import Words
+from braid.testing.scenarios.broker_simulation import Words
 from braid.testing.simulate import SIMULATIONS
 
 digest = hashlib.sha256()

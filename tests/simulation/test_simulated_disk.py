@@ -11,9 +11,9 @@ import pytest
 
 from braid.model.errors import DiskError, DiskFull, FileMissing, SyncFailed
 from braid.ports.disk import Disk
-from braid.testing.disk import NO_FAULTS, Crashed, DiskFaults, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.sectors import SECTOR_BYTES
+from braid.testing.sim.disk import NO_FAULTS, Crashed, DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.sectors import SECTOR_BYTES
 
 T = TypeVar("T")
 SEEDS = range(200)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from braid.testing.clock import START_US
-from braid.testing.loop import Simulation, SimulationFailed, SimulationStuck, run_simulation
+from braid.testing.sim.clock import START_US
+from braid.testing.sim.loop import Simulation, SimulationFailed, SimulationStuck, run_simulation
 
 
 def test_an_hour_passes_in_no_time() -> None:

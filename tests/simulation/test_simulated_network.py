@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 
 from braid.ports.network import Network, SocketNetwork
-from braid.testing.loop import Simulation, SimulationFailed, run_simulation
-from braid.testing.network import NEVER_NOTICED, BufferOverrun, SimulatedNetwork
+from braid.testing.sim.loop import Simulation, SimulationFailed, run_simulation
+from braid.testing.sim.network import NEVER_NOTICED, BufferOverrun, SimulatedNetwork
 
 T = TypeVar("T")
 SEEDS = range(50)

@@ -10,7 +10,7 @@ import pytest
 from braid.model.errors import DiskError, ShuttingDown
 from braid.model.ownership import OwnershipState
 from braid.ports.disk import Buffer
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.brokers_kit import PATH, Brokers, until, with_brokers
 
 

@@ -37,8 +37,8 @@ from braid.model.registration import Registration
 from braid.model.subscription import Cursor, encode
 from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 from tests.control_kit import ORDERS, Machine, Readers, Recorder, faults, wait_until
 
 Call = Callable[..., Awaitable[Any]]

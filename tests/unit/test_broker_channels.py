@@ -18,8 +18,8 @@ from braid.model.errors import Fenced, LogDamaged, NotServing
 from braid.model.ids import Offset
 from braid.model.message import Message
 from braid.model.subscription import Cursor, decode
-from braid.testing.disk import NO_FAULTS, DiskFaults
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, Machine, own
 from tests.storage_kit import make_batch
 

@@ -21,9 +21,9 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import Shelf, StorageMode
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 from tests.control_kit import wait_until
 
 NAME = SegmentName.parse("segment://public/default/orders/0000-ffff-0")

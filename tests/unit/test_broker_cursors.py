@@ -27,7 +27,7 @@ from braid.model.layout import FULL_RANGE
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Cursor, Placing, decode, encode
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, PlainSegment, counted, faults, own, plain_segment
 
 NAME = SegmentName(ORDERS, FULL_RANGE, SegmentId(0))

@@ -9,8 +9,8 @@ import pytest
 from braid.broker.data_folder import FORMAT, MARK, STEPS, Mark, open_data_folder
 from braid.model.errors import InvalidConfig
 from braid.ports.disk import Disk
-from braid.testing.disk import Crashed, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import Crashed, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 
 
 def test_a_new_folder_is_marked_with_the_present_format_and_its_broker() -> None:

@@ -29,7 +29,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.subscription import Subscription, encode
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, Readers, Recorder, faults, make_topic, wait_until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)

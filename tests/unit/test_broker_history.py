@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from braid.testing.broker_history import Seek, TopicHistory
-from braid.testing.history import PromiseBroken
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.topic_history import Seek, TopicHistory
 
 
 def history(records: int = 20) -> TopicHistory:

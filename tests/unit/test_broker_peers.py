@@ -24,7 +24,7 @@ from braid.model.errors import (
     Unauthenticated,
     UnknownOperation,
 )
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import Kind, PeerReply, PeerRequest, encode
 from tests.cluster_kit import ClientLink, Cluster
 from tests.control_kit import faults, wait_until

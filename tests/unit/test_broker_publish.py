@@ -14,8 +14,8 @@ from braid.model.errors import BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange
 from braid.storage.log.log import Log, LogConfig
 from braid.testing.batches import opaque_batch, opaque_header
-from braid.testing.disk import DiskFaults, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.frame import FrameReader
 from braid.wire.operations import Kind, Published, decode
 from tests.storage_kit import NotingDisk, open_log, until

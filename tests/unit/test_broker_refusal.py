@@ -11,7 +11,7 @@ from braid.broker.connections.auth import ANONYMOUS
 from braid.client.producing.segment_writer import NOT_STORED
 from braid.model.errors import BraidError, Fenced, NotServing, ShuttingDown
 from braid.testing.batches import opaque_batch
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.link import connect_link
 from braid.wire.operations import Join, Joined, Kind, encode
 from tests.control_kit import ORDERS, Machine, own

@@ -18,9 +18,9 @@ from braid.model.errors import ClientClosed, Moved, SubscriptionBusy, Subscripti
 from braid.model.ownership import Move, Ownership
 from braid.ports.network import Address
 from braid.testing.batches import opaque_batch
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Open, Opened, Published, Route, decode, encode
 from tests import brokers_kit

@@ -20,7 +20,7 @@ from braid.model.errors import (
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.ownership import OwnershipState
 from braid.model.subscription import Placing, Subscription, SubscriptionKind
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import RESET, Kind, Positions, PositionsRequest, SegmentPositions, encode
 from tests.cluster_kit import ClientLink, Cluster, Node
 from tests.control_kit import ORDERS, faults, wait_until

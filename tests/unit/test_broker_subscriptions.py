@@ -32,8 +32,8 @@ from braid.model.errors import (
 )
 from braid.model.ids import NO_REQUEST, Offset, RequestId, SegmentId
 from braid.model.subscription import Subscription, SubscriptionKind, encode
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire import operations
 from tests.control_kit import ORDERS, PlainSegment, PlainSegments, faults, make_topic
 

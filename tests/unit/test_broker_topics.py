@@ -24,7 +24,7 @@ from braid.model.errors import (
 from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, RequestId, Revision
 from braid.model.names import TopicName
 from braid.model.topic import Durability, Topic, TopicPolicies
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.control_kit import ORDERS, faults, loaded_topics, make_topic, wait_until
 
 

@@ -13,7 +13,7 @@ from braid.model.errors import ProtocolError
 from braid.model.names import TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.topic import TopicPolicies
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import HERE, Kind, SegmentRoute, TopicRoute, Topology, TopologyAck, decode, encode
 from tests.cluster_kit import ClientLink, Cluster, Node
 from tests.control_kit import ORDERS, wait_until

@@ -22,9 +22,9 @@ from braid.model.errors import (
     TopicExists,
     TopicNotFound,
 )
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import CUT, ScriptedBroker
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 
 KNOWN = {"subscriptionId": 7, "placements": {"0": 41, "1": 40}}
 

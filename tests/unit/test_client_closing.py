@@ -10,8 +10,8 @@ import pytest
 from braid.client.client import Client, connect
 from braid.client.shared import result_of
 from braid.model.errors import BraidError, ClientClosed, NotServing, OffsetOutOfRange
-from braid.testing.loop import Process, Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Process, Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.frame import Frame
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open
 from tests.scripted_broker import ScriptedBroker

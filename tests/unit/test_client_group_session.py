@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from braid.client.client import Client, connect
 from braid.model.errors import Moved, NotServing, ShuttingDown, SubscriptionNotFound
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open, TopicRoute, TopologyRequest
 from tests.scripted_broker import PORT, ScriptedBroker
 from tests.unit.test_client_stream import offsets, receive, until, with_records

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from braid.model.errors import BraidError, ClientClosed, ConnectFailed, ConnectionLost, TimedOut, UnknownOperation
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import ScriptedBroker
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.frame import Flags, Frame
 from braid.wire.link import TURN_FRAMES, Link, connect_link
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode

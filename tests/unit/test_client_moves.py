@@ -17,9 +17,9 @@ from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import BraidError, ConnectFailed, ConnectionLost, Moved, NotServing, TopicNotFound
 from braid.model.message import MessageId
 from braid.ports.network import Address
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Kind, Route
 
 PATH = "public/default/orders"

@@ -33,9 +33,9 @@ from braid.model.errors import (
 from braid.model.hashing import key_hash
 from braid.model.message import MessageId
 from braid.storage.log.producers import REMEMBERED_BATCHES
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link
 from braid.wire.operations import Route
 

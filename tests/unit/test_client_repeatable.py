@@ -29,9 +29,9 @@ from braid.model.errors import (
 from braid.model.hashing import key_hash
 from braid.model.identity import DERIVED, derived_id
 from braid.storage.log.producers import ProducerTable
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Route
 from tests.control_kit import Machine
 

@@ -21,9 +21,9 @@ from braid.model.errors import (
     TopicNotFound,
     Unauthenticated,
 )
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
 from braid.testing.scripted_broker import ScriptedBroker
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 
 PATH = "public/default/orders"
 

@@ -27,8 +27,8 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.message import Message, MessageId
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Ack, Close, Credit, Expelled, Join, Kind, Leave, Open, Release
 from tests.scripted_broker import TOPIC, ScriptedBroker, stamped
 

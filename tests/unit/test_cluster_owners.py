@@ -10,7 +10,7 @@ from braid.metadata.view import View
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.control_kit import faults
 
 NAME = SegmentName.parse("segment://public/default/orders/0000-ffff-0")

@@ -36,8 +36,8 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
 from braid.storage.history.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
-from braid.testing.clock import START_US
-from braid.testing.objects import Faults, FaultyObjects
+from braid.testing.sim.clock import START_US
+from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.storage_kit import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_all, simulated
 
 TARGET = MIN_TARGET_BYTES

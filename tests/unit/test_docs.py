@@ -33,9 +33,9 @@ from braid.storage.log import preallocated as spares
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

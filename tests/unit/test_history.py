@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from braid.testing.history import (
+from braid.testing.checkers.history import (
     Confirmed,
     LogModel,
     PromiseBroken,

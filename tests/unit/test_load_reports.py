@@ -23,7 +23,7 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.model.load import MAX_REPORT_BYTES, LoadReport
 from braid.ports.processor import NoProcessor
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.leader_kit import LEASE_TTL_S
 
 

@@ -12,7 +12,7 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
 from braid.model.errors import LeaseLost, MetadataError
 from braid.model.ids import Revision
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 
 KEY = "/cluster/leader"
 

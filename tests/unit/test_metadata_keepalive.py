@@ -11,7 +11,7 @@ from braid.metadata.keepalive import LeaseKeeper, next_renewal
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Put
 from braid.model.errors import LeaseLost
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 
 TTL_S = 9.0
 

@@ -11,7 +11,7 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
 from braid.model.errors import LeaseLost, MetadataCompacted, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Revision
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 
 START = Revision(0)
 

@@ -13,7 +13,7 @@ from braid.metadata.store import Delete, Put
 from braid.metadata.view import Table, View
 from braid.model.errors import MetadataCorrupt, ShuttingDown
 from braid.model.ids import Revision
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.control_kit import wait_until
 
 

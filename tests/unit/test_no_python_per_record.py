@@ -23,7 +23,7 @@ from braid.model.batch.encode import encode_batch, encode_table
 from braid.model.batch.header import Codec
 from braid.storage.log.log import LogConfig
 from braid.storage.log.writer import FileConfig
-from braid.testing.clock import START_US
+from braid.testing.sim.clock import START_US
 from tests.storage_kit import World, run
 
 FEW, MANY = 100, 10_000

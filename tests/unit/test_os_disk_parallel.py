@@ -20,7 +20,7 @@ from braid.storage.cache import HotCache
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import Log
 from braid.storage.log.recovery import recover
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.storage_kit import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated
 
 MEETING_S = 20.0

@@ -20,7 +20,7 @@ from braid.model.topic import Durability
 from braid.storage.log.recovery import recover
 from braid.storage.log.wal import base_of
 from braid.storage.segment import SegmentStorage
-from braid.testing.disk import NO_FAULTS, DiskFaults
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from tests.storage_disaster import CHECKPOINT, FOLDER, Scene, batch, files_of, read_all, refusal, simulate, wal_path
 
 NEVER_S = (1e6, 1e6)

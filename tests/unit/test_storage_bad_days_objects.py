@@ -24,7 +24,7 @@ from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
-from braid.testing.objects import Fault, Faults
+from braid.testing.sim.objects import Fault, Faults
 from tests.storage_disaster import (
     DESCRIPTOR,
     OBJECTS,

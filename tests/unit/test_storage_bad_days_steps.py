@@ -20,7 +20,7 @@ from braid.model.errors import (
 )
 from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.recovery import recover
-from braid.testing.objects import Faults
+from braid.testing.sim.objects import Faults
 from tests.storage_disaster import (
     DESCRIPTOR,
     FOLDER,

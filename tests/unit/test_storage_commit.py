@@ -13,8 +13,8 @@ from braid.model.ids import Epoch, Offset
 from braid.storage.log.commit import Group, GroupCommit
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.writer import FileConfig, WalWriter
-from braid.testing.disk import DiskFaults, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.storage_kit import NotingDisk, make_batch, make_header, until
 
 FOLDER = "log"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from braid.model.topic import Durability
 from braid.storage.cache import HotCache
 from braid.storage.log.log import LogConfig
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.storage_kit import make_batch, make_header, open_log, stamped_batch
 
 

@@ -17,8 +17,8 @@ from braid.storage.log.log import Log, LogConfig
 from braid.storage.log.recovery import Recovered
 from braid.storage.log.wal import base_of, wal_name
 from braid.storage.segment import SegmentStorage
-from braid.testing.disk import SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.storage_kit import (
     WAL_FOLDER,
     World,

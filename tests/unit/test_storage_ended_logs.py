@@ -13,7 +13,7 @@ from braid.model.ids import Offset
 from braid.model.topic import Durability
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
-from braid.testing.disk import NO_FAULTS, DiskFaults
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from tests.storage_kit import (
     SMALL_FILES,
     World,

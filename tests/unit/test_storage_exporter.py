@@ -21,7 +21,7 @@ from braid.storage.history.exporter import FIRST_RETRY_S, MAX_RETRY_S, chunk_nam
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
-from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 from tests.storage_kit import (
     DESCRIPTOR,
     SEGMENT_FOLDER,

@@ -9,8 +9,8 @@ import pytest
 from braid.model.errors import FileMissing
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.preallocated import CALM_S, SpareFiles
-from braid.testing.disk import DiskFaults, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.storage_kit import SMALL, Bytes, NotingDisk, fill, make_chunk, open_log
 
 

@@ -15,8 +15,8 @@ from braid.storage.cache import HotCache
 from braid.storage.log.log import Log, LogConfig
 from braid.storage.log.recovery import recover
 from braid.storage.log.wal import FrameWalk
-from braid.testing.disk import DiskFaults, SimulatedDisk
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.disk import DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.storage_kit import SMALL, SMALL_FILES, NotingDisk, fill, make_batch, make_header, open_log, until, with_files
 
 MEMORY = LogConfig(durability=Durability.MEMORY, files=SMALL_FILES)

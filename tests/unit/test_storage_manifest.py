@@ -16,7 +16,7 @@ from braid.storage.history.manifest import (
     write_segment_manifest,
     write_topic_manifest,
 )
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.storage_kit import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, simulated
 from tests.unit.test_storage_catalog import chunk, owned
 

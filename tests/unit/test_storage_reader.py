@@ -19,7 +19,7 @@ from braid.storage.log.log import LogConfig
 from braid.storage.log.wal import FrameWalk, wal_name
 from braid.storage.reader import LogReader
 from braid.storage.segment import SegmentStorage
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.storage_kit import (
     SEGMENT_FOLDER,
     SMALL_FILES,

@@ -35,7 +35,7 @@ from braid.storage.log.log import LogConfig
 from braid.storage.log.watermark import Watermark
 from braid.storage.log.writer import FileConfig
 from braid.storage.segment import SegmentStorage
-from braid.testing.objects import MemoryObjects
+from braid.testing.sim.objects import MemoryObjects
 from tests.storage_kit import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated, with_files
 
 REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL.files)

@@ -20,8 +20,8 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 from braid.storage.log.wal import Damage, WalFile, wal_name
 from braid.storage.segment import SegmentStorage, StorageMode
-from braid.testing.disk import NO_FAULTS, DiskFaults
-from braid.testing.objects import Faults, FaultyObjects
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults
+from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.storage_kit import (
     DESCRIPTOR,
     SEGMENT_FOLDER,

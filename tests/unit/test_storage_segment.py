@@ -32,7 +32,7 @@ from braid.storage.log.preallocated import SpareFiles
 from braid.storage.log.recovery_start import Source
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.testing.objects import Faults, FaultyObjects
+from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.storage_kit import (
     DESCRIPTOR,
     SEGMENT_FOLDER,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from braid.ports.tasks import all_of
-from braid.testing.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 
 
 def test_all_of_gives_the_results_in_order() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from braid.model.errors import ObjectExists, ObjectMissing, ObjectStoreUnavailable
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.objects import Fault, Faults, FaultyObjects, MemoryObjects
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.objects import Fault, Faults, FaultyObjects, MemoryObjects
 
 CALLS: dict[str, Callable[[FaultyObjects], Awaitable[object]]] = {
     "create": lambda objects: objects.create("new", [b"x"]),

@@ -12,8 +12,8 @@ import pytest
 
 from braid.model.errors import BraidError, ConnectionLost, FrameTooLarge, Overloaded, ProtocolError
 from braid.ports.network import SocketNetwork
-from braid.testing.loop import Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.connection import (
     CLOSE_TIMEOUT_S,
     GATHER_BYTES,

@@ -1,6 +1,6 @@
 """The disk, as far as Braid uses one.
 
-Nothing here blocks: the real disk (`os_disk.py`) works in threads, the simulated one (`testing/disk.py`) in
+Nothing here blocks: the real disk (`os_disk.py`) works in threads, the simulated one (`testing/sim/disk.py`) in
 virtual time. What is written is durable only after a `sync`; what is created, renamed, published or removed is durable
 when the call returns. Errors are the `DiskError` family, never `OSError`:
 

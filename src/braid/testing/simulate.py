@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from braid.testing import broker_simulation, cluster_simulation, log_simulation
+from braid.testing.scenarios import broker_simulation, cluster_simulation, log_simulation
 
 Counts = log_simulation.Counts | broker_simulation.Counts | cluster_simulation.Counts
 

@@ -14,13 +14,13 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.storage.history.catalog import Frontier
-from braid.testing.broker_clients import TOPIC
-from braid.testing.cluster_machine import ClusterMachine
-from braid.testing.history import PromiseBroken
-from braid.testing.ownership_judge import Segment
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.ownership_checker import Segment
+from braid.testing.scenarios.broker_clients import TOPIC
+from braid.testing.scenarios.cluster_machine import ClusterMachine
 
 if TYPE_CHECKING:
-    from braid.testing.cluster_simulation import Cluster
+    from braid.testing.scenarios.cluster_simulation import Cluster
 
 PATH: Final = f"public/default/{TOPIC}"
 LOOK_S: Final = 0.05

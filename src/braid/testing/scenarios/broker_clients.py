@@ -27,10 +27,10 @@ from braid.model.errors import (
     TimedOut,
 )
 from braid.model.message import Message, MessageId
-from braid.testing.broker_history import ConsumerHistory, Seek, TopicHistory
-from braid.testing.history import PromiseBroken
-from braid.testing.loop import Process, Simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.topic_history import ConsumerHistory, Seek, TopicHistory
+from braid.testing.sim.loop import Process, Simulation
+from braid.testing.sim.network import SimulatedNetwork
 
 TOPIC: Final = "simulated"
 CLOSE_TIMEOUT_S: Final = 60.0

@@ -32,10 +32,10 @@ from braid.storage.log.writer import FileConfig
 from braid.storage.reader import Batch
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.batches import opaque_header
-from braid.testing.history import Confirmed, LogModel, PromiseBroken, Stored
-from braid.testing.loop import Process, Simulation, run_simulation
-from braid.testing.objects import MemoryObjects
-from braid.testing.simulated_broker import DESCRIPTOR, OPEN_TIMEOUT_S, TOPIC, Machine, Setting
+from braid.testing.checkers.history import Confirmed, LogModel, PromiseBroken, Stored
+from braid.testing.scenarios.log_machine import DESCRIPTOR, OPEN_TIMEOUT_S, TOPIC, Machine, Setting
+from braid.testing.sim.loop import Process, Simulation, run_simulation
+from braid.testing.sim.objects import MemoryObjects
 
 CONFIRM_TIMEOUT_S = 2.0
 

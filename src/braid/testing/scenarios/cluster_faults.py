@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from braid.model.errors import BraidError, TimedOut
-from braid.testing.cluster_machine import ClusterMachine
-from braid.testing.history import PromiseBroken
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.scenarios.cluster_machine import ClusterMachine
 
 if TYPE_CHECKING:
-    from braid.testing.cluster_simulation import Cluster
+    from braid.testing.scenarios.cluster_simulation import Cluster
 
 Action = Callable[[], Coroutine[Any, Any, None]]
 

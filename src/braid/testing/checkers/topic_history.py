@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from braid.testing.history import PromiseBroken
+from braid.testing.checkers.history import PromiseBroken
 
 Place = tuple[int, int]
 """Segment and offset."""

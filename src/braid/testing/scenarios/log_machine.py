@@ -15,9 +15,9 @@ from braid.storage.log.log import LogConfig
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from braid.testing.disk import NO_FAULTS, DiskFaults, SimulatedDisk
-from braid.testing.loop import Process, Simulation
-from braid.testing.objects import Faults, FaultyObjects
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Process, Simulation
+from braid.testing.sim.objects import Faults, FaultyObjects
 
 TOPIC, DESCRIPTOR = "public/default/simulated", "0000-ffff-0"
 LEASE_S = 3.0

@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from braid.ports.network import Address
-from braid.testing.loop import OUTSIDE
+from braid.testing.sim.loop import OUTSIDE
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from braid.model.errors import DiskError, FileMissing, FileTaken, SyncFailed
 from braid.ports.disk import FileStat
-from braid.testing.sectors import SectorFile
+from braid.testing.sim.sectors import SectorFile
 
 ROOTS = ("/", ".")
 

@@ -8,11 +8,11 @@ from random import Random
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.metadata.memory import Fault, MemoryStore
-from braid.testing.clock import SimulatedClock
-from braid.testing.disk import NO_FAULTS, DiskFaults, SimulatedDisk
-from braid.testing.loop import Process, Simulation
-from braid.testing.network import SimulatedNetwork
-from braid.testing.objects import FaultyObjects
+from braid.testing.sim.clock import SimulatedClock
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Process, Simulation
+from braid.testing.sim.network import SimulatedNetwork
+from braid.testing.sim.objects import FaultyObjects
 
 HOST = "broker"
 PORT = 6_660

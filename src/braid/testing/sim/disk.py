@@ -24,10 +24,10 @@ import msgspec
 
 from braid.model.errors import DiskError, DiskFull, FileTaken, SyncFailed
 from braid.ports.disk import Buffer, FileStat
-from braid.testing.clock import START_US
-from braid.testing.loop import OUTSIDE
-from braid.testing.names import Names, parent
-from braid.testing.sectors import SectorFile
+from braid.testing.sim.clock import START_US
+from braid.testing.sim.loop import OUTSIDE
+from braid.testing.sim.names import Names, parent
+from braid.testing.sim.sectors import SectorFile
 
 T = TypeVar("T")
 Operation = Generator[float, None, T]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.metadata.memory import Fault, MemoryStore
-from braid.testing.broker_machine import BrokerMachine
-from braid.testing.loop import OUTSIDE, Simulation
-from braid.testing.network import SimulatedNetwork
-from braid.testing.objects import Faults, FaultyObjects, MemoryObjects
+from braid.testing.scenarios.broker_machine import BrokerMachine
+from braid.testing.sim.loop import OUTSIDE, Simulation
+from braid.testing.sim.network import SimulatedNetwork
+from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 
 DEAD = Faults(fails_before=1.0)
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from braid.testing.clock import SimulatedClock
+from braid.testing.sim.clock import SimulatedClock
 
 T = TypeVar("T")
 

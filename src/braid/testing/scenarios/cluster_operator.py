@@ -30,12 +30,12 @@ from braid.model.errors import (
     TopicExists,
     TopicNotFound,
 )
-from braid.testing.broker_clients import TOPIC
-from braid.testing.broker_history import Seek
-from braid.testing.history import PromiseBroken
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.topic_history import Seek
+from braid.testing.scenarios.broker_clients import TOPIC
 
 if TYPE_CHECKING:
-    from braid.testing.cluster_simulation import Cluster
+    from braid.testing.scenarios.cluster_simulation import Cluster
 
 SIDE_TOPICS: Final = ("side-0", "side-1")
 MOVE_TIMEOUT_S: Final = 20.0

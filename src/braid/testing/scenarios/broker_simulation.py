@@ -8,7 +8,7 @@ clients' machines crash.
 
 All along, an inspector looks into the broker; in the end the faults stop, everything has to recover by itself, every
 subscription has to come to the end, everything has to close in order; and the log is compared with what everybody was
-told (`broker_history.py`). What is promised: I1, I2, I3, I4 for one layout, I7, I10, I12; that no subscription is
+told (`topic_history.py`). What is promised: I1, I2, I3, I4 for one layout, I7, I10, I12; that no subscription is
 skipped; and that what was acked for good is not delivered again.
 """
 
@@ -47,12 +47,12 @@ from braid.model.errors import (
 from braid.model.layout import Layout
 from braid.model.names import SegmentName, TopicName
 from braid.model.subscription import Cursor, decode
-from braid.testing.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
-from braid.testing.broker_history import Seek, TopicHistory
-from braid.testing.broker_machine import HOST, URL, BrokerMachine
-from braid.testing.history import PromiseBroken
-from braid.testing.loop import Process, Simulation, run_simulation
-from braid.testing.network import SimulatedNetwork
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.topic_history import Seek, TopicHistory
+from braid.testing.scenarios.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
+from braid.testing.scenarios.broker_machine import HOST, URL, BrokerMachine
+from braid.testing.sim.loop import Process, Simulation, run_simulation
+from braid.testing.sim.network import SimulatedNetwork
 
 T = TypeVar("T")
 

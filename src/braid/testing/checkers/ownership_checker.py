@@ -27,7 +27,7 @@ from braid.model.ownership import TRANSITIONS, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.model.topic import Topic
 from braid.storage.history.catalog import Frontier, SealedState
-from braid.testing.history import PromiseBroken
+from braid.testing.checkers.history import PromiseBroken
 
 Segment = tuple[str, str]
 """A topic's path and a segment's descriptor."""

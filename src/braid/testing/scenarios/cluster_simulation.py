@@ -10,9 +10,9 @@ Some seeds are *gentle*: segments move and brokers stop in order, nothing breaks
 Some are *lossy*: a segment whose broker is gone is continued by another one, by its policy or by the operator, and what
 only the first one's disk held is lost, no more.
 
-Checked all along: the metadata, change by change (`ownership_judge.py`); that what is confirmed is confirmed by the one
+Checked all along: the metadata, change by change (`ownership_checker.py`); that what is confirmed is confirmed by the one
 owner, under a lease that lives, in epochs that rise (I3); that no segment goes to two consumers of a subscription (I4);
-what clients are told and see (`broker_history.py`: I1, I2, I4, I5, I7, I10). In the end the faults stop; everything has
+what clients are told and see (`topic_history.py`: I1, I2, I4, I5, I7, I10). In the end the faults stop; everything has
 to be served, read, acked and drained within a bounded time; the log is read back by a client and straight from storage;
 and when its topic is deleted, nothing is left.
 """
@@ -33,18 +33,18 @@ from braid.client.client import Client, connect
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
-from braid.testing.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
-from braid.testing.broker_history import TopicHistory
-from braid.testing.broker_simulation import Words, run_with_words
-from braid.testing.cluster_faults import ClusterFaults
-from braid.testing.cluster_inspector import ClusterInspector
-from braid.testing.cluster_machine import ClusterMachine
-from braid.testing.cluster_operator import SIDE_TOPICS, Operator
-from braid.testing.history import PromiseBroken
-from braid.testing.loop import Process, Simulation
-from braid.testing.network import SimulatedNetwork
-from braid.testing.objects import Faults, MemoryObjects
-from braid.testing.ownership_judge import OwnershipJudge
+from braid.testing.checkers.cluster_inspector import ClusterInspector
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.ownership_checker import OwnershipJudge
+from braid.testing.checkers.topic_history import TopicHistory
+from braid.testing.scenarios.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
+from braid.testing.scenarios.broker_simulation import Words, run_with_words
+from braid.testing.scenarios.cluster_faults import ClusterFaults
+from braid.testing.scenarios.cluster_machine import ClusterMachine
+from braid.testing.scenarios.cluster_operator import SIDE_TOPICS, Operator
+from braid.testing.sim.loop import Process, Simulation
+from braid.testing.sim.network import SimulatedNetwork
+from braid.testing.sim.objects import Faults, MemoryObjects
 
 PORT: Final = 6_660
 SETTLE_S: Final = 240.0
