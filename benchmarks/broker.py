@@ -5,8 +5,8 @@ same minute; Braid is what users get: a `braid serve` process, and producers and
 that use the public client. Everything is `fsync` unless named otherwise, one topic with one segment.
 
 Both write into files that were filled with zeros before: the loop before its clock starts, Braid when it is calm
-(storage/log/preallocated.py), so it gets some seconds of rest before it publishes. What is published right behind that, without a
-rest, meets a stock that is used up; it is held against a loop whose file is only reserved.
+(storage/log/preallocated.py), so it gets some seconds of rest before it publishes. What is published right behind that,
+without a rest, meets a stock that is used up; it is held against a loop whose file is only reserved.
 
 Beside each rate stands the processor time that client and server spent on a record. Numbers are medians over the
 rounds, ratios too. The machine is shared and noisy, so the ratios say more than the rates. Where a case has no

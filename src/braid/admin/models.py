@@ -1,8 +1,8 @@
 """The JSON and the query parameters of the REST API, as the OpenAPI document shows them.
 
 What comes in is checked with these: unknown fields and parameters are refused, so that a misspelt option is not taken
-for its default. What goes out is described by them and not checked again: it is encoded as `broker/admin/calls.py` made it,
-and tests hold the two together. Fields may be added to answers.
+for its default. What goes out is described by them and not checked again: it is encoded as `broker/admin/calls.py` made
+it, and tests hold the two together. Fields may be added to answers.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ and pushes.
 
 A link is used by everything in its process that talks to that broker. Requests are pipelined; each has a future. Pushes
 go to whoever registered under the channel or session that they name. When the connection ends, every open request fails
-with the reason, and every registered receiver is told once; nobody reconnects here (client/pool.py and broker/peers/links.py
-do).
+with the reason, and every registered receiver is told once; nobody reconnects here (client/pool.py does, and
+broker/peers/links.py).
 """
 
 from __future__ import annotations

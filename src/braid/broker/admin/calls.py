@@ -11,7 +11,7 @@ table of them, and what all have in common.
     know where a topic's storage is                                     consume, or admin
     know of the cluster: brokers, topology; change it                   admin on everything ("*")
 
-A call is carried to its end even if the one who asked is gone meanwhile (`errands.py`).
+A call is carried to its end even if the one who asked is gone meanwhile (`shielded_tasks.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from braid.broker.admin.subscription_calls import SubscriptionCalls
 from braid.broker.admin.topic_calls import TopicCalls
 from braid.broker.connections.auth import Principal
 from braid.broker.connections.error_mapping import told_to_clients
-from braid.broker.errands import Errands
+from braid.broker.shielded_tasks import Errands
 from braid.model.errors import Fenced, InvalidArgument, LogClosed
 
 

@@ -1,7 +1,8 @@
 """The call about a topic's history: to let a chunk that somebody has joined take the place of small ones.
 
-Joining is not the broker's work (storage/history/compaction.py); that the segment's owner, and nobody else, changes its catalog
-is. Any broker takes the call and reaches the owner behind it. Repeating it is fine: the second swap finds the first.
+Joining is not the broker's work (storage/history/compaction.py); that the segment's owner, and nobody else, changes its
+catalog is. Any broker takes the call and reaches the owner behind it. Repeating it is fine: the second swap finds the
+first.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The consumers that joined over one connection. Their groups live in broker/groups/host.py, if this broker is the topic's
-controller; their channels live on connections to the owners of segments, which may be others."""
+"""The consumers that joined over one connection. Their groups live in broker/groups/host.py, if this broker is the
+topic's controller; their channels live on connections to the owners of segments, which may be others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a controller remembers of one subscription's consumers (broker/groups/host.py): values, and the small changes that
-keep them consistent. Only `Groups` holds and changes them."""
+"""What a controller remembers of one subscription's consumers (broker/groups/host.py): values, and the small changes
+that keep them consistent. Only `Groups` holds and changes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The consumers of ordered subscriptions, and which of them has which segment.
 
-The groups of a topic live on one broker, its controller (broker/groups/controllers.py). The first consumer that joins makes it
-the controller; a consumer that asks another broker is sent there. When a broker is the controller no more, it forgets
-the groups, and tells their consumers to join again, wherever that is.
+The groups of a topic live on one broker, its controller (broker/groups/controllers.py). The first consumer that joins
+makes it the controller; a consumer that asks another broker is sent there. When a broker is the controller no more, it
+forgets the groups, and tells their consumers to join again, wherever that is.
 
 A consumer's session is kept in the metadata store from its joining to its leaving. Whether it is connected is known
 here, in memory, only: one that loses its connection keeps its segments for a while (its *grace*) and takes up again
@@ -17,8 +17,9 @@ consumers finish their work:
 
 A segment that was asked back goes to nobody before it is given back, not even to A itself: A's answer may be under way.
 That A does not read on, whatever it does and hears, is not seen to here: each time that a segment is given to somebody
-it gets a higher *grant*, and the segment's owner closes A's channel when B shows its own (broker/groups/read_grants.py). Who
-connects anew gets new grants, too: a process of the same name that lives on elsewhere is out of date then.
+it gets a higher *grant*, and the segment's owner closes A's channel when B shows its own
+(broker/groups/read_grants.py). Who connects anew gets new grants, too: a process of the same name that lives on
+elsewhere is out of date then.
 
 One object owns all this state, and changes it without waiting in between. Whatever happens only notes what is so and
 asks for one pass over the group, in the loop's next turn, which gives out segments and pushes assignments: so a caller
@@ -38,8 +39,8 @@ from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.group import Assigned, Consumer, Control, Group, Member, Session
 from braid.broker.groups.sessions import StoredSessions
+from braid.broker.keyed_locks import Turns
 from braid.broker.topics import Topics
-from braid.broker.turns import Turns
 from braid.metadata import paths
 from braid.metadata.store import Compare, Entry, Store
 from braid.metadata.view import Table

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from braid.broker.turns import Turns
+from braid.broker.keyed_locks import Turns
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Put
 from braid.metadata.view import View

@@ -4,8 +4,8 @@ A call has arguments and a result, both of them what MessagePack holds; where ob
 the arguments. Whoever can answer a call registers for it when the broker is put together. Only brokers get here: the
 session has seen the cluster's secret.
 
-A call is carried to its end even if the broker that asked is gone meanwhile (`errands.py`); it may ask again, so every
-call can be repeated.
+A call is carried to its end even if the broker that asked is gone meanwhile (`shielded_tasks.py`); it may ask again, so
+every call can be repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from braid.broker.errands import Errands
+from braid.broker.shielded_tasks import Errands
 from braid.model.errors import UnknownOperation
 from braid.ports.disk import Buffer
 from braid.wire.operations import PeerRequest

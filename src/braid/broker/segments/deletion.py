@@ -21,9 +21,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from braid.broker.keyed_locks import Turns
 from braid.broker.segments.host import Segments
 from braid.broker.topics import Topics
-from braid.broker.turns import Turns
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
+from braid.broker.keyed_locks import Turns
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.folders import remove_tree
@@ -33,7 +34,6 @@ from braid.broker.segments.handover import HandOver, MoveGivenUp
 from braid.broker.segments.opening import Opening
 from braid.broker.segments.owned_segment import ServedSegment
 from braid.broker.topics import Topics
-from braid.broker.turns import Turns
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.model.errors import (

@@ -1,8 +1,8 @@
 """`braid consume`: the records of a subscription on stdout.
 
-What is printed is acked, and nothing else; stdout_writer.py says what counts as printed. The acks follow the printing by a
-few milliseconds, and the command ends only when they are stored. Records that came but were not printed stay with the
-subscription. Only who has interrupted it, or has closed the pipe, does not wait for brokers that are gone.
+What is printed is acked, and nothing else; stdout_writer.py says what counts as printed. The acks follow the printing
+by a few milliseconds, and the command ends only when they are stored. Records that came but were not printed stay with
+the subscription. Only who has interrupted it, or has closed the pipe, does not wait for brokers that are gone.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from braid.client.producing.producer import Producer
 
 MAX_BATCHES_IN_FLIGHT: Final = 8
-"""As many as a broker remembers of one producer (storage/log/producers.py): a batch that is sent again gets its offset."""
+"""As many as a broker remembers of one producer (storage/log/producers.py): a batch that is sent again gets its
+offset."""
 
 EARLY_BYTES: Final = 64 << 10
 """While nothing is under way, a batch that has so many leaves in the middle of a turn: the broker works while the rest

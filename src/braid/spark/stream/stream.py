@@ -5,8 +5,8 @@
     micro-batch end?              reads what?                           move the subscription
 
 One process on the driver holds the reader as long as the query runs, and keeps one connection. Decisions are made in
-`batch_limits.py` (where a micro-batch ends), `offsets.py` (what of it must survive a crash) and `planning.py` (which task
-reads what); here they are only joined with what brokers and storage say.
+`batch_limits.py` (where a micro-batch ends), `offsets.py` (what of it must survive a crash) and `planning.py` (which
+task reads what); here they are only joined with what brokers and storage say.
 
 **Exactly once.** Spark journals the end of a micro-batch before it runs it. After a crash it asks for the partitions
 of the same two offsets again, in a new process that knows nothing else. What it gets depends on these offsets alone:

@@ -10,11 +10,11 @@ Some seeds are *gentle*: segments move and brokers stop in order, nothing breaks
 Some are *lossy*: a segment whose broker is gone is continued by another one, by its policy or by the operator, and what
 only the first one's disk held is lost, no more.
 
-Checked all along: the metadata, change by change (`ownership_checker.py`); that what is confirmed is confirmed by the one
-owner, under a lease that lives, in epochs that rise (I3); that no segment goes to two consumers of a subscription (I4);
-what clients are told and see (`topic_history.py`: I1, I2, I4, I5, I7, I10). In the end the faults stop; everything has
-to be served, read, acked and drained within a bounded time; the log is read back by a client and straight from storage;
-and when its topic is deleted, nothing is left.
+Checked all along: the metadata, change by change (`ownership_checker.py`); that what is confirmed is confirmed by the
+one owner, under a lease that lives, in epochs that rise (I3); that no segment goes to two consumers of a subscription
+(I4); what clients are told and see (`topic_history.py`: I1, I2, I4, I5, I7, I10). In the end the faults stop;
+everything has to be served, read, acked and drained within a bounded time; the log is read back by a client and
+straight from storage; and when its topic is deleted, nothing is left.
 """
 
 from __future__ import annotations

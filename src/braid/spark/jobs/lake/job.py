@@ -8,9 +8,9 @@ together (table.py), so a run that is killed anywhere has either landed its step
 in the table's last commit where to go on. A step that was read and written but not committed is read again: the same
 offsets, hence the same records (I1). Two runs at once both do the work, and one of them fails at its commit.
 
-**Steps** follow the rule of micro-batches (batch_limits.py): only segments whose ancestors had landed to their end before
-take part, so parents land before their children, and `max_records` bounds the work that a kill can cost. Positions are
-*next* offsets; a segment that was sealed and has landed completely is at END and stays there.
+**Steps** follow the rule of micro-batches (batch_limits.py): only segments whose ancestors had landed to their end
+before take part, so parents land before their children, and `max_records` bounds the work that a kill can cost.
+Positions are *next* offsets; a segment that was sealed and has landed completely is at END and stays there.
 
 **Rows stay in Spark.** The source hands Arrow batches to the JVM, and Spark's own Parquet writer takes them from there.
 No Python is between the two.
