@@ -30,13 +30,13 @@ from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.checkpoint import NAME as CHECKPOINT
 from braid.storage.log.log import Appended, LogConfig
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.log.recovery import recover, repair
 from braid.storage.log.writer import FileConfig
 from braid.storage.objects.disk import DiskObjects
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 
 NOW_US = 1_790_000_000_000_000

@@ -29,12 +29,12 @@ from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.log import LogConfig
 from braid.storage.log.recovery import recover
-from braid.storage.log.recovery_start import Source
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
+from braid.storage.recovery_start import Source
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 
 TOPIC = "public/default/orders"

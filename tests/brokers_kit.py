@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.connections.auth import ANONYMOUS
 from braid.client.client import Client, connect
 from braid.metadata.memory import MemoryStore
 from braid.model.message import Message

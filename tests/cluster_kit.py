@@ -7,15 +7,15 @@ from typing import cast
 
 import msgspec
 
+from braid.broker.auth import Access
 from braid.broker.config import Limits
-from braid.broker.connections.auth import Access
 from braid.broker.connections.server import Server
 from braid.broker.connections.session import Services
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.peers.links import Peers, cluster_secret
-from braid.broker.peers.segment_access import SegmentAccesses, answer_for
+from braid.broker.segments.segment_access import SegmentAccesses, answer_for
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.cluster.members import Members

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
 from braid.broker.groups.group import Assigned
-from braid.broker.groups.read_grants import Seat, Seats
 from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.read_grants import Seat, Seats
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore

@@ -12,8 +12,8 @@ from braid.model.batch.encode import encode_batch
 from braid.model.batch.header import Codec, parse_header, stamp
 from braid.model.ids import Epoch, LayoutEpoch, Offset, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
+from braid.storage.chunk import Index, encode_footer
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.history.chunk import Index, encode_footer
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import SegmentManifest, TopicManifest
 from braid.storage.log.producers import ProducerTable

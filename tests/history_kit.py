@@ -16,9 +16,9 @@ from braid.model.ids import Epoch, LayoutEpoch, Offset, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.model.names import SegmentName, TopicName
 from braid.storage.cache import HotCache
+from braid.storage.chunk import Index, decode_footer, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.history.chunk import Index, decode_footer, encode_footer
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import SegmentManifest, write_topic_manifest
 from braid.storage.log.producers import ProducerTable

@@ -14,8 +14,8 @@ from braid.model.batch.header import NO_KEYS, BatchHeader, assemble, body_of, st
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
+from braid.storage.chunk import Index, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.history.chunk import Index, encode_footer
 from braid.storage.log.log import Appended, Log, LogConfig
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.log.producers import ProducerTable

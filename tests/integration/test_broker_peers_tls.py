@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, BrokerTlsConfig
-from braid.broker.connections.auth import ANONYMOUS
 from braid.broker.connections.tls import peer_tls, server_tls
 from braid.model.errors import ConnectFailed, InvalidConfig
 from braid.ports.network import SocketNetwork

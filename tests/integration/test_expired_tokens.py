@@ -13,9 +13,9 @@ import jwt
 import pytest
 
 import braid
+from braid.broker.auth import LEEWAY_S
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig
-from braid.broker.connections.auth import LEEWAY_S
 from braid.model.errors import Unauthenticated
 from braid.ports.clock import SystemClock
 

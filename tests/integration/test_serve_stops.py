@@ -13,9 +13,9 @@ import pytest
 
 from braid.admin.port import AdminPort
 from braid.admin.server import AdminServer
+from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.connections.auth import ANONYMOUS
 from braid.cli.commands.serve import serve_until
 from braid.metadata import paths
 from braid.metadata.lease import HeldLease

@@ -28,11 +28,11 @@ from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.remote import RemoteObjects
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from tests.conformance.objects_factories import s3_for_tests
 from tests.etcd_server import run_test, shared_etcd_server

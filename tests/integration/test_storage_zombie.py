@@ -32,8 +32,8 @@ from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.objects.disk import DiskObjects
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from tests.etcd_server import wait_until
 from tests.storage_kit import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, fill, make_batch, read_offsets

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Offset
-from braid.storage.history.chunk import RUN_BYTES, Index, decode_footer, encode_footer, footer_size, read_footer
+from braid.storage.chunk import RUN_BYTES, Index, decode_footer, encode_footer, footer_size, read_footer
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import FrameWalk, next_batch_behind_damage, whole_batch_at
 from tests.storage_kit import Bytes, make_chunk, make_header, stamped_batch

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.model.topic import Durability
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.log import LogConfig
 from braid.storage.log.writer import FileConfig
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from tests.storage_kit import Read, World, make_batch, read_all, run
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from braid.broker.connections import session
-from braid.broker.connections.delivery import Channel
 from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.delivery import Channel
 from braid.broker.segments.host import Segments, ServedSegment
 from braid.client.consuming import stream
 from braid.client.producing import segment_writer as lane

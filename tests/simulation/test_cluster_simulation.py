@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from braid.broker.groups.read_grants import Seats
 from braid.broker.segments import opening
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.history_copy import OutgoingHistory
 from braid.broker.segments.host import Segments, ServedSegment
 from braid.broker.segments.leftover_chunks import Copies
+from braid.broker.segments.read_grants import Seats
 from braid.cluster.ownership import leader_step as reconcile
 from braid.cluster.ownership.leader_step import Decision, Reason
 from braid.metadata.store import Compare
@@ -22,13 +22,12 @@ from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.ownership import Ownership, OwnershipState
-from braid.storage import segment
+from braid.storage import recovery_start, segment
 from braid.storage.history import catalog
 from braid.storage.history.catalog import SealedState
-from braid.storage.log import recovery_start
 from braid.storage.log.log import Log
 from braid.storage.log.producers import Duplicate, ProducerTable
-from braid.storage.log.recovery_start import Source, Start
+from braid.storage.recovery_start import Source, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.cluster_simulation import ZOMBIES, Counts, simulate_cluster
 

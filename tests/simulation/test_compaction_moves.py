@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from braid.broker.connections.auth import ANONYMOUS
+from braid.broker.auth import ANONYMOUS
 from braid.model.errors import ConditionFailed, InvalidArgument, SegmentNotFound
 from braid.storage.history.compaction import plan_compaction, store_joined
 from braid.storage.history.manifest import read_segment_manifest, segment_folder

@@ -16,7 +16,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.segments.owned_segment import ServedSegment
 from braid.client.blocking.loop_thread import LoopThread
 from braid.model.errors import DataLoss
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from braid.wire.address import format_address
 from tests.spark.spark_kit import numbered, until
 from tests.spark.stream_kit import EARLIEST, Query

@@ -34,8 +34,8 @@ from braid.spark.jobs.audit.rules import (
     without_echoes,
 )
 from braid.spark.jobs.audit.scan import ChunkScan, Seen
+from braid.storage.chunk import decode_footer, encode_footer
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.history.chunk import decode_footer, encode_footer
 from braid.storage.log.producers import ProducerTable
 from tests.history_kit import BATCH_RECORDS, FILE_BATCHES, RECORDS, Batches, History, chunk_of, make_history, split
 

@@ -18,8 +18,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from braid.broker.auth import ANONYMOUS, LEEWAY_S, Access, Action, Principal, allowed, covers, read_grants
 from braid.broker.config import AuthConfig, Grant
-from braid.broker.connections.auth import ANONYMOUS, LEEWAY_S, Access, Action, Principal, allowed, covers, read_grants
 from braid.model.errors import InvalidConfig, PermissionDenied, Unauthenticated
 from braid.model.names import TopicName
 
@@ -343,6 +343,6 @@ def test_a_grant_that_means_nothing_is_an_error(grant: Grant, said: str) -> None
 
 
 def test_without_authentication_the_token_library_is_not_imported() -> None:
-    check = "import sys; from braid.broker.connections.auth import Access; Access(None).authenticate(''); " \
+    check = "import sys; from braid.broker.auth import Access; Access(None).authenticate(''); " \
         "sys.exit(any(name in sys.modules for name in ('jwt', 'cryptography')))"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from braid.broker.auth import ANONYMOUS, Principal
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, Grant
-from braid.broker.connections.auth import ANONYMOUS, Principal
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Put

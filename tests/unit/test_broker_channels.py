@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from braid.broker.broker import Broker
-from braid.broker.peers.segment_access import LocalAccess
+from braid.broker.segments.segment_access import LocalAccess
 from braid.client.client import Client, connect
 from braid.client.consuming.stream import StreamConsumer
 from braid.metadata import paths

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from braid.broker.connections.delivery import Channel, ReadAhead
 from braid.broker.metrics import TopicMetrics
+from braid.broker.segments.delivery import Channel, ReadAhead
 from braid.model.ids import Offset
 from braid.wire.operations import Kind
 from tests.storage_kit import World, fill, make_batch, simulated

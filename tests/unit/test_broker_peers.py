@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from braid.broker.connections.auth import PEER_TOKEN, Access
+from braid.broker.auth import PEER_TOKEN, Access
 from braid.broker.peers.links import IDLE_S, MAX_IN_FLIGHT, cluster_secret
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore

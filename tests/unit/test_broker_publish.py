@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from braid.broker.connections.publish import PublishQueue
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.segments.publish import PublishQueue
 from braid.model.batch.header import assemble
 from braid.model.errors import BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange

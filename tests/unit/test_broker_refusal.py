@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
-from braid.broker.connections.auth import ANONYMOUS
 from braid.client.producing.segment_writer import NOT_STORED
 from braid.model.errors import BraidError, Fenced, NotServing, ShuttingDown
 from braid.testing.batches import opaque_batch

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from braid.broker.admin.reports import ANSWER_S, OwnerReport, why_unavailable
+from braid.broker.admin.segment_stats import TopicCounts
+from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.connections.auth import ANONYMOUS
-from braid.broker.segments.segment_stats import TopicCounts
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import ClientClosed, Moved, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ownership import Move, Ownership

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.broker.groups.read_grants import Seat, Seats
+from braid.broker.segments.read_grants import Seat, Seats
 from braid.model.errors import NotServing
 
 TABLE = [

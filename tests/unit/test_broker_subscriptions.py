@@ -9,7 +9,7 @@ import pytest
 
 from braid.broker.groups.subscriptions import Progress, SeekRequest, Subscriptions
 from braid.broker.peers.links import Peers
-from braid.broker.peers.segment_access import SegmentAccesses
+from braid.broker.segments.segment_access import SegmentAccesses
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners

@@ -20,8 +20,8 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
 )
 from braid.model.ids import Epoch, Offset
+from braid.storage.chunk import RUN_BYTES, decode_footer, encode_footer
 from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
-from braid.storage.history.chunk import RUN_BYTES, decode_footer, encode_footer
 from braid.storage.history.compaction import (
     GRACE_S,
     MIN_TARGET_BYTES,
@@ -34,7 +34,7 @@ from braid.storage.history.compaction import (
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.clock import START_US
 from braid.testing.sim.objects import Faults, FaultyObjects

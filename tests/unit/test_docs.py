@@ -21,17 +21,17 @@ from braid.model.batch.header import NO_KEYS, Flag, control_batch, parse_header
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
 from braid.storage import cache, handles, reader
+from braid.storage import chunk as chunks
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history import catalog, exporter
-from braid.storage.history import chunk as chunks
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, write_topic_manifest
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log import checkpoint, producers, wal, writer
 from braid.storage.log import preallocated as spares
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.log import LogConfig
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from braid.broker.auth import Access
 from braid.broker.config import (
     AuthConfig,
     BrokerConfig,
@@ -19,7 +20,6 @@ from braid.broker.config import (
     Limits,
     TlsConfig,
 )
-from braid.broker.connections.auth import Access
 from braid.cli.commands.serve import serve
 from braid.cli.config import load_config
 from braid.client.consuming.stream import RELEASE_GRACE_S

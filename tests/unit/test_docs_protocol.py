@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from braid.broker import config
-from braid.broker.connections import delivery, session
+from braid.broker.connections import session
+from braid.broker.segments import delivery
 from braid.model.batch import header as batch
 from braid.model.errors import BraidError
 from braid.storage.log import producers

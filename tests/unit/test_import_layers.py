@@ -27,6 +27,35 @@ MAY_IMPORT = {
     "testing": {"model", "ports", "metadata", "storage", "wire", "broker", "client"},
 }
 
+ROOMS = {
+    "model": {"batch": set[str]()},
+    "metadata": {"sqlite": set[str](), "etcd": set[str]()},
+    "storage": {"objects": set[str](), "log": set[str](), "history": {"log", "objects"}},
+    "cluster": {"balancing": set[str](), "ownership": {"balancing"}},
+    "broker": {
+        "peers": set[str](),
+        "segments": {"peers"},
+        "groups": {"segments"},
+        "admin": {"peers", "segments", "groups"},
+        "connections": {"peers", "segments", "groups", "admin"},
+    },
+    "client": {"consuming": set[str](), "producing": {"consuming"}, "blocking": {"consuming", "producing"}},
+    "spark": {
+        "source": set[str](),
+        "stream": {"source"},
+        "sink": {"source"},
+        "jobs": {"source", "stream", "sink"},
+    },
+    "cli": {
+        "terminal": set[str](),
+        "commands": {"terminal"},
+        "bench": {"terminal"},
+        "pipeline": {"terminal"},
+    },
+    "testing": {"sim": set[str](), "checkers": {"sim"}, "scenarios": {"sim", "checkers"}},
+}
+"""The rooms of a layer, and which of them each may know. Modules beside the rooms are the whole layer's."""
+
 BROKERS_PATH = ("storage", "metadata", "ports", "wire", "cluster", "broker", "admin")
 NEVER_ON_A_BROKERS_PATH = {"pyarrow", "numpy"}
 """A broker moves batches and never opens them. These two cost a second of start-up and 60 MB."""
@@ -84,6 +113,36 @@ def test_imports_go_downwards(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "braid" and len(parts) > 1:
             assert parts[1] in allowed, f"{named(path)} must not know {name}"
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    """Of a path inside its layer, or of a module's name there: the room that it is in; empty beside the rooms."""
+    return parts[0] if len(parts) > 1 else ""
+
+
+def test_every_room_has_its_place() -> None:
+    rooms: dict[str, set[str]] = {}
+    for path in modules():
+        layer, *inside = path.relative_to(SOURCE).parts
+        if room := room_of(tuple(inside)):
+            rooms.setdefault(layer, set()).add(room)
+    assert rooms == {layer: set(known) for layer, known in ROOMS.items()}
+
+
+@pytest.mark.parametrize(("layer", "room"), [(layer, room) for layer, rooms in ROOMS.items() for room in rooms])
+def test_rooms_know_only_the_rooms_that_they_may(layer: str, room: str) -> None:
+    allowed = ROOMS[layer][room] | {room}
+    for path in (SOURCE / layer / room).rglob("*.py"):
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[:2] == ["braid", layer] and len(parts) > 2 and parts[2] in ROOMS[layer]:
+                assert parts[2] in allowed, f"{named(path)} must not know {name}"
+
+
+def test_no_room_has_more_doors_than_one_can_remember() -> None:
+    for folder in {path.parent for path in modules()}:
+        doors = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+        assert len(doors) <= MOST_MODULES, f"{named(folder)} has {len(doors)} modules: {', '.join(sorted(doors))}"
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if layer_of(path) in BROKERS_PATH], ids=named)

@@ -13,7 +13,7 @@ from braid.broker.admin.arguments import Balance, MoveTopic, NoArguments, OnBrok
 from braid.broker.admin.cluster_calls import ClusterCalls
 from braid.broker.admin.move_calls import MoveCalls
 from braid.broker.admin.services import CallServices
-from braid.broker.connections.auth import ANONYMOUS, Access
+from braid.broker.auth import ANONYMOUS, Access
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Put

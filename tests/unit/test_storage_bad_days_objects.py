@@ -22,7 +22,7 @@ from braid.model.errors import (
 from braid.model.ids import Offset
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.objects import Fault, Faults
 from tests.storage_disaster import (

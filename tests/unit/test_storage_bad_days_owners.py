@@ -19,7 +19,7 @@ from braid.model.errors import (
 from braid.model.ids import Offset, Revision
 from braid.storage.history.catalog import Frontier, SealedState
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from tests.storage_disaster import (
     DESCRIPTOR,

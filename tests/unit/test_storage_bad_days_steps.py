@@ -18,8 +18,8 @@ from braid.model.errors import (
     RecoveryUnsafe,
     StorageError,
 )
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.recovery import recover
+from braid.storage.retention import RetentionPolicy
 from braid.testing.sim.objects import Faults
 from tests.storage_disaster import (
     DESCRIPTOR,

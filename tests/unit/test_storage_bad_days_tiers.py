@@ -11,7 +11,7 @@ from braid.model.errors import (
     StorageError,
 )
 from braid.storage.cache import HotCache
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from tests.storage_disaster import CHECKPOINT, Scene, batch, read_all, simulate
 

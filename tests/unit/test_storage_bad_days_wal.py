@@ -21,9 +21,9 @@ from braid.model.errors import (
     RecoveryUnsafe,
 )
 from braid.model.ids import Offset
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log import recovery, wal
 from braid.storage.log.recovery import recover
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from tests.storage_disaster import (
     BATCH_BYTES,

@@ -14,7 +14,7 @@ from braid.metadata.store import Compare, Condition, Operation, Put, Store, TxnR
 from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Epoch, Offset, Revision
 from braid.storage.history.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from tests.storage_kit import DESCRIPTOR, TOPIC, World, fill, simulated
 
 

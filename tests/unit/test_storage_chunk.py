@@ -12,8 +12,8 @@ from braid.model.batch.header import NO_KEYS, control_batch, parse_header
 from braid.model.batch.header import Flag as ControlFlag
 from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Offset
-from braid.storage.history import chunk as chunks
-from braid.storage.history.chunk import (
+from braid.storage import chunk as chunks
+from braid.storage.chunk import (
     RUN_BYTES,
     TRAILER_BYTES,
     Index,

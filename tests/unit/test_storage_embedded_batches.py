@@ -12,7 +12,7 @@ from braid.model.batch.header import HEADER_BYTES, MAX_OFFSET, parse_header
 from braid.model.errors import InvalidArgument, MetadataUnavailable
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
-from braid.storage.history.chunk import RUN_BYTES, decode_footer
+from braid.storage.chunk import RUN_BYTES, decode_footer
 from braid.storage.log.log import Log, LogConfig
 from braid.storage.log.recovery import Recovered
 from braid.storage.log.wal import base_of, wal_name

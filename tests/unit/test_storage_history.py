@@ -4,7 +4,7 @@ import pytest
 
 from braid.model.errors import LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.model.ids import Epoch, Offset
-from braid.storage.history.chunk import Footer, Index, Run
+from braid.storage.chunk import Footer, Index, Run
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader, Span, batches_in, spans
 from braid.storage.log.producers import ProducerTable

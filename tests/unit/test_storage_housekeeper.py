@@ -5,7 +5,7 @@ import asyncio
 from braid.model.errors import Fenced
 from braid.model.ids import Offset
 from braid.storage.history.housekeeper import Housekeeper
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from tests.storage_kit import World, fill, run
 
 

@@ -11,13 +11,13 @@ from braid.model.batch.header import body_of
 from braid.model.errors import LogClosed, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
 from braid.model.topic import Durability
-from braid.storage.history.chunk import RUN_BYTES
+from braid.storage.chunk import RUN_BYTES
 from braid.storage.history.exporter import chunk_name
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log import recovery, wal
 from braid.storage.log.log import LogConfig
 from braid.storage.log.wal import FrameWalk, wal_name
 from braid.storage.reader import LogReader
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import MemoryObjects
 from tests.storage_kit import (

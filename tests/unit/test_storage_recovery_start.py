@@ -7,7 +7,7 @@ import pytest
 from braid.model.errors import RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
 from braid.storage.history.catalog import Frontier, SealedState
-from braid.storage.log.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
+from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
 
 
 def frontier(epoch: int, next_offset: int, *, begun: bool = True, continues: int | None = None) -> Frontier:

@@ -17,8 +17,8 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch, Offset
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.history.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 from braid.storage.log.wal import Damage, WalFile, wal_name
+from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.objects import Faults, FaultyObjects

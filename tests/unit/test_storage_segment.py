@@ -23,14 +23,14 @@ from braid.model.topic import Durability
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.chunk import read_footer
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.history.chunk import read_footer
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.log import Appended, LogConfig
 from braid.storage.log.preallocated import SpareFiles
-from braid.storage.log.recovery_start import Source
 from braid.storage.objects.disk import DiskObjects
+from braid.storage.recovery_start import Source
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.storage_kit import (

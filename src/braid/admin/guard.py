@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from braid.admin.status import ErrorBody, body_of, headers_of
-from braid.broker.connections.auth import Access
+from braid.broker.auth import Access
 from braid.model.errors import Unauthenticated
 
 MAX_BODY_BYTES: Final = 1 << 20

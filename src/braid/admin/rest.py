@@ -44,7 +44,7 @@ from braid.admin.models import (
     TopicStorage,
     Topology,
 )
-from braid.broker.connections.auth import Principal
+from braid.broker.auth import Principal
 from braid.model.errors import InvalidArgument, ShuttingDown
 
 if TYPE_CHECKING:

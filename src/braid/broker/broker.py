@@ -25,9 +25,8 @@ from typing import Final
 import braid
 from braid.broker.admin.calls import Calls
 from braid.broker.admin.reports import Reports
+from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
-from braid.broker.connections.auth import Access
-from braid.broker.connections.delivery import ReadAhead
 from braid.broker.connections.server import Server
 from braid.broker.connections.tls import peer_tls, server_tls
 from braid.broker.data_folder import DataFolder, open_data_folder
@@ -38,12 +37,13 @@ from braid.broker.load import reading
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.peers.links import Peers, cluster_secret
-from braid.broker.peers.segment_access import SegmentAccesses, answer_for
 from braid.broker.segments.deletion import Deletion
+from braid.broker.segments.delivery import ReadAhead
 from braid.broker.segments.handover import HandOver
 from braid.broker.segments.history_copy import IncomingHistory, OutgoingHistory
 from braid.broker.segments.host import Segments
 from braid.broker.segments.leftover_chunks import Copies
+from braid.broker.segments.segment_access import SegmentAccesses, answer_for
 from braid.broker.storage_context import opened_shelf
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from braid.broker.admin.segment_stats import stored_bytes
 from braid.broker.groups.subscriptions import Progress
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.host import Segments, ServedSegment
-from braid.broker.segments.segment_stats import stored_bytes
 from braid.cluster.load_reports import Reading, SegmentReading
 
 

@@ -8,7 +8,7 @@ file under the new log's name. What never changes under its name, an object, has
 from __future__ import annotations
 
 from braid.ports.disk import Disk, DiskFile
-from braid.storage.history.chunk import ByteSource, Footer, read_footer
+from braid.storage.chunk import ByteSource, Footer, read_footer
 
 DEFAULT_OPEN_FILES = 256
 DEFAULT_FOOTERS = 64

@@ -30,9 +30,9 @@ from braid.model.errors import (
 from braid.model.ids import Offset
 from braid.ports.disk import Buffer
 from braid.storage.cache import HotCache
+from braid.storage.chunk import RUN_BYTES, ByteSource, Index
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor
-from braid.storage.history.chunk import RUN_BYTES, ByteSource, Index
 from braid.storage.log.log import Log
 from braid.storage.log.wal import Damage, WalFile
 from braid.storage.objects.store import Objects

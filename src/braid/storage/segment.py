@@ -31,21 +31,21 @@ from braid.model.names import SegmentName
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk, FolderLock
 from braid.storage.cache import HotCache
+from braid.storage.chunk import Footer
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, SealedState
-from braid.storage.history.chunk import Footer
 from braid.storage.history.compaction import check_joined, chosen, may_go
 from braid.storage.history.exporter import Exporter
 from braid.storage.history.manifest import segment_folder
-from braid.storage.history.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.log import Appended, Log, LogConfig
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.log.recovery import Recovered, Unclosed, recover, repair
-from braid.storage.log.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
 from braid.storage.log.wal import base_of
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
+from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
+from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 
 
 class StorageMode(Enum):

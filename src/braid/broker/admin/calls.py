@@ -50,8 +50,8 @@ from braid.broker.admin.move_calls import MoveCalls
 from braid.broker.admin.services import CallServices
 from braid.broker.admin.subscription_calls import SubscriptionCalls
 from braid.broker.admin.topic_calls import TopicCalls
-from braid.broker.connections.auth import Principal
-from braid.broker.connections.error_mapping import told_to_clients
+from braid.broker.auth import Principal
+from braid.broker.error_mapping import told_to_clients
 from braid.broker.shielded_tasks import Errands
 from braid.model.errors import Fenced, InvalidArgument, LogClosed
 

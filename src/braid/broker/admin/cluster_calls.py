@@ -9,7 +9,7 @@ from typing import Any, Final
 from braid.broker.admin.arguments import Balance, NoArguments, OnBroker
 from braid.broker.admin.results import broker_json, down_json, plan_json, topology_json
 from braid.broker.admin.services import CallServices
-from braid.broker.connections.auth import ALL, Action, Principal
+from braid.broker.auth import ALL, Action, Principal
 from braid.cluster.leader import balancing_decisions
 from braid.cluster.snapshot import Snapshot
 from braid.metadata import paths

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from braid.broker.admin.arguments import ReplaceChunks
 from braid.broker.admin.services import CallServices
-from braid.broker.connections.auth import Action, Principal
+from braid.broker.auth import Action, Principal
 from braid.model.errors import SegmentNotFound
 from braid.model.ids import SegmentId
 from braid.model.names import SegmentName

@@ -15,7 +15,7 @@ import msgspec
 
 from braid.broker.admin.arguments import MoveTopic, RecoverTopic
 from braid.broker.admin.services import CallServices
-from braid.broker.connections.auth import Action, Principal
+from braid.broker.auth import Action, Principal
 from braid.cluster.ownership.leader_step import target_of
 from braid.cluster.ownership.move_request import Wish, check_target, chosen, outcome, wish
 from braid.cluster.snapshot import Placed, Snapshot

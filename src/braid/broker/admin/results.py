@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from braid.broker.admin.reports import TopicReport, Unavailable
+from braid.broker.admin.segment_stats import SegmentStatistics
 from braid.broker.groups.group import Consumer
 from braid.broker.groups.subscriptions import Progress
-from braid.broker.segments.segment_stats import SegmentStatistics
 from braid.cluster.balancing.plan import Plan
 from braid.model.ids import Offset, SegmentId
 from braid.model.layout import SegmentInfo

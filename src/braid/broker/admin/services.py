@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from braid.broker.admin.reports import Reports
+from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
-from braid.broker.connections.auth import Access
 from braid.broker.groups.host import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.peers.segment_access import SegmentAccesses
 from braid.broker.segments.deletion import Deletion
 from braid.broker.segments.host import Segments
+from braid.broker.segments.segment_access import SegmentAccesses
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.cluster.leader import Leader

@@ -18,7 +18,7 @@ from braid.broker.admin.arguments import (
 from braid.broker.admin.reports import TopicReport
 from braid.broker.admin.results import offsets_json, some_names, subscription_json
 from braid.broker.admin.services import CallServices
-from braid.broker.connections.auth import Action, Principal
+from braid.broker.auth import Action, Principal
 from braid.broker.groups.subscriptions import LATEST
 from braid.model.errors import InvalidArgument, SubscriptionBusy
 from braid.model.ids import SegmentId

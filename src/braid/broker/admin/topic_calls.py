@@ -14,7 +14,7 @@ from braid.broker.admin.arguments import CreateTopic, DeleteTopic, GetTopic, OnN
 from braid.broker.admin.results import some_names, topic_json, topic_stats_json
 from braid.broker.admin.services import CallServices
 from braid.broker.admin.subscription_calls import subscription_described
-from braid.broker.connections.auth import Action, Principal
+from braid.broker.auth import Action, Principal
 from braid.broker.storage_context import LOCAL
 from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
 from braid.model.names import TopicName, check_name

@@ -17,18 +17,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from braid.broker.admin.calls import Calls
+from braid.broker.auth import Access, Action, Principal
 from braid.broker.config import Limits
-from braid.broker.connections.auth import Access, Action, Principal
-from braid.broker.connections.delivery import MAX_CREDIT, Channel, ReadAhead
-from braid.broker.connections.error_mapping import told_to_clients
 from braid.broker.connections.membership import Memberships
-from braid.broker.connections.publish import PublishQueue
+from braid.broker.error_mapping import told_to_clients
 from braid.broker.groups.host import Groups
-from braid.broker.groups.read_grants import Seat
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
+from braid.broker.segments.delivery import MAX_CREDIT, Channel, ReadAhead
 from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.publish import PublishQueue
+from braid.broker.segments.read_grants import Seat
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView, encoded_topology
 from braid.model.errors import (

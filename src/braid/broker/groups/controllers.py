@@ -9,7 +9,7 @@ is higher than the last one's.
 
 To be the controller is to hold the key, not to have heard of it: everything that a controller writes carries `fence`
 among its conditions, and what it hands to consumers carries the term, by which the owners of segments tell an old
-controller's word from a new one's (broker/groups/read_grants.py). So one that was cut off, and does not know yet that
+controller's word from a new one's (broker/segments/read_grants.py). So one that was cut off, and does not know yet that
 it is none any more, does no harm.
 
 The table is part of the broker's view; only the store changes it.

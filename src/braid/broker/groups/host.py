@@ -18,7 +18,7 @@ consumers finish their work:
 A segment that was asked back goes to nobody before it is given back, not even to A itself: A's answer may be under way.
 That A does not read on, whatever it does and hears, is not seen to here: each time that a segment is given to somebody
 it gets a higher *grant*, and the segment's owner closes A's channel when B shows its own
-(broker/groups/read_grants.py). Who connects anew gets new grants, too: a process of the same name that lives on
+(broker/segments/read_grants.py). Who connects anew gets new grants, too: a process of the same name that lives on
 elsewhere is out of date then.
 
 One object owns all this state, and changes it without waiting in between. Whatever happens only notes what is so and

@@ -31,7 +31,7 @@ from typing import Final
 import msgspec
 
 from braid.broker.keyed_locks import Turns
-from braid.broker.peers.segment_access import AWAY, PATIENCE_S, SegmentAccess, SegmentAccesses, ServedSegments
+from braid.broker.segments.segment_access import AWAY, PATIENCE_S, SegmentAccess, SegmentAccesses, ServedSegments
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Entry, Put, Store

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import braid
-from braid.broker.connections.auth import PEER_TOKEN
+from braid.broker.auth import PEER_TOKEN
 from braid.broker.peers.calls import Arguments
 from braid.cluster.members import Members
 from braid.metadata import paths

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from braid.broker.config import BrokerConfig
-from braid.broker.connections.publish import PublishQueue
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.folders import own_folder
 from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics
 from braid.cluster.owners import Owners
 from braid.metadata import paths
@@ -29,10 +29,10 @@ from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.log import LogConfig
-from braid.storage.log.recovery_start import Source
 from braid.storage.log.writer import FileConfig
+from braid.storage.recovery_start import Source
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 
 KEEP_LOCAL_BYTES: Final = 256 << 20

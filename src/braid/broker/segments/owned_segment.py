@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from braid.broker.connections.delivery import Channel
-from braid.broker.connections.publish import PublishQueue
-from braid.broker.groups.read_grants import Seats
 from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.delivery import Channel
+from braid.broker.segments.publish import PublishQueue
+from braid.broker.segments.read_grants import Seats
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName

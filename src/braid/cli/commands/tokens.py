@@ -119,7 +119,7 @@ def _read(path: str) -> bytes:
 
 
 def _read_secret(path: str) -> bytes:
-    from braid.broker.connections.auth import read_secret
+    from braid.broker.auth import read_secret
 
     try:
         return read_secret(path)

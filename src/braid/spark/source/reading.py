@@ -38,8 +38,8 @@ from braid.spark.source.planning import (
     cut_by_chunks,
 )
 from braid.spark.source.rows import RowBuffer
+from braid.storage.chunk import Run
 from braid.storage.handles import FooterCache
-from braid.storage.history.chunk import Run
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 from braid.storage.history.ranges import footer_of, spans
 

@@ -33,9 +33,9 @@ from braid.model.batch.header import HEADER_BYTES, parse_header, verify
 from braid.model.errors import BatchError, ChunkCorrupt, ConditionFailed, InvalidArgument, ObjectExists, ObjectMissing
 from braid.model.ids import Epoch
 from braid.ports.disk import Buffer
+from braid.storage.chunk import Footer, Index, decode_footer, encode_footer, read_footer
 from braid.storage.handles import NO_LOG, FooterCache
 from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, ChunkDescriptor
-from braid.storage.history.chunk import Footer, Index, decode_footer, encode_footer, read_footer
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import ObjectBytes
 

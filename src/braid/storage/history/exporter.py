@@ -16,9 +16,9 @@ from typing import Final
 from braid.model.batch.header import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged, ObjectExists, ObjectStoreUnavailable
 from braid.model.ids import Epoch
+from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor
-from braid.storage.history.chunk import Footer, decode_footer
 from braid.storage.history.manifest import segment_folder, write_segment_manifest
 from braid.storage.log.log import Log
 from braid.storage.log.wal import WalFile

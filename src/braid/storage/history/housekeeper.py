@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Offset
-from braid.storage.history.retention import RetentionPolicy
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 
 DEFAULT_ROUND_S = 60.0

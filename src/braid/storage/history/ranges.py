@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from braid.model.batch.header import HEADER_BYTES, BatchHeader, parse_header, verify
 from braid.model.errors import BatchCorrupt, BatchError, BatchTruncated, ChunkCorrupt, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
+from braid.storage.chunk import Footer, Run
 from braid.storage.handles import NO_LOG, FooterCache
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.history.chunk import Footer, Run
 from braid.storage.history.manifest import SegmentManifest, segment_folder
 from braid.storage.objects.store import Objects
 from braid.storage.reader import Batch, ObjectBytes

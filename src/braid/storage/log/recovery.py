@@ -24,7 +24,7 @@ from braid.model.batch.header import HEADER_BYTES
 from braid.model.errors import ChunkCorrupt, RecoveryConflict
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Disk, DiskFile, FileStat
-from braid.storage.history.chunk import Footer, Index, read_footer
+from braid.storage.chunk import Footer, Index, read_footer
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.producers import ProducerTable

@@ -16,7 +16,7 @@ from braid.model.batch.header import HEADER_BYTES, MAGIC, MAX_OFFSET, BatchHeade
 from braid.model.errors import BatchError
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import DiskFile
-from braid.storage.history.chunk import ByteSource, Index, encode_footer
+from braid.storage.chunk import ByteSource, Index, encode_footer
 from braid.storage.log.producers import ProducerTable
 
 SUFFIX: Final = ".wal"

@@ -17,13 +17,13 @@ from braid.model.errors import BrokenInvariant, DiskError, InvalidArgument
 from braid.model.ids import Epoch, Offset
 from braid.ports.clock import Clock
 from braid.ports.disk import Buffer, Disk, DiskFile
-from braid.storage.history.chunk import Index
-from braid.storage.history.retention import removable
+from braid.storage.chunk import Index
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import WalFile, close_file, wal_name
+from braid.storage.retention import removable
 
 TIMER_RESOLUTION_S: Final = 0.001
 """A timer may fire this much early and still be right."""

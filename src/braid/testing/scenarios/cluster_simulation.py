@@ -33,13 +33,13 @@ from braid.client.client import Client, connect
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
-from braid.testing.checkers.cluster_inspector import ClusterInspector
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import OwnershipJudge
 from braid.testing.checkers.topic_history import TopicHistory
 from braid.testing.scenarios.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
 from braid.testing.scenarios.broker_simulation import Words, run_with_words
 from braid.testing.scenarios.cluster_faults import ClusterFaults
+from braid.testing.scenarios.cluster_inspector import ClusterInspector
 from braid.testing.scenarios.cluster_machine import ClusterMachine
 from braid.testing.scenarios.cluster_operator import SIDE_TOPICS, Operator
 from braid.testing.sim.loop import Process, Simulation

@@ -26,10 +26,10 @@ from braid.model.ids import Epoch, Offset, ProducerId
 from braid.model.topic import Durability
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
-from braid.storage.history.retention import RetentionPolicy
 from braid.storage.log.log import LogConfig
 from braid.storage.log.writer import FileConfig
 from braid.storage.reader import Batch
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.batches import opaque_header
 from braid.testing.checkers.history import Confirmed, LogModel, PromiseBroken, Stored

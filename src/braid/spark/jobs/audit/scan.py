@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from braid.model.batch.header import HEADER_BYTES, MAGIC, BatchHeader, parse_header, verify
 from braid.model.errors import BatchError, ChunkCorrupt
 from braid.spark.jobs.audit.rules import Finding, SegmentFacts
+from braid.storage.chunk import FOOTER_READ_BYTES, TRAILER_BYTES, Footer, Index, decode_footer, footer_size
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.history.chunk import FOOTER_READ_BYTES, TRAILER_BYTES, Footer, Index, decode_footer, footer_size
 from braid.storage.log.producers import MAX_PRODUCERS, ProducerTable
 
 WINDOW_BYTES: Final = 4 << 20

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from braid.broker.connections.error_mapping import told_to_clients, told_to_waiting
+from braid.broker.error_mapping import told_to_clients, told_to_waiting
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from braid.broker.connections.error_mapping import told_to_clients
+from braid.broker.error_mapping import told_to_clients
 from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from braid.broker.connections.error_mapping import told_to_clients, told_to_readers
+from braid.broker.error_mapping import told_to_clients, told_to_readers
 from braid.broker.metrics import TopicMetrics
 from braid.model.errors import BraidError, BrokenInvariant, DiskError
 from braid.model.ids import Offset
