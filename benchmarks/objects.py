@@ -22,7 +22,7 @@ from braid.ports.os_disk import OsDisk
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
-from tests.s3_server import CREDENTIALS, running_s3_server
+from tests.kits.s3_server import CREDENTIALS, running_s3_server
 
 MIB = 1 << 20
 PART_BYTES = 256 << 10

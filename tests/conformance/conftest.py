@@ -34,7 +34,7 @@ from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Changes, Condition, Lease, Operation, Store
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
-from tests.etcd_server import EtcdServer, grpc_settled, shared_etcd_server
+from tests.kits.etcd_server import EtcdServer, grpc_settled, shared_etcd_server
 
 PATIENCE_S = 60.0
 """How long a test may take before it counts as hanging. Nothing waits this long when the store works."""

@@ -19,7 +19,7 @@ from braid.storage.objects.urls import RemoteLimits, open_objects
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
-from tests.s3_server import CREDENTIALS, S3Server, running_s3_server
+from tests.kits.s3_server import CREDENTIALS, S3Server, running_s3_server
 
 Story = Callable[[Objects], Awaitable[None]]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -39,7 +39,7 @@ from tests.conformance.objects_factories import (
     serving,
     told,
 )
-from tests.s3_server import SECRET, S3Server, unused_port
+from tests.kits.s3_server import SECRET, S3Server, unused_port
 
 BOUND_S = 15.0
 """Far above what the limits of these tests allow, and below the 30 s that the library would take by itself."""

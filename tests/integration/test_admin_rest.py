@@ -24,9 +24,9 @@ from braid.broker.config import AuthConfig, Grant, TlsConfig
 from braid.client.client import connect
 from braid.model.errors import NotServing
 from braid.wire.frame import PREFIX_BYTES
-from tests.admin_kit import ORDERS, TOPICS, AdminBroker, admin_broker
-from tests.raw_client import RawClient
-from tests.tls_files import make_certificate
+from tests.kits.admin import ORDERS, TOPICS, AdminBroker, admin_broker
+from tests.kits.raw_client import RawClient
+from tests.kits.tls_files import make_certificate
 
 SECRET = "correct horse battery staple, and then some"
 BILLING = f"{ORDERS}/subscriptions/billing"

@@ -21,7 +21,7 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation, BaseSchema
 
-from tests.admin_kit import ORDERS, AdminBroker, admin_broker
+from tests.kits.admin import ORDERS, AdminBroker, admin_broker
 
 
 def no_failure(_: CheckContext, response: schemathesis.Response, __: schemathesis.Case[Any]) -> None:

@@ -73,8 +73,8 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.raw_client import HELLO, Ended, RawClient, WatchedBroker, tracebacks, wait_until
-from tests.tls_files import make_certificate
+from tests.kits.raw_client import HELLO, Ended, RawClient, WatchedBroker, tracebacks, wait_until
+from tests.kits.tls_files import make_certificate
 
 PLENTY = 1 << 20
 MEGABYTES = 1_000_000

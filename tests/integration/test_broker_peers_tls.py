@@ -15,7 +15,7 @@ from braid.broker.config import BrokerConfig, BrokerTlsConfig
 from braid.broker.connections.tls import peer_tls, server_tls
 from braid.model.errors import ConnectFailed, InvalidConfig
 from braid.ports.network import SocketNetwork
-from tests.tls_files import make_certificate
+from tests.kits.tls_files import make_certificate
 
 
 def tls_of(folder: Path, *, trusts: Path | None = None, asks_clients: bool = False) -> BrokerTlsConfig:

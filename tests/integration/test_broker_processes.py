@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import braid
-from tests.broker_process import WAIT_S, BrokerProcess, free_port
-from tests.live_load import TOPIC, Load, check, read_all, until
+from tests.kits.broker_process import WAIT_S, BrokerProcess, free_port
+from tests.kits.live_load import TOPIC, Load, check, read_all, until
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "data_folders"
 

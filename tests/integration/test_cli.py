@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.tls_files import make_certificate
+from tests.kits.tls_files import make_certificate
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
 WAIT_S = 60.0

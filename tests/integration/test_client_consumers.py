@@ -18,7 +18,7 @@ from braid.client.consuming.consumer import Consumer
 from braid.client.consuming.stream import StreamConsumer
 from braid.model.errors import ClientClosed, ConsumerReplaced, SubscriptionNotFound, TopicNotFound
 from braid.model.message import Message, MessageId
-from tests.broker_kit import admin, publish, running_broker, url_of
+from tests.kits.broker import admin, publish, running_broker, url_of
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 import braid
 from braid.broker.broker import Broker
 from braid.model.errors import TimedOut
-from tests.broker_kit import config, running_broker, url_of
+from tests.kits.broker import config, running_broker, url_of
 
 
 def test_flush_reports_a_lost_record_also_after_many_failures_that_others_have_seen(tmp_path: Path) -> None:

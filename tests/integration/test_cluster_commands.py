@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.kits.broker_process import BrokerProcess
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
 WAIT_S = 60.0

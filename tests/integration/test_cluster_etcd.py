@@ -12,11 +12,11 @@ import pytest
 
 import braid
 from braid.client.client import Client
-from tests.broker_process import WAIT_S
-from tests.cluster_process import ClusterProcess, owners, served_by
-from tests.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster
 from tests.integration.test_examples import ROOT, check_timeline, run
-from tests.live_load import TOPIC, Load, check, read_all
+from tests.kits.broker_process import WAIT_S
+from tests.kits.cluster_process import ClusterProcess, owners, served_by
+from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster
+from tests.kits.live_load import TOPIC, Load, check, read_all
 
 LEASE_TTL_S = 5
 """etcd gives every lease as much again when it elects a leader; shorter ones would end with a busy moment."""

@@ -26,9 +26,9 @@ from braid.model.errors import (
 from braid.ports.network import Address, SocketNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind
-from tests.broker_process import WAIT_S
-from tests.cluster_process import ClusterProcess, leader, owned_by, owners, served_by, states
-from tests.live_load import BURST, TOPIC, Load, check, check_once_and_in_order, read_all
+from tests.kits.broker_process import WAIT_S
+from tests.kits.cluster_process import ClusterProcess, leader, owned_by, owners, served_by, states
+from tests.kits.live_load import BURST, TOPIC, Load, check, check_once_and_in_order, read_all
 
 MODES = pytest.mark.parametrize("shared", [True, False], ids=["shared_fs", "local"])
 REST_S = 0.01

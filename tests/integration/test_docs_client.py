@@ -22,8 +22,8 @@ from braid.client.producing import open_batch as batcher
 from braid.client.producing import producer
 from braid.client.producing import segment_writer as lane
 from braid.model.batch.header import MAX_BODY_BYTES
-from tests.broker_process import BrokerProcess
-from tests.tls_files import make_certificate
+from tests.kits.broker_process import BrokerProcess
+from tests.kits.tls_files import make_certificate
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 OPEN_URL, TLS_URL = "braid://127.0.0.1:6660", "braid://127.0.0.1:6663"

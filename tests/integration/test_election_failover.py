@@ -13,7 +13,7 @@ from braid.metadata.store import Put
 from braid.model.errors import LeaseLost, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
-from tests.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster, run_test
+from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster, run_test
 
 KEY = "/cluster/leader"
 TTL_S = 2.0

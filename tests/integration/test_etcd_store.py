@@ -17,7 +17,7 @@ from braid.model.errors import (
     MetadataUnavailable,
 )
 from braid.model.ids import Revision
-from tests.etcd_server import FAST_ELECTION, etcd_server, free_ports, run_test, shared_etcd_server
+from tests.kits.etcd_server import FAST_ELECTION, etcd_server, free_ports, run_test, shared_etcd_server
 
 
 async def open_shared(key_prefix: str | None = None) -> EtcdStore:

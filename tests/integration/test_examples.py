@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.kits.broker_process import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120

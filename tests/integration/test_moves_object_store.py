@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import braid
-from tests.broker_process import WAIT_S, BrokerProcess
 from tests.conformance.objects_factories import s3_for_tests
-from tests.live_load import TOPIC, Load, check, read_all
+from tests.kits.broker_process import WAIT_S, BrokerProcess
+from tests.kits.live_load import TOPIC, Load, check, read_all
 
 
 def test_segments_move_through_an_object_store_while_clients_go_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from braid.spark.source import fetching
 from braid.spark.source.schema import SOURCE_SCHEMA
 from braid.storage.objects.urls import open_objects
 from tests.conformance.objects_factories import s3_for_tests
-from tests.hand_made_topic import PATH, HandMadeTopic, Record
+from tests.kits.hand_made_topic import PATH, HandMadeTopic, Record
 
 
 async def upload(folder: Path, url: str) -> None:

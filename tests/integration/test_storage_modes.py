@@ -35,9 +35,9 @@ from braid.storage.objects.urls import open_objects
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from tests.conformance.objects_factories import s3_for_tests
-from tests.etcd_server import run_test, shared_etcd_server
-from tests.s3_server import S3Server
-from tests.storage_kit import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, Read, make_batch, read_all
+from tests.kits.etcd_server import run_test, shared_etcd_server
+from tests.kits.s3_server import S3Server
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, Read, make_batch, read_all
 
 PATIENCE_S = 30.0
 PRODUCER = 7

@@ -30,7 +30,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.message import MessageId
-from tests.broker_kit import broker_in_a_thread
+from tests.kits.broker import broker_in_a_thread
 
 
 @contextlib.contextmanager

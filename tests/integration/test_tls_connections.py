@@ -14,7 +14,7 @@ import braid
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, BrokerTlsConfig, Limits
 from braid.ports import network
-from tests.tls_files import make_certificate
+from tests.kits.tls_files import make_certificate
 
 TIMEOUT_S = 30.0
 

@@ -13,7 +13,7 @@ from braid.cluster.balancing.plan import Plan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
 from braid.model.cluster import BrokerState, ClusterView, PastMove, SegmentRef
-from tests.balancing_kit import MB, NOON_US, SECOND_US, after, cluster, ref
+from tests.kits.balancing import MB, NOON_US, SECOND_US, after, cluster, ref
 
 RARELY = st.sampled_from([False] * 7 + [True])
 TOPICS = ("public/default/a", "public/default/b", "t/n/c")

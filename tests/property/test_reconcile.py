@@ -12,7 +12,7 @@ from braid.cluster.snapshot import Snapshot
 from braid.model.ids import Epoch
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.topic import OwnerLoss, TopicPolicies
-from tests.leader_kit import applied, key_of, snapshot_of
+from tests.kits.leader import applied, key_of, snapshot_of
 
 BROKERS = ("a", "b", "c", "d", "e")
 NOW = 100.0

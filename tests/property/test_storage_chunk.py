@@ -12,7 +12,7 @@ from braid.model.ids import Offset
 from braid.storage.chunk import RUN_BYTES, Index, decode_footer, encode_footer, footer_size, read_footer
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import FrameWalk, next_batch_behind_damage, whole_batch_at
-from tests.storage_kit import Bytes, make_chunk, make_header, stamped_batch
+from tests.kits.storage import Bytes, make_chunk, make_header, stamped_batch
 
 U16, U64, I64 = st.integers(0, 2**16 - 1), st.integers(0, 2**62), st.integers(-(2**62), 2**62)
 RECORDS = st.integers(1, 2**22)

@@ -14,7 +14,7 @@ from braid.storage.log.log import LogConfig
 from braid.storage.log.writer import FileConfig
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
-from tests.storage_kit import Read, World, make_batch, read_all, run
+from tests.kits.storage import Read, World, make_batch, read_all, run
 
 
 class Step(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.brokers_kit import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 SEGMENTS = 4
 VALUE = bytes(128 << 10)

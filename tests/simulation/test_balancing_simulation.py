@@ -20,7 +20,7 @@ from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
 from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, PastMove, SegmentRef
 from braid.model.load import LoadReport, Meter, SegmentLoad, busiest_of
-from tests.balancing_kit import MB, NOON_US, SECOND_US, ref
+from tests.kits.balancing import MB, NOON_US, SECOND_US, ref
 
 POLICY = BalancePolicy()
 STEP_S = round(POLICY.interval_s)

@@ -53,7 +53,7 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.wire_kit import RawBroker
+from tests.kits.wire import RawBroker
 
 T = TypeVar("T")
 

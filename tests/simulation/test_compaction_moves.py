@@ -10,7 +10,7 @@ from braid.broker.auth import ANONYMOUS
 from braid.model.errors import ConditionFailed, InvalidArgument, SegmentNotFound
 from braid.storage.history.compaction import plan_compaction, store_joined
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
-from tests.brokers_kit import PATH, Brokers, until, values, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, values, with_brokers
 
 DESCRIPTOR = "0000-ffff-0"
 FOLDER = segment_folder(PATH, DESCRIPTOR)

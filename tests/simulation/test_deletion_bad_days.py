@@ -15,7 +15,7 @@ from braid.metadata.store import Condition, Listing, Operation, Put, TxnResult
 from braid.model.errors import DiskError, TopicNotFound
 from braid.storage.objects.store import ObjectStat
 from braid.testing.sim.objects import MemoryObjects
-from tests.brokers_kit import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 
 async def send(client: Client, first: int, count: int) -> None:

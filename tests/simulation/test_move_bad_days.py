@@ -21,7 +21,7 @@ from braid.model.subscription import Cursor, decode
 from braid.ports.disk import Buffer
 from braid.storage.history.manifest import segment_folder
 from braid.testing.sim.objects import MemoryObjects
-from tests.brokers_kit import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 
 def segment_of(brokers: Brokers) -> SegmentName:

@@ -17,7 +17,7 @@ from braid.model.errors import BraidError
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.brokers_kit import PATH, Brokers, until
+from tests.kits.brokers import PATH, Brokers, until
 
 BEFORE = 22
 BEHIND = 6

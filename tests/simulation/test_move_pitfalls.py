@@ -18,7 +18,7 @@ from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.manifest import segment_folder
-from tests.brokers_kit import PATH, Brokers, until, values, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, values, with_brokers
 
 DESCRIPTOR = "0000-ffff-0"
 

@@ -27,7 +27,7 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.brokers_kit import PATH, PORT, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, PORT, Brokers, until, with_brokers
 
 LEASE_S = 10.0
 

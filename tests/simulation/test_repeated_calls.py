@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from braid.model.errors import BraidError, ConditionFailed, SubscriptionNotFound, TopicExists, TopicNotFound
-from tests.brokers_kit import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 LATE_S = 2.0
 """How long the broker that stands still takes for each way to the metadata store and back: its lease lives on."""

@@ -11,7 +11,7 @@ from braid.client.client import Client
 from braid.client.consuming.segment_range import read_segment_range
 from braid.model.batch.columns import decode_messages
 from braid.model.errors import BraidError, OffsetOutOfRange, SegmentNotFound, TimedOut, TopicNotFound
-from tests.brokers_kit import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 RECORDS = 400
 WINDOW = 64 << 10

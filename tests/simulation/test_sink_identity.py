@@ -15,7 +15,7 @@ import pytest
 from braid.client.client import Client
 from braid.client.producing.idempotent import RepeatableProducer, Written
 from braid.model.errors import BraidError, RepeatDiffers
-from tests.brokers_kit import Brokers, until, with_brokers
+from tests.kits.brokers import Brokers, until, with_brokers
 
 ROWS = 40
 """Of a block."""

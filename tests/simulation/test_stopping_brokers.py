@@ -11,7 +11,7 @@ from braid.model.errors import DiskError, ShuttingDown
 from braid.model.ownership import OwnershipState
 from braid.ports.disk import Buffer
 from braid.testing.sim.objects import MemoryObjects
-from tests.brokers_kit import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 
 def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part_nor_for_ever_for_its_own_disk() -> None:

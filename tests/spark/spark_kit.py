@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.names import TopicName
 from braid.spark.session import check_java, end_session, session_settings
-from tests.broker_process import BrokerProcess
+from tests.kits.broker_process import BrokerProcess
 
 ROOT: Final = Path(__file__).parents[2]
 WAIT_S: Final = 60.0

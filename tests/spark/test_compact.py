@@ -13,7 +13,7 @@ from braid.model.errors import InvalidArgument, NotAvailable
 from braid.model.names import TopicName
 from braid.spark.jobs.audit.job import audit_topic
 from braid.spark.jobs.compact import compact_topic
-from tests.broker_process import BrokerProcess
+from tests.kits.broker_process import BrokerProcess
 from tests.spark.spark_kit import StoredBroker, numbered
 
 pytestmark = pytest.mark.xdist_group("spark")

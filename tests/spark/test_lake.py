@@ -26,7 +26,7 @@ from braid.spark.jobs.lake.table import Landed, Landing, Table
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import take_snapshot
 from braid.spark.stream.batch_limits import Limits
-from tests.hand_made_topic import HandMadeTopic, Shape, records
+from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
 from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered, until
 
 both = pytest.mark.parametrize("kind", ["parquet", "delta"])

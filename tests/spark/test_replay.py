@@ -22,7 +22,7 @@ from braid.model.layout import HashRange
 from braid.spark.jobs.replay.job import ReplayReport, ReplayRun, bounds, copy, in_order
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.source.planning import Range
-from tests.hand_made_topic import HandMadeTopic, Record, Shape
+from tests.kits.hand_made_topic import HandMadeTopic, Record, Shape
 from tests.spark.spark_kit import ROOT, WAIT_S, StoredBroker, numbered
 
 Copied = tuple[bytes, datetime.datetime, dict[str, bytes]]

@@ -28,7 +28,7 @@ from braid.spark.sink.options import SinkOptions
 from braid.spark.sink.rows import BLOCK_ROWS
 from braid.spark.sink.sink import StreamSink, stream_writer
 from braid.spark.sink.task import Writing, write_task
-from tests.cluster_process import ClusterProcess
+from tests.kits.cluster_process import ClusterProcess
 from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered, spark_session, until
 
 ROWS = 50_000

@@ -18,8 +18,8 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import ChunkPiece, OwnerPiece, Partition
 from braid.spark.source.schema import SOURCE_SCHEMA
 from braid.spark.source.snapshot import take_snapshot
-from tests.cluster_process import ClusterProcess
-from tests.hand_made_topic import HandMadeTopic, Shape, records
+from tests.kits.cluster_process import ClusterProcess
+from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
 from tests.spark.spark_kit import Sent, StoredBroker, number_of, numbered, until
 from tests.unit.test_spark_reading import HIGH, LOW, split_and_merged
 

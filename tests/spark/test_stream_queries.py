@@ -14,7 +14,7 @@ from pyspark.sql.functions import spark_partition_id, window
 
 import braid.sync
 from braid.spark import register
-from tests.cluster_process import ClusterProcess
+from tests.kits.cluster_process import ClusterProcess
 from tests.spark.spark_kit import StoredBroker, number_of, numbered, until
 
 Rows = dict[int, dict[int, list[tuple[int, int]]]]

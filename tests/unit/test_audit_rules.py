@@ -37,7 +37,7 @@ from braid.spark.jobs.audit.scan import ChunkScan, Seen
 from braid.storage.chunk import decode_footer, encode_footer
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.log.producers import ProducerTable
-from tests.history_kit import BATCH_RECORDS, FILE_BATCHES, RECORDS, Batches, History, chunk_of, make_history, split
+from tests.kits.history import BATCH_RECORDS, FILE_BATCHES, RECORDS, Batches, History, chunk_of, make_history, split
 
 CHUNK = 3
 """The first one of the second owner: it begins with a BEGIN."""

@@ -14,7 +14,7 @@ from braid.cluster.balancing.plan import Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.model.cluster import BrokerState, PastMove, SegmentRef
 from braid.model.errors import InvalidConfig
-from tests.balancing_kit import MB, NOON_US, SECOND_US, cluster, moved, ref, remarks
+from tests.kits.balancing import MB, NOON_US, SECOND_US, cluster, moved, ref, remarks
 
 ONE = BalancePolicy(moves_at_once=1)
 MANY = BalancePolicy(moves_at_once=64)

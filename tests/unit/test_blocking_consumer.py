@@ -10,7 +10,7 @@ from braid.client.blocking.consumer import BlockingConsumer
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.consumer import Consumer, Feed, Taken
 from braid.client.consuming.delivery import ReceivedBatch, checked_parts
-from tests.scripted_broker import TOPIC, stamped
+from tests.kits.scripted_broker import TOPIC, stamped
 
 
 class Idle(Consumer):

@@ -39,7 +39,7 @@ from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.control_kit import ORDERS, Machine, Readers, Recorder, faults, wait_until
+from tests.kits.control import ORDERS, Machine, Readers, Recorder, faults, wait_until
 
 Call = Callable[..., Awaitable[Any]]
 

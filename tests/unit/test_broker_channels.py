@@ -20,8 +20,8 @@ from braid.model.message import Message
 from braid.model.subscription import Cursor, decode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.control_kit import ORDERS, Machine, own
-from tests.storage_kit import make_batch
+from tests.kits.control import ORDERS, Machine, own
+from tests.kits.storage import make_batch
 
 
 def play(test: Callable[[Machine, Broker, Client], Awaitable[None]]) -> None:

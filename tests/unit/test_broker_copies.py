@@ -24,7 +24,7 @@ from braid.storage.segment import Shelf, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.control_kit import wait_until
+from tests.kits.control import wait_until
 
 NAME = SegmentName.parse("segment://public/default/orders/0000-ffff-0")
 FOLDER = segment_folder(NAME.topic.path, NAME.descriptor)

@@ -28,7 +28,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Cursor, Placing, decode, encode
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.control_kit import ORDERS, PlainSegment, counted, faults, own, plain_segment
+from tests.kits.control import ORDERS, PlainSegment, counted, faults, own, plain_segment
 
 NAME = SegmentName(ORDERS, FULL_RANGE, SegmentId(0))
 

@@ -8,8 +8,8 @@ from braid.broker.metrics import TopicMetrics
 from braid.broker.segments.delivery import Channel, ReadAhead
 from braid.model.ids import Offset
 from braid.wire.operations import Kind
-from tests.storage_kit import World, fill, make_batch, simulated
-from tests.wire_kit import Recorder, RecordingTransport
+from tests.kits.storage import World, fill, make_batch, simulated
+from tests.kits.wire import Recorder, RecordingTransport
 
 
 @simulated

@@ -30,7 +30,7 @@ from braid.model.errors import (
 )
 from braid.model.subscription import Subscription, encode
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.control_kit import ORDERS, Readers, Recorder, faults, make_topic, wait_until
+from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic, wait_until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
 

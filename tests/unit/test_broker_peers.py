@@ -26,8 +26,8 @@ from braid.model.errors import (
 )
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import Kind, PeerReply, PeerRequest, encode
-from tests.cluster_kit import ClientLink, Cluster
-from tests.control_kit import faults, wait_until
+from tests.kits.cluster import ClientLink, Cluster
+from tests.kits.control import faults, wait_until
 
 
 def test_all_brokers_find_one_secret_whoever_comes_first() -> None:

@@ -18,7 +18,7 @@ from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.frame import FrameReader
 from braid.wire.operations import Kind, Published, decode
-from tests.storage_kit import NotingDisk, open_log, until
+from tests.kits.storage import NotingDisk, open_log, until
 
 BODY = b"x" * 100
 

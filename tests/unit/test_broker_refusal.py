@@ -14,7 +14,7 @@ from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.link import connect_link
 from braid.wire.operations import Join, Joined, Kind, encode
-from tests.control_kit import ORDERS, Machine, own
+from tests.kits.control import ORDERS, Machine, own
 
 
 class Waiting:

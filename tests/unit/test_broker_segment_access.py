@@ -22,8 +22,8 @@ from braid.model.ownership import OwnershipState
 from braid.model.subscription import Placing, Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import RESET, Kind, Positions, PositionsRequest, SegmentPositions, encode
-from tests.cluster_kit import ClientLink, Cluster, Node
-from tests.control_kit import ORDERS, faults, wait_until
+from tests.kits.cluster import ClientLink, Cluster, Node
+from tests.kits.control import ORDERS, faults, wait_until
 
 STREAM = SubscriptionKind.STREAM
 

@@ -35,7 +35,7 @@ from braid.model.subscription import Subscription, SubscriptionKind, encode
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire import operations
-from tests.control_kit import ORDERS, PlainSegment, PlainSegments, faults, make_topic
+from tests.kits.control import ORDERS, PlainSegment, PlainSegments, faults, make_topic
 
 STREAM = SubscriptionKind.STREAM
 KEY = paths.subscription(ORDERS.path, "billing")

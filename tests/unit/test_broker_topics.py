@@ -25,7 +25,7 @@ from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, RequestId, Revision
 from braid.model.names import TopicName
 from braid.model.topic import Durability, Topic, TopicPolicies
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.control_kit import ORDERS, faults, loaded_topics, make_topic, wait_until
+from tests.kits.control import ORDERS, faults, loaded_topics, make_topic, wait_until
 
 
 def test_a_created_topic_is_in_view_when_create_returns() -> None:

@@ -15,8 +15,8 @@ from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.topic import TopicPolicies
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import HERE, Kind, SegmentRoute, TopicRoute, Topology, TopologyAck, decode, encode
-from tests.cluster_kit import ClientLink, Cluster, Node
-from tests.control_kit import ORDERS, wait_until
+from tests.kits.cluster import ClientLink, Cluster, Node
+from tests.kits.control import ORDERS, wait_until
 
 OTHER = TopicName("public", "default", "other")
 

@@ -12,7 +12,7 @@ from braid.metadata.store import MAX_TXN_OPERATIONS
 from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, InvalidArgument
 from braid.model.ids import Epoch, Offset
 from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
-from tests.storage_kit import DESCRIPTOR, TOPIC, World, simulated
+from tests.kits.storage import DESCRIPTOR, TOPIC, World, simulated
 
 
 def chunk(base: int, end: int, name: str = "") -> ChunkDescriptor:

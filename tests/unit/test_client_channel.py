@@ -12,7 +12,7 @@ from braid.model.batch.columns import RECORD_SCHEMA, decode_messages, encode_bat
 from braid.model.batch.header import Flag, control_batch, parse_header, stamp
 from braid.model.errors import BatchTruncated, InvalidArgument
 from braid.model.ids import Epoch, Offset
-from tests.scripted_broker import TOPIC, stamped
+from tests.kits.scripted_broker import TOPIC, stamped
 
 WINDOW = 1_000
 

@@ -27,7 +27,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.wire.operations import SegmentPositions
-from tests.scripted_broker import TOPIC, ScriptedBroker
+from tests.kits.scripted_broker import TOPIC, ScriptedBroker
 from tests.unit.test_client_stream import play, until, with_records
 
 # Which segments may be read: pure.

@@ -14,7 +14,7 @@ from braid.testing.sim.loop import Process, Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.frame import Frame
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open
-from tests.scripted_broker import ScriptedBroker
+from tests.kits.scripted_broker import ScriptedBroker
 
 Program = Callable[[ScriptedBroker, Client], Awaitable[None]]
 

@@ -14,7 +14,7 @@ from braid.model.errors import Moved, NotServing, ShuttingDown, SubscriptionNotF
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open, TopicRoute, TopologyRequest
-from tests.scripted_broker import PORT, ScriptedBroker
+from tests.kits.scripted_broker import PORT, ScriptedBroker
 from tests.unit.test_client_stream import offsets, receive, until, with_records
 
 Test = Callable[["Pair", Client], Awaitable[None]]

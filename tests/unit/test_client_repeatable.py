@@ -33,7 +33,7 @@ from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Route
-from tests.control_kit import Machine
+from tests.kits.control import Machine
 
 PATH = "public/default/orders"
 TOPIC_ID = 7

@@ -30,7 +30,7 @@ from braid.model.message import Message, MessageId
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Ack, Close, Credit, Expelled, Join, Kind, Leave, Open, Release
-from tests.scripted_broker import TOPIC, ScriptedBroker, stamped
+from tests.kits.scripted_broker import TOPIC, ScriptedBroker, stamped
 
 Test = Callable[[ScriptedBroker, Client], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.control_kit import faults
+from tests.kits.control import faults
 
 NAME = SegmentName.parse("segment://public/default/orders/0000-ffff-0")
 KEY = paths.ownership(NAME.topic.path, NAME.descriptor)

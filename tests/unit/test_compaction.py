@@ -38,7 +38,7 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.clock import START_US
 from braid.testing.sim.objects import Faults, FaultyObjects
-from tests.storage_kit import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_all, simulated
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_all, simulated
 
 TARGET = MIN_TARGET_BYTES
 LONG_S = GRACE_S + 1

@@ -15,7 +15,7 @@ import pytest
 
 from braid.ports import kernel_sync
 from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs
-from tests.kernel_aio import needs_kernel_aio
+from tests.kits.kernel_aio import needs_kernel_aio
 
 
 def with_syncs(main: Callable[[KernelSyncs], Awaitable[None]]) -> None:

@@ -24,7 +24,7 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.model.load import MAX_REPORT_BYTES, LoadReport
 from braid.ports.processor import NoProcessor
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.leader_kit import LEASE_TTL_S
+from tests.kits.leader import LEASE_TTL_S
 
 
 def reading(*segments: tuple[int, int, int], records: int = 0, adopted: int | None = None) -> Reading:

@@ -14,7 +14,7 @@ from braid.metadata.view import Table, View
 from braid.model.errors import MetadataCorrupt, ShuttingDown
 from braid.model.ids import Revision
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.control_kit import wait_until
+from tests.kits.control import wait_until
 
 
 def _number(value: bytes) -> int:

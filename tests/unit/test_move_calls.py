@@ -37,7 +37,7 @@ from braid.model.registration import Registration
 from braid.model.topic import TopicPolicies
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.loop import Process, Simulation, run_simulation
-from tests.leader_kit import LEASE_TTL_S, ORDERS, Candidate, Owner, names_of, record, until
+from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, Owner, names_of, record, until
 
 
 class Cluster:

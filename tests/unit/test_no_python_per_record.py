@@ -24,7 +24,7 @@ from braid.model.batch.header import Codec
 from braid.storage.log.log import LogConfig
 from braid.storage.log.writer import FileConfig
 from braid.testing.sim.clock import START_US
-from tests.storage_kit import World, run
+from tests.kits.storage import World, run
 
 FEW, MANY = 100, 10_000
 SLACK = 100

@@ -19,7 +19,7 @@ from braid.ports.disk import Disk
 from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs, OnSynced
 from braid.ports.os_disk import OsDisk, OsFile
 from braid.storage.log.recovery import recover, repair
-from tests.kernel_aio import is_forbidden, needs_kernel_aio
+from tests.kits.kernel_aio import is_forbidden, needs_kernel_aio
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import Log
 from braid.storage.log.recovery import recover
 from braid.testing.sim.objects import MemoryObjects
-from tests.storage_kit import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated
+from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated
 
 MEETING_S = 20.0
 """How long one sync waits for the other before it gives up; when both are in flight nobody waits."""

@@ -10,7 +10,7 @@ import pytest
 from braid.cluster.placement import Loads, Tally, place_all
 from braid.model.cluster import BrokerState, BrokerView, OwnedSegment, SegmentRef
 from braid.model.load import LoadReport
-from tests.balancing_kit import MB, NOON_US, TOPIC, brokers, owned, ref, report
+from tests.kits.balancing import MB, NOON_US, TOPIC, brokers, owned, ref, report
 
 NEW = ref(99)
 

@@ -13,7 +13,7 @@ from braid.model.identity import DERIVED, ERA_RECORDS, MAX_ERA, ProducerIdentity
 from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import Duplicate, ProducerTable
-from tests.storage_kit import World, make_batch, make_header, run
+from tests.kits.storage import World, make_batch, make_header, run
 from tests.unit.test_storage_segment import WAYS
 
 WRITER = derived_id("query", 7, 3)

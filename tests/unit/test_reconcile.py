@@ -13,7 +13,7 @@ from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad
 from braid.model.ownership import Ownership
 from braid.model.topic import OwnerLoss, TopicPolicies
-from tests.leader_kit import ORDERS, applied, names_of, record, snapshot_of
+from tests.kits.leader import ORDERS, applied, names_of, record, snapshot_of
 
 NOW = 1_000.0
 CONTINUE = TopicPolicies(on_owner_loss=OwnerLoss.CONTINUE, owner_loss_after_ms=30_000)

@@ -21,7 +21,7 @@ from braid.spark.source.planning import NO_PRUNING, ChunkPiece, Partition, Prune
 from braid.spark.source.reading import raw_batches, record_batches
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
 from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
-from tests.hand_made_topic import FULL, HandMadeTopic, Record, Shape, records
+from tests.kits.hand_made_topic import FULL, HandMadeTopic, Record, Shape, records
 
 LOW, HIGH = HashRange(0, 0x7FFF), HashRange(0x8000, 0xFFFF)
 

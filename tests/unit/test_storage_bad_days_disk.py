@@ -21,7 +21,17 @@ from braid.storage.log.recovery import recover
 from braid.storage.log.wal import base_of
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
-from tests.storage_disaster import CHECKPOINT, FOLDER, Scene, batch, files_of, read_all, refusal, simulate, wal_path
+from tests.kits.storage_disaster import (
+    CHECKPOINT,
+    FOLDER,
+    Scene,
+    batch,
+    files_of,
+    read_all,
+    refusal,
+    simulate,
+    wal_path,
+)
 
 NEVER_S = (1e6, 1e6)
 SEEDS = range(12)

@@ -15,7 +15,7 @@ from braid.model.ids import Offset
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import Checkpoint
 from braid.storage.segment import SegmentStorage
-from tests.storage_disaster import (
+from tests.kits.storage_disaster import (
     CHECKPOINT,
     FOLDER,
     Broker,

@@ -25,7 +25,7 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.objects import Fault, Faults
-from tests.storage_disaster import (
+from tests.kits.storage_disaster import (
     DESCRIPTOR,
     OBJECTS,
     TOPIC,

@@ -21,7 +21,7 @@ from braid.model.errors import (
 from braid.storage.log.recovery import recover
 from braid.storage.retention import RetentionPolicy
 from braid.testing.sim.objects import Faults
-from tests.storage_disaster import (
+from tests.kits.storage_disaster import (
     DESCRIPTOR,
     FOLDER,
     TOPIC,

@@ -13,7 +13,7 @@ from braid.model.errors import (
 from braid.storage.cache import HotCache
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
-from tests.storage_disaster import CHECKPOINT, Scene, batch, read_all, simulate
+from tests.kits.storage_disaster import CHECKPOINT, Scene, batch, read_all, simulate
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])

@@ -8,7 +8,7 @@ import pytest
 
 from braid.model.batch.header import Flag, control_batch, parse_header
 from braid.storage.cache import MOST_BATCHES, HotCache
-from tests.storage_kit import make_header, stamped_batch
+from tests.kits.storage import make_header, stamped_batch
 
 
 def put(cache: HotCache, base: int, *, log: int = 1, body: bytes = b"x" * 104, count: int = 1) -> None:

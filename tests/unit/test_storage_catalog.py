@@ -15,7 +15,7 @@ from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, Metadat
 from braid.model.ids import Epoch, Offset, Revision
 from braid.storage.history.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
 from braid.storage.retention import RetentionPolicy
-from tests.storage_kit import DESCRIPTOR, TOPIC, World, fill, simulated
+from tests.kits.storage import DESCRIPTOR, TOPIC, World, fill, simulated
 
 
 def chunk(base: int, end: int, epoch: int = 1) -> ChunkDescriptor:

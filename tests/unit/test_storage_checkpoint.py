@@ -12,7 +12,7 @@ from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.recovery import recover
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.storage_kit import fill, open_log
+from tests.kits.storage import fill, open_log
 
 ONE = ClosedFile("0.wal", Offset(0), Offset(10), 100, 150, (Epoch(1), Epoch(2), Epoch(5)), 77, 99, True)
 CHECKPOINT = Checkpoint(Offset(25), (ONE,))

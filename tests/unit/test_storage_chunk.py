@@ -23,7 +23,7 @@ from braid.storage.chunk import (
     read_footer,
 )
 from braid.storage.log.producers import ProducerTable
-from tests.storage_kit import Bytes, make_chunk, make_header
+from tests.kits.storage import Bytes, make_chunk, make_header
 
 
 def index_of(*batches: tuple[int, int, int, int]) -> Index:

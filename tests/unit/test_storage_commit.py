@@ -15,7 +15,7 @@ from braid.storage.log.producers import ProducerTable
 from braid.storage.log.writer import FileConfig, WalWriter
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.storage_kit import NotingDisk, make_batch, make_header, until
+from tests.kits.storage import NotingDisk, make_batch, make_header, until
 
 FOLDER = "log"
 

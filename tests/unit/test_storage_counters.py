@@ -7,7 +7,7 @@ from braid.storage.cache import HotCache
 from braid.storage.log.log import LogConfig
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.storage_kit import make_batch, make_header, open_log, stamped_batch
+from tests.kits.storage import make_batch, make_header, open_log, stamped_batch
 
 
 def test_the_cache_counts_reads_that_found_something_and_reads_that_did_not() -> None:

@@ -19,7 +19,7 @@ from braid.storage.log.wal import base_of, wal_name
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.storage_kit import (
+from tests.kits.storage import (
     WAL_FOLDER,
     World,
     fill,

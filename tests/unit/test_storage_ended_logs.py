@@ -14,7 +14,7 @@ from braid.model.topic import Durability
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
-from tests.storage_kit import (
+from tests.kits.storage import (
     SMALL_FILES,
     World,
     fill,

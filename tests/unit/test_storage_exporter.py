@@ -22,7 +22,7 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
-from tests.storage_kit import (
+from tests.kits.storage import (
     DESCRIPTOR,
     SEGMENT_FOLDER,
     TOPIC,

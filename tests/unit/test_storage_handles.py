@@ -11,7 +11,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.preallocated import CALM_S, SpareFiles
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.storage_kit import SMALL, Bytes, NotingDisk, fill, make_chunk, open_log
+from tests.kits.storage import SMALL, Bytes, NotingDisk, fill, make_chunk, open_log
 
 
 async def disk_with_files(simulation: Simulation, count: int) -> NotingDisk:

@@ -8,7 +8,7 @@ from braid.storage.chunk import Footer, Index, Run
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader, Span, batches_in, spans
 from braid.storage.log.producers import ProducerTable
-from tests.storage_kit import DESCRIPTOR, TOPIC, World, fill, run, stamped_batch
+from tests.kits.storage import DESCRIPTOR, TOPIC, World, fill, run, stamped_batch
 
 
 async def written(world: World, chunks: int = 3, batches: int = 10) -> HistoryReader:

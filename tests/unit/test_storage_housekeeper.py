@@ -6,7 +6,7 @@ from braid.model.errors import Fenced
 from braid.model.ids import Offset
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.retention import RetentionPolicy
-from tests.storage_kit import World, fill, run
+from tests.kits.storage import World, fill, run
 
 
 def test_the_housekeeper_deletes_what_has_outlived_the_policy_and_reclaims_local_files() -> None:

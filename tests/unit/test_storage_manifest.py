@@ -17,7 +17,7 @@ from braid.storage.history.manifest import (
     write_topic_manifest,
 )
 from braid.testing.sim.objects import MemoryObjects
-from tests.storage_kit import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, simulated
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, simulated
 from tests.unit.test_storage_catalog import chunk, owned
 
 

@@ -8,7 +8,7 @@ from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable
-from tests.storage_kit import make_header
+from tests.kits.storage import make_header
 
 
 def table_of(*batches: tuple[int, int, int, int]) -> ProducerTable:

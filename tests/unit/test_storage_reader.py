@@ -20,7 +20,7 @@ from braid.storage.reader import LogReader
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import MemoryObjects
-from tests.storage_kit import (
+from tests.kits.storage import (
     SEGMENT_FOLDER,
     SMALL_FILES,
     WAL_FOLDER,

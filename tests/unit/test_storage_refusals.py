@@ -36,7 +36,7 @@ from braid.storage.log.watermark import Watermark
 from braid.storage.log.writer import FileConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import MemoryObjects
-from tests.storage_kit import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated, with_files
+from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated, with_files
 
 REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL.files)
 

@@ -22,7 +22,7 @@ from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable,
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.objects import Faults, FaultyObjects
-from tests.storage_kit import (
+from tests.kits.storage import (
     DESCRIPTOR,
     SEGMENT_FOLDER,
     TOPIC,

@@ -33,7 +33,7 @@ from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
 from braid.testing.sim.objects import Faults, FaultyObjects
-from tests.storage_kit import (
+from tests.kits.storage import (
     DESCRIPTOR,
     SEGMENT_FOLDER,
     SMALL,

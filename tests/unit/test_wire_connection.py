@@ -23,8 +23,8 @@ from braid.wire.connection import (
 )
 from braid.wire.frame import FIRST_FRAME_BYTES, PREFIX, Flags, Frame, FrameReader, encode_frame
 from braid.wire.operations import ErrorBody, decode, error_from
-from tests.tls_files import make_certificate
-from tests.wire_kit import Recorder, RecordingTransport
+from tests.kits.tls_files import make_certificate
+from tests.kits.wire import Recorder, RecordingTransport
 
 OVER = ConnectionLost("that is enough")
 

@@ -36,7 +36,7 @@ from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode
-from tests.control_kit import ORDERS, PlainSegment, PlainSegments, make_topic, plain_segment, wait_until
+from tests.kits.control import ORDERS, PlainSegment, PlainSegments, make_topic, plain_segment, wait_until
 
 PORT = 6660
 

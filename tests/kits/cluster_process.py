@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from braid.client.client import Client
-from tests.broker_process import WAIT_S, BrokerProcess
-from tests.live_load import TOPIC
+from tests.kits.broker_process import WAIT_S, BrokerProcess
+from tests.kits.live_load import TOPIC
 
 LEASE_TTL_S = 2
 

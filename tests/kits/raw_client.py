@@ -37,7 +37,7 @@ from braid.wire.operations import (
     encode,
     error_from,
 )
-from tests.broker_process import BrokerProcess
+from tests.kits.broker_process import BrokerProcess
 
 TIMEOUT_S = 20.0
 HELLO = Hello(MAGIC, VERSION, VERSION, "raw/1")

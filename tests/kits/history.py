@@ -27,7 +27,7 @@ from braid.testing.sim.clock import SimulatedClock
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.storage_kit import SMALL, make_batch
+from tests.kits.storage import SMALL, make_batch
 
 TOPIC: Final = TopicName.parse("orders")
 ORDINARY: Final = 7
