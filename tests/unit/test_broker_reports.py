@@ -23,7 +23,8 @@ from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Open, Opened, Published, Route, decode, encode
-from tests.kits.brokers import Brokers, until, with_brokers
+from tests.kits import brokers as brokers_kit
+from tests.kits.brokers import until, with_brokers
 from tests.kits.control import ORDERS, wait_until
 
 
@@ -179,7 +180,7 @@ def test_the_topology_call_tells_what_clients_are_told() -> None:
 
 
 def test_consumers_are_shown_by_every_broker_wherever_their_group_is_run() -> None:
-    async def test(brokers: Brokers) -> None:
+    async def test(brokers: brokers_kit.Brokers) -> None:
         await brokers.call("a", "create_topic", topic="orders", segments=3)
         async with (
             brokers.client("b") as client,
