@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from braid.model.errors import FileMissing, FileTaken, InvalidConfig
-from braid.ports.disk import Disk, FolderLock
+from braid.ports.disk import Disk, FolderLock, lock_folder
 
 FORMAT: Final = 1
 MARK: Final = "braid.json"
@@ -68,7 +68,7 @@ async def open_data_folder(
     """Lock the folder, create it if it is new, and bring it to the present format."""
     await disk.make_folder(path)
     try:
-        lock = await disk.lock(path)
+        lock = await lock_folder(disk, path)
     except FileTaken as error:
         raise InvalidConfig(
             f"the data folder {path} is used by another broker that runs on this machine; "

@@ -13,8 +13,12 @@ when the call returns. Errors are the `DiskError` family, never `OSError`:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
+
+from braid.model.errors import BraidError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -103,3 +107,15 @@ class Disk(Protocol):
 
     async def remove_folder(self, folder: str) -> None:
         """Remove an empty folder. An absent one is fine."""
+
+
+async def lock_folder(disk: Disk, folder: str) -> FolderLock:
+    """`disk.lock` for a caller that may be cancelled. A lock that was taken for it meanwhile is released: nobody else
+    could, and the folder would be in use as long as the process lives."""
+    taking = asyncio.ensure_future(disk.lock(folder))
+    try:
+        return await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        with contextlib.suppress(BraidError):
+            await (await taking).release()
+        raise

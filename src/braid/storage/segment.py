@@ -29,7 +29,7 @@ from braid.model.errors import FileMissing, InvalidArgument, LogBusy, NotAvailab
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.ports.clock import Clock
-from braid.ports.disk import Disk, FolderLock
+from braid.ports.disk import Disk, FolderLock, lock_folder
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Footer
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
@@ -135,7 +135,7 @@ class SegmentStorage:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
         folder = f"{shelf.folder}/{topic_path}/{descriptor}"
         await shelf.disk.make_folder(folder)
-        lock = await shelf.disk.lock(folder)
+        lock = await lock_folder(shelf.disk, folder)
         try:
             return await cls._open_locked(
                 shelf,
