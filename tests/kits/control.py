@@ -179,6 +179,16 @@ def faults(*planned: Fault, of: str = "txn") -> Callable[[str], Fault]:
     return fault
 
 
+def faults_at(*steps: tuple[str, Fault]) -> Callable[[str], Fault]:
+    """Each meets the next request of its name, in this order."""
+    left = list(steps)
+
+    def fault(request: str) -> Fault:
+        return left.pop(0)[1] if left and left[0][0] == request else Fault.NONE
+
+    return fault
+
+
 async def wait_until(condition: Callable[[], bool]) -> None:
     """In virtual time, which costs nothing."""
     for _ in range(10_000):

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from braid.model.errors import BraidError, ConditionFailed, SubscriptionNotFound, TopicExists, TopicNotFound
+from braid.metadata import paths
+from braid.model.errors import (
+    BraidError,
+    ConditionFailed,
+    MetadataUncertain,
+    SubscriptionNotFound,
+    TimedOut,
+    TopicExists,
+    TopicNotFound,
+)
+from braid.model.names import SegmentName, TopicName
+from braid.model.subscription import Cursor, decode
 from tests.kits.brokers import PATH, Brokers, until, with_brokers
 
 LATE_S = 2.0
@@ -150,5 +161,128 @@ def test_a_deletion_that_its_client_has_given_up_does_not_touch_the_next_topic_o
             made = await client.admin.create_topic("orders")
             assert isinstance(await deleting, TopicNotFound)
             assert (await client.admin.topic("orders"))["topicId"] == made["topicId"]
+
+    with_brokers(test, ("b", "a"))
+
+
+def stored(brokers: Brokers) -> Cursor:
+    """The cursor on the first segment, as the metadata store has it."""
+    name = SegmentName.of(TopicName.parse(PATH), brokers.running["b"].topics.get(PATH).layout.segment(0))
+    entry = brokers.store._server.get(paths.cursor(PATH, name.descriptor, "billing"))
+    assert entry is not None
+    return decode(Cursor, entry.value)
+
+
+def test_a_skip_beside_a_seek_that_is_stored_and_not_answered_yet_counts_from_there() -> None:
+    """It knew the new placement and the old offset, and jumped over what the seek had brought back."""
+
+    async def test(brokers: Brokers) -> None:
+        await a_subscription(brokers)
+        async with brokers.client("b") as one, brokers.client("a") as two:
+            await one.admin.seek("orders", "billing", {0: 50})
+            before = stored(brokers).placement
+            slow(brokers, "b")
+            seeking = asyncio.ensure_future(one.admin.seek("orders", "billing", {0: 0}))
+            await until(lambda: stored(brokers).placement != before)
+            await two.admin.skip("orders", "billing", segment=0, count=15)
+            await seeking
+            assert stands_at(brokers) in (0, 15)
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_skip_whose_answer_was_lost_between_brokers_is_not_made_twice() -> None:
+    """The broker that asked was refused at its second try, for others had skipped since, and told that as certain."""
+
+    async def test(brokers: Brokers) -> None:
+        await a_subscription(brokers)
+        before = stored(brokers).placement
+        async with brokers.client("a") as one, brokers.client("b") as two:
+            slow(brokers, "b")
+            first = asyncio.ensure_future(outcome(one.admin.skip("orders", "billing", segment=0, count=15)))
+            await until(lambda: stored(brokers).placement != before)
+            brokers.network.cut("a", "b")
+            brokers.network.reset("a", "b")
+            brokers.store_of("b").delay_s = lambda: 0.0
+            await until(lambda: stands_at(brokers) == 15)
+            await two.admin.skip("orders", "billing", segment=0, count=10)
+            brokers.network.heal()
+            assert isinstance(await first, TimedOut), "it is not known"
+            assert stands_at(brokers) == 25
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_subscription_can_be_set_after_the_store_was_away_in_the_middle_of_a_seek() -> None:
+    """The seek was stored, and its owner did not know: nobody could set the subscription until an ack came."""
+
+    async def test(brokers: Brokers) -> None:
+        await a_subscription(brokers)
+        before, store = stored(brokers).placement, brokers.store_of("b")
+        store.delay_s = lambda: 0.5
+        seek = brokers.call("b", "seek_subscription", topic="orders", subscription="billing", to="latest")
+        seeking = asyncio.ensure_future(outcome(seek))
+        await until(lambda: stored(brokers).placement != before)
+        store.disconnect()
+        await asyncio.sleep(1)
+        store.delay_s = lambda: 0.0
+        store.reconnect()
+        assert isinstance(await seeking, MetadataUncertain)
+        async with brokers.client("b") as client:
+            assert await client.admin.seek("orders", "billing", {0: 10}) == {"offsets": {"0": 10}}
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_late_deletion_does_not_end_the_consumers_of_the_next_subscription() -> None:
+    async def test(brokers: Brokers) -> None:
+        known = await a_subscription(brokers)
+        slow(brokers, "a")
+        about = {"topic": "orders", "subscription": "billing", "subscriptionId": known["subscriptionId"]}
+        removing = asyncio.ensure_future(outcome(brokers.call("a", "delete_subscription", **about)))
+        await until(lambda: brokers.store._server.get(paths.subscription(PATH, "billing")) is None)
+        async with brokers.client("b") as client:
+            await client.admin.create_subscription("orders", "billing", start="earliest")
+            async with client.stream_consumer("orders", "billing") as consumer:
+                assert await consumer.receive(10) is not None
+                await removing
+                for _ in range(99):
+                    assert await consumer.receive(10) is not None
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_deletion_that_is_repeated_is_not_held_up_by_the_consumers_of_the_next_one() -> None:
+    async def test(brokers: Brokers) -> None:
+        known = await a_subscription(brokers)
+        topic = await brokers.call("b", "get_topic", topic="orders")
+        about = {"topic": "orders", "subscription": "billing", "subscriptionId": known["subscriptionId"]}
+        async with brokers.client("b") as client:
+            await client.admin.delete_subscription("orders", "billing")
+            async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+                assert await consumer.receive(10) is not None
+                assert isinstance(
+                    await outcome(brokers.call("a", "delete_subscription", **about)), SubscriptionNotFound
+                )
+            await client.admin.delete_topic("orders", force=True)
+            await client.admin.create_topic("orders")
+            async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+                await consumer.receive(0.1)
+                repeat = outcome(brokers.call("a", "delete_topic", topic="orders", topicId=topic["topicId"]))
+                assert isinstance(await repeat, TopicNotFound)
+
+    with_brokers(test, ("b", "a"))
+
+
+def test_a_topic_is_deleted_through_a_broker_that_has_not_heard_of_it_yet() -> None:
+    async def test(brokers: Brokers) -> None:
+        await a_subscription(brokers)
+        async with brokers.client("a") as behind, brokers.client("b") as client:
+            brokers.store_of("a").lag()
+            await client.admin.delete_topic("orders")
+            await client.admin.create_topic("orders")
+            asyncio.get_running_loop().call_later(1, brokers.store_of("a").catch_up)
+            await behind.admin.delete_topic("orders")
+            assert brokers.store._server.get(paths.layout(PATH)) is None
 
     with_brokers(test, ("b", "a"))

@@ -28,7 +28,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Cursor, Placing, decode, encode
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.kits.control import ORDERS, PlainSegment, counted, faults, own, plain_segment
+from tests.kits.control import ORDERS, PlainSegment, counted, faults, faults_at, own, plain_segment
 
 NAME = SegmentName(ORDERS, FULL_RANGE, SegmentId(0))
 
@@ -106,14 +106,65 @@ def test_a_seek_that_began_before_a_loss_was_accepted_has_to_look_again() -> Non
     run_simulation(1, main)
 
 
-def test_a_skip_never_takes_a_cursor_back_behind_what_was_acked_meanwhile() -> None:
+def test_a_skip_counts_from_the_cursor_as_it_is_and_goes_no_further_than_the_end() -> None:
     async def main(simulation: Simulation) -> None:
         cursors = (await opened(MemoryStore(simulation.clock))).cursors
         await cursors.place(Placing("billing", Offset(0)))
         cursors.advance("billing", Offset(50))
-        assert await cursors.place(Placing("billing", Offset(40), never_back=True)) == 50
-        assert await cursors.place(Placing("billing", Offset(60), never_back=True)) == 60
-        assert await cursors.place(Placing("billing", Offset(40))) == 40
+        assert await cursors.place(Placing("billing", Offset(0), skip=15)) == 65
+        assert await cursors.place(Placing("billing", Offset(80), skip=5)) == 85, "what is gone is not counted"
+        assert await cursors.place(Placing("billing", Offset(0), skip=1 << 53)) == 100
+        with pytest.raises(SubscriptionNotFound):
+            await cursors.place(Placing("nobody", Offset(0), skip=1))
+
+    run_simulation(1, main)
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_seek_whose_place_was_lost_with_records_is_made_again(lossy: bool) -> None:
+    """What the seek had set is not where the cursor is any more: its repeat has to look."""
+
+    async def main(simulation: Simulation) -> None:
+        cursors = (await opened(MemoryStore(simulation.clock))).cursors
+        await cursors.place(Placing("billing", Offset(0)))
+        seek = Placing("billing", Offset(40), request_id=RequestId(7), since=cursors.placement("billing"))
+        await cursors.place(seek)
+        await cursors.load(lossy=lossy)
+        if lossy:
+            with pytest.raises(ConditionFailed):
+                await cursors.place(seek)
+        else:
+            assert await cursors.place(seek) == 40
+
+    run_simulation(1, main)
+
+
+def test_after_a_place_of_which_nothing_is_known_store_and_memory_agree_again() -> None:
+    """The answer was lost, and so was the read-back. Nothing could be placed any more until an ack came."""
+
+    async def main(simulation: Simulation) -> None:
+        store = MemoryStore(simulation.clock)
+        cursors = (await opened(store)).cursors
+        await cursors.place(Placing("billing", Offset(10)))
+        before = cursors.placement("billing")
+        store.fault = faults_at(("txn", Fault.UNCERTAIN), ("list", Fault.UNAVAILABLE))
+        with pytest.raises(MetadataUncertain):
+            await cursors.place(Placing("billing", Offset(40), request_id=RequestId(7), since=before))
+        assert await stored(store) == 40
+        await cursors.flush()
+        assert await stored(store) == cursors.offset("billing") == 10
+        assert await placement(store) == cursors.placement("billing") == before
+
+    run_simulation(1, main)
+
+
+def test_a_subscription_that_is_made_again_takes_a_cursor_over_under_another_placement() -> None:
+    async def main(simulation: Simulation) -> None:
+        cursors = (await opened(MemoryStore(simulation.clock))).cursors
+        await cursors.place(Placing("billing", Offset(10)))
+        before = cursors.placement("billing")
+        assert await cursors.begin("billing", Offset(60)) == 10
+        assert cursors.placement("billing") != before
 
     run_simulation(1, main)
 

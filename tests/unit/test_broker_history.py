@@ -11,7 +11,7 @@ from braid.testing.checkers.topic_history import Seek, TopicHistory
 def history(records: int = 20) -> TopicHistory:
     """A topic of one segment that is open; a subscription has stored acks below 17."""
     made = TopicHistory(survives_power_loss=True)
-    made.recovered(0, 0)
+    made.recovered(0, 0, now=1.5)
     for number in range(records):
         made.give(1, number, None, b"%d" % number)
     first = made.consumer("billing", "first", now=0.0)
@@ -32,14 +32,14 @@ def test_acks_of_what_was_lost_are_forgiven_as_soon_as_the_log_is_open_again() -
     """2536106257: the judge heard of it a moment later than a consumer."""
     topic = history()
     topic.lost({0: 20})
-    topic.recovered(0, 12)
+    topic.recovered(0, 12, now=1.5)
     topic.consumer("billing", "late", now=2.0).handed(0, 12, b"12", 3.0)
 
 
 def test_acks_of_what_was_kept_count_after_a_loss_as_before() -> None:
     topic = history()
     topic.lost({0: 20})
-    topic.recovered(0, 12)
+    topic.recovered(0, 12, now=1.5)
     with pytest.raises(PromiseBroken, match="acked below 12"):
         topic.consumer("billing", "late", now=2.0).handed(0, 11, b"11", 3.0)
 
@@ -47,15 +47,15 @@ def test_acks_of_what_was_kept_count_after_a_loss_as_before() -> None:
 def test_each_loss_says_where_the_log_was_cut() -> None:
     """910692: the answer to a flush came when the log had been cut back by another owner."""
     topic = history()
-    topic.recovered(0, 20)
+    topic.recovered(0, 20, now=1.5)
     assert topic.cuts[0] == []
     topic.lost({0: 20})
-    topic.recovered(0, 20)  # Nothing of it was lost.
+    topic.recovered(0, 20, now=1.5)  # Nothing of it was lost.
     assert topic.cuts[0] == []
     for end in (12, 5):
         topic.lost({0: 20})
-        topic.recovered(0, end)
-    assert topic.cuts[0] == [12, 5]
+        topic.recovered(0, end, now=1.5)
+    assert [cut.offset for cut in topic.cuts[0]] == [12, 5]
 
 
 def test_what_a_consumer_kept_from_before_a_loss_does_not_hide_that_the_new_record_was_handed_out() -> None:
@@ -63,7 +63,7 @@ def test_what_a_consumer_kept_from_before_a_loss_does_not_hide_that_the_new_reco
     topic = history()
     topic.lost({0: 20})
     topic.stopped()
-    topic.recovered(0, 16)
+    topic.recovered(0, 16, now=1.5)
     topic.give(2, 1, None, b"new")
     log = {0: [(b"%d" % number, None) for number in range(16)] + [(b"new", None)]}
     with pytest.raises(PromiseBroken, match="never given b'new'"):
@@ -74,3 +74,15 @@ def test_what_a_consumer_kept_from_before_a_loss_does_not_hide_that_the_new_reco
     topic.subscription("billing").seeks[0] = Seek(16, at=3.5)
     with pytest.raises(PromiseBroken, match="never given b'new'"):
         topic.check_log(log)
+
+
+def test_a_consumer_that_came_after_a_loss_is_not_to_hand_out_what_was_lost() -> None:
+    topic = history()
+    topic.lost({0: 20})
+    topic.stopped()
+    topic.recovered(0, 16, now=1.5)
+    topic.give(2, 1, None, b"new")
+    topic.consumer("billing", "one", now=2.0).handed(0, 16, b"new", 3.0)
+    topic.consumer("billing", "old", now=1.0).handed(0, 16, b"16", 3.0)  # It may have waited there.
+    with pytest.raises(PromiseBroken, match="I7"):
+        topic.consumer("billing", "two", now=3.0).handed(0, 16, b"16", 4.0)

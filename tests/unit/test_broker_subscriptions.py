@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from braid.broker.groups.subscriptions import Progress, SeekRequest, Subscriptions
-from braid.broker.peers.links import Peers
-from braid.broker.segments.segment_access import SegmentAccesses
-from braid.broker.topics import Topics
-from braid.cluster.members import Members
-from braid.cluster.owners import Owners
+from braid.broker.groups.subscriptions import Progress
 from braid.metadata import paths
-from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.memory import Fault
 from braid.metadata.store import Delete, Put
-from braid.metadata.view import View
 from braid.model.errors import (
-    ConditionFailed,
     InvalidArgument,
     InvalidName,
     MetadataUnavailable,
@@ -30,54 +22,12 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.ids import NO_REQUEST, Offset, RequestId, SegmentId
+from braid.model.ids import Offset, SegmentId
 from braid.model.subscription import Subscription, SubscriptionKind, encode
 from braid.testing.sim.loop import Simulation, run_simulation
-from braid.testing.sim.network import SimulatedNetwork
 from braid.wire import operations
-from tests.kits.control import ORDERS, PlainSegment, PlainSegments, faults, make_topic
-
-STREAM = SubscriptionKind.STREAM
-KEY = paths.subscription(ORDERS.path, "billing")
-
-
-class World:
-    def __init__(self, store: MemoryStore, topics: Topics, segments: PlainSegments, subs: Subscriptions) -> None:
-        self.store = store
-        self.topics = topics
-        self.segments = segments
-        self.subs = subs
-
-    @classmethod
-    async def make(cls, simulation: Simulation, *, segments: int = 2, end: int = 100) -> World:
-        store = MemoryStore(simulation.clock)
-        view = View(store)
-        topics = Topics(view, simulation.clock, simulation.random)
-        owners, members = Owners(view), Members(view)
-        await view.load()
-        topic = await make_topic(topics, segments=segments)
-        served = PlainSegments()
-        await served.serve(store, ORDERS, topic, end=end)
-        peers = Peers("broker-1", members, SimulatedNetwork(simulation.random).host("machine"))
-        accesses = SegmentAccesses("broker-1", served, owners, members, peers.call)
-        subs = Subscriptions(store, topics, served, accesses, simulation.clock, simulation.random)
-        return cls(store, topics, served, subs)
-
-    async def create(self, start: str = "earliest", name: str = "billing") -> Subscription:
-        return await self.subs.create(ORDERS, name, kind=STREAM, start=start)
-
-    def __getitem__(self, segment: int) -> PlainSegment:
-        return self.segments.get(ORDERS.path, segment)
-
-    def offsets(self, name: str = "billing") -> list[int | None]:
-        return [segment.cursors.offset(name) for segment in self.segments.of_topic(ORDERS.path)]
-
-    async def exists(self) -> bool:
-        return await self.store.client("looker-on").get(KEY) is not None
-
-    async def stored_cursors(self) -> int:
-        listing = await self.store.client("looker-on").list(paths.topic_segments_prefix(ORDERS.path))
-        return sum(paths.subscription_of_cursor(entry.key) is not None for entry in listing.entries)
+from tests.kits.control import ORDERS, faults
+from tests.kits.subscriptions import KEY, STREAM, World
 
 
 @pytest.mark.parametrize(("start", "offsets"), [("earliest", [30, 0]), ("latest", [100, 100])])
@@ -217,7 +167,7 @@ def test_deleting_closes_channels_and_removes_cursors() -> None:
         assert world.offsets("audit") == [0, 0]
         assert await world.stored_cursors() == 2
         for segment in range(2):
-            assert world[segment].closed == [("billing", "subscription-not-found", 0)]
+            assert world[segment].closed == [("billing", "subscription-not-found", None)]
         for call in (
             world.subs.delete(ORDERS, "billing"),
             world.subs.get(ORDERS, "billing"),
@@ -404,91 +354,6 @@ def test_a_subscription_that_lacks_a_cursor_gets_one_at_the_earliest_record() ->
         assert await world.subs.sweep() == 0
         assert segment.cursors.offset("billing") == segment.earliest
         assert await world.stored_cursors() == 2
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_create_that_is_repeated_finds_its_own_subscription_and_nobody_elses() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-
-        def create(request_id: int) -> Awaitable[Subscription]:
-            return world.subs.create(ORDERS, "billing", kind=STREAM, start="earliest", request_id=RequestId(request_id))
-
-        first = await create(5)
-        world[0].cursors.advance("billing", Offset(50))
-        assert await create(5) == first
-        assert world.offsets() == [50, 0]
-        for other in (6, NO_REQUEST):
-            with pytest.raises(SubscriptionExists):
-                await create(other)
-        await world.subs.delete(ORDERS, "billing")
-        assert (await create(5)).id != first.id
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_deletion_that_comes_late_does_not_touch_the_next_subscription_of_that_name() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        assert await world.subs.identify(ORDERS, "billing") == (0, {})
-        old = await world.create()
-        assert (await world.subs.identify(ORDERS, "billing"))[0] == old.id
-        await world.subs.delete(ORDERS, "billing", old.id)
-        new = await world.create()
-        for late in (old.id, 0):
-            with pytest.raises(SubscriptionNotFound):
-                await world.subs.delete(ORDERS, "billing", late)
-        assert await world.subs.get(ORDERS, "billing") == new
-        assert world.offsets() == [0, 0]
-        assert len(world[0].closed) == 1, "the new one's channels stay open"
-        await world.subs.delete(ORDERS, "billing", new.id)
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_deletion_by_id_finishes_what_an_earlier_one_has_left() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        await world.create()
-        await world.store.txn([], [Delete(KEY)])
-        gone, placements = await world.subs.identify(ORDERS, "billing")
-        assert gone == 0
-        assert len(placements) == 2
-        await world.subs.delete(ORDERS, "billing", gone)
-        assert await world.stored_cursors() == 0
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
-
-
-SEEKS: dict[str, Callable[[Subscriptions, SeekRequest], Awaitable[dict[SegmentId, Offset]]]] = {
-    "to an end": lambda subs, request: subs.seek_to(ORDERS, "billing", "latest", request),
-    "to a time": lambda subs, request: subs.seek_to_time(ORDERS, "billing", 1, request),
-    "to offsets": lambda subs, request: subs.seek_to_offsets(ORDERS, "billing", {SegmentId(0): Offset(70)}, request),
-    "forward": lambda subs, request: subs.skip(ORDERS, "billing", SegmentId(0), 30, request),
-}
-
-
-@pytest.mark.parametrize("way", SEEKS)
-def test_a_seek_that_is_repeated_or_late_changes_nothing(way: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        await world.create()
-        _, known = await world.subs.identify(ORDERS, "billing")
-        request = SeekRequest(RequestId(7), known)
-        offsets = await SEEKS[way](world.subs, request)
-        reached = world.offsets()
-        assert await SEEKS[way](world.subs, request) == offsets
-        assert world.offsets() == reached
-        await world.subs.seek_to_offsets(ORDERS, "billing", {SegmentId(0): Offset(3)})
-        for late in (request, SeekRequest(RequestId(8), known)):
-            with pytest.raises(ConditionFailed):
-                await SEEKS[way](world.subs, late)
-        assert world.offsets()[0] == 3
         await world.topics.view.stop()
 
     run_simulation(1, main)

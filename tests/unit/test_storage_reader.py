@@ -11,12 +11,12 @@ from braid.model.batch.header import body_of
 from braid.model.errors import LogClosed, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
 from braid.model.topic import Durability
-from braid.storage.chunk import RUN_BYTES
+from braid.storage.chunk import RUN_BYTES, Index
 from braid.storage.history.exporter import chunk_name
 from braid.storage.log import recovery, wal
 from braid.storage.log.log import LogConfig
 from braid.storage.log.wal import FrameWalk, wal_name
-from braid.storage.reader import LogReader
+from braid.storage.reader import LogReader, read_batches
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import MemoryObjects
@@ -221,6 +221,29 @@ def test_a_reader_with_little_credit_does_not_read_header_by_header(max_bytes: i
     run(main)
 
 
+class Remembered(Bytes):
+    """Bytes that remember what was last read of them."""
+
+    async def read(self, position: int, length: int) -> bytes:
+        self.last = await super().read(position, length)
+        return self.last
+
+
+@simulated
+async def test_a_batch_is_copied_only_where_it_would_keep_much_more_in_memory(world: World) -> None:
+    small = b"".join(stamped_batch(offset, body=b"x" * 104) for offset in range(600))
+    for limit in (1, 600):
+        found = await read_batches(Remembered(small), Index(), len(small), 0, limit, 500)
+        assert memoryview(memoryview(found[0].data).obj).nbytes <= 500
+    large = Remembered(stamped_batch(0, body=b"x" * (1 << 20)) + stamped_batch(1, body=b"y"))
+    found = await read_batches(large, Index(), 1 << 21, 0, 2, 1 << 20)
+    assert memoryview(found[0].data).obj is large.last
+    filled = Remembered(small)
+    found = await read_batches(filled, Index(), len(small), 0, 600, 1 << 20)
+    assert len(found) == 600
+    assert memoryview(found[0].data).obj is filled.last
+
+
 @pytest.mark.parametrize("window_bytes", [50, 4_096])
 def test_batches_larger_than_a_read_and_than_a_window_come_whole(
     window_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -230,7 +253,7 @@ def test_batches_larger_than_a_read_and_than_a_window_come_whole(
 
     async def main(world: World) -> None:
         segment = await world.a.start(cache_bytes=0).open(LogConfig())
-        bodies = [b"a" * 10, b"b" * 20_000, b"c" * 5_000, b"d" * 30_000, b"e" * 10]
+        bodies = [b"a" * 10, b"b" * 20_000, b"c" * 5_000, b"d" * 130_000, b"e" * 10]
         for body in bodies:
             segment.append(make_batch(body=body))
         await segment.log.flush()

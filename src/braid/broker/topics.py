@@ -75,6 +75,14 @@ class Topics:
         topic = self._table.get(path)
         return self._table.unchanged(path) if topic is not None and topic.deleting else None
 
+    async def stored(self, path: str) -> Topic | None:
+        """As the store has it now, also if it is being deleted; the view has caught up with that."""
+        entry = await self._store.get(paths.layout(path))
+        if entry is None:
+            return None
+        await self.view.caught_up(entry.revision)
+        return Topic.from_json(entry.value)
+
     async def create(
         self,
         name: TopicName,
@@ -119,7 +127,9 @@ class Topics:
             if entry is None:
                 raise TopicNotFound(f"topic {name} cannot be deleted: it does not exist")
             topic = Topic.from_json(entry.value)
-            if topic_id not in (None, topic.id):
+            if topic_id is None:
+                topic_id = topic.id
+            if topic_id != topic.id:
                 raise TopicNotFound(f"topic {name} cannot be deleted: it was deleted, and created again since")
             revision: Revision | None = entry.revision
             if not topic.deleting:

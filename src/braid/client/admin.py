@@ -256,7 +256,11 @@ class Admin:
         about = {"topic": arguments["topic"], "subscription": arguments["subscription"]}
         while True:
             found = await self._call("identify_subscription", about, deadline=deadline)
-            request = {"requestId": self._new_id(), "since": found["placements"]}
+            request = {
+                "requestId": self._new_id(),
+                "subscriptionId": found["subscriptionId"],
+                "since": found["placements"],
+            }
             try:
                 result: Json = await self._call(
                     call,

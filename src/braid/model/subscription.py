@@ -47,9 +47,11 @@ class Placing(msgspec.Struct, frozen=True):
 
     subscription: str
     offset: Offset
+    """Where to; with `skip`, the first offset that still exists: skipping begins there or at the cursor."""
+    skip: int = 0
+    """So many records on, or as many as there are. The owner counts them from where the cursor is when it is placed, so
+    acks that come meanwhile are not undone."""
     only_if_absent: bool = False
-    never_back: bool = False
-    """Leave the cursor where acks have brought it, if that is further than `offset`."""
     request_id: RequestId = NO_REQUEST
     """A cursor that this call has placed is not placed again."""
     since: int | None = None

@@ -273,7 +273,7 @@ async def read_batches(
         data = await source.read(position, wanted)
         view = memoryview(data)
         batches: list[Batch] = []
-        at, expected, room = 0, offset, max_bytes
+        at, expected, room, ended = 0, offset, max_bytes, False
         needed = HEADER_BYTES
         try:
             while at + HEADER_BYTES <= len(data):
@@ -283,7 +283,8 @@ async def read_batches(
                     if header.base_offset > expected:
                         raise BatchTruncated(f"offset {expected} is missing: next comes offset {header.base_offset}")
                     if header.next_offset > limit:
-                        return batches
+                        ended = True
+                        break
                     if at + needed > len(data) or (batches and needed > room):
                         break
                     verify(data, at)
@@ -295,8 +296,8 @@ async def read_batches(
         except BatchError:
             if not batches:  # What stands before it is good; the next read begins at it and says so.
                 raise
-        if batches:
-            if len(data) > max_bytes:  # A few batches must not keep the whole run in memory.
+        if batches or ended:
+            if 2 * (max_bytes - room) < len(data):  # A few batches must not keep the whole run in memory.
                 return [Batch(header, bytes(part)) for header, part in batches]
             return batches
         if position + len(data) >= batch_end or len(data) < wanted:

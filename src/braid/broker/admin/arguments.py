@@ -87,15 +87,16 @@ class DeleteSubscription(OnSubscription, frozen=True, rename="camel"):
 
 class PlaceSubscription(OnSubscription, frozen=True, rename="camel"):
     request_id: CallId = NO_REQUEST
+    subscription_id: int | None = None
+    """The subscription that is meant: one of the same name that was created since stays where it is."""
     since: dict[str | int, int] | None = None
     """By segment id, the placements that the caller knew (`identify_subscription`). Where the subscription was placed
     since, it stays, and the call fails."""
 
     @property
-    def request(self) -> SeekRequest | None:
-        if self.request_id == NO_REQUEST and self.since is None:
-            return None
-        return SeekRequest(self.request_id, None if self.since is None else by_segment(self.since, "since"))
+    def request(self) -> SeekRequest:
+        since = None if self.since is None else by_segment(self.since, "since")
+        return SeekRequest(self.request_id, since, self.subscription_id)
 
 
 class SeekSubscription(PlaceSubscription, frozen=True):

@@ -19,8 +19,7 @@ from braid.broker.admin.reports import TopicReport
 from braid.broker.admin.results import offsets_json, some_names, subscription_json
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
-from braid.broker.groups.subscriptions import LATEST
-from braid.model.errors import InvalidArgument, SubscriptionBusy
+from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import SegmentId
 from braid.model.names import TopicName, check_name
 from braid.model.subscription import Subscription
@@ -75,6 +74,12 @@ class SubscriptionCalls:
     async def delete_subscription(self, arguments: DeleteSubscription, principal: Principal) -> None:
         name, subscription = arguments.name, check_name("subscription", arguments.subscription)
         self._may_subscribe(principal, name)
+        # First, for the consumers that are connected may be those of the next subscription of that name.
+        id_, _ = await self._services.subscriptions.identify(name, subscription)
+        if id_ and arguments.subscription_id not in (None, id_):
+            raise SubscriptionNotFound(
+                f"there is no such subscription {subscription} of {name} any more: it was deleted"
+            )
         report = await self._services.reports.of_topic(name)
         consumers = report.connected(subscription)
         if consumers and not arguments.force:
@@ -120,7 +125,7 @@ class SubscriptionCalls:
                 "neither, to skip everything"
             )
         if segment is None or count is None:
-            offsets = await subscriptions.seek_to(name, subscription, LATEST, arguments.request)
+            offsets = await subscriptions.skip_all(name, subscription, arguments.request)
         else:
             offsets = await subscriptions.skip(name, subscription, SegmentId(segment), count, arguments.request)
         _log.info("%s skipped subscription %s of %s to %s", principal.name, subscription, name, offsets)

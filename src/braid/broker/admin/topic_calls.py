@@ -66,13 +66,16 @@ class TopicCalls:
     async def get_topic(self, arguments: GetTopic, principal: Principal) -> dict[str, Any]:
         self._access.check_may_know(principal, arguments.name)
         topics, path = self._services.topics, arguments.name.path
-        marked = topics.all().get(path) if arguments.deleting else None
-        return topic_json(arguments.name, marked or topics.get(path))
+        stored = await topics.stored(path) if arguments.deleting else None
+        return topic_json(arguments.name, stored or topics.get(path))
 
     async def delete_topic(self, arguments: DeleteTopic, principal: Principal) -> None:
         name = arguments.name
         self._access.check_topic(principal, name, Action.ADMIN)
-        if name.path not in self._services.topics.all():
+        # From the store, for another broker may just have created it; and before consumers are looked at, which may be
+        # those of the next topic of that name.
+        topic = await self._services.topics.stored(name.path)
+        if topic is None or arguments.topic_id not in (None, topic.id):
             raise TopicNotFound(f"topic {name} cannot be deleted: it does not exist")
         consumers = [] if arguments.force else await self._connected(name)
         if consumers:
@@ -80,7 +83,7 @@ class TopicCalls:
                 f"topic {name} cannot be deleted: it has {len(consumers)} connected consumers "
                 f"({some_names(consumers)}); stop them, or use force"
             )
-        await self._services.deletion.delete(name, arguments.topic_id)
+        await self._services.deletion.delete(name, topic.id)
         _log.info("%s deleted topic %s", principal.name, name)
 
     async def topic_stats(self, arguments: OnTopic, principal: Principal) -> dict[str, Any]:

@@ -52,6 +52,8 @@ from braid.ports.clock import Clock
 from braid.ports.tasks import all_of
 from braid.wire.operations import SegmentPositions
 
+EVERYTHING: Final = 1 << 53
+"""So many records no segment has."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 MAX_TRIES: Final = 5
@@ -81,7 +83,9 @@ class SeekRequest(msgspec.Struct, frozen=True):
 
     id: RequestId = NO_REQUEST
     since: dict[SegmentId, int] | None = None
-    """By segment, the placement that the caller knew. None: whatever it is when the call begins."""
+    """By segment, the placement that the caller knew. None: whatever it is when the call has its turn."""
+    subscription_id: int | None = None
+    """The subscription that the caller knew; None: whichever has the name."""
 
 
 class Subscriptions:
@@ -173,7 +177,7 @@ class Subscriptions:
                 raise _not_found(topic, name)
             segments = self._of_layout(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
-                await self._remove_key(topic, name, subscription_id)
+                await self._remove_key(topic, name, decode(Subscription, entry.value).id)
             elif not await self._has_cursors(segments.values(), name):
                 raise _not_found(topic, name)
             removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
@@ -221,19 +225,16 @@ class Subscriptions:
     async def skip(
         self, topic: TopicName, name: str, segment_id: SegmentId, count: int, request: SeekRequest | None = None
     ) -> dict[SegmentId, Offset]:
-        """Leave out the next `count` records of one segment, or as many as it has. To skip everything, seek to the
-        latest."""
+        """Leave out the next `count` records of one segment, or as many as it has."""
         if count < 1:
             raise InvalidArgument(f"{count} records cannot be skipped; skip 1 or more")
+        return await self._seek(topic, name, [segment_id], _from_the_cursor, request, skip=min(count, EVERYTHING))
 
-        async def find(_: SegmentId, access: SegmentAccess) -> Offset:
-            offset = (await access.progress()).get(name)
-            if offset is None:
-                raise _not_found(topic, name)
-            ends = await access.positions()
-            return Offset(min(max(offset, ends.earliest) + count, ends.end))
-
-        return await self._seek(topic, name, [segment_id], find, request, never_back=True)
+    async def skip_all(
+        self, topic: TopicName, name: str, request: SeekRequest | None = None
+    ) -> dict[SegmentId, Offset]:
+        """Leave out everything that waits now."""
+        return await self._seek(topic, name, None, _from_the_cursor, request, skip=EVERYTHING)
 
     async def sweep(self, path: str | None = None) -> int:
         """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Leftovers
@@ -307,14 +308,14 @@ class Subscriptions:
             await asyncio.sleep(RETRY_S)
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was created; try again")
 
-    async def _remove_key(self, topic: TopicName, name: str, subscription_id: int | None) -> None:
+    async def _remove_key(self, topic: TopicName, name: str, subscription_id: int) -> None:
         key = paths.subscription(topic.path, name)
         for _ in range(MAX_TRIES):
             entry = await self._store.get(key)
             if entry is None:
                 return
-            if subscription_id not in (None, decode(Subscription, entry.value).id):
-                raise _not_found(topic, name)
+            if subscription_id != decode(Subscription, entry.value).id:
+                return  # It was removed by a try whose answer was lost, and another one has its name now.
             try:
                 result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
                 if result.succeeded:
@@ -341,19 +342,19 @@ class Subscriptions:
         find: Callable[[SegmentId, SegmentAccess], Awaitable[Offset]],
         request: SeekRequest | None,
         *,
-        never_back: bool = False,
+        skip: int = 0,
     ) -> dict[SegmentId, Offset]:
         """All places are found before the first cursor moves: a seek that cannot be changes nothing."""
         request = request or SeekRequest()
         request_id = request.id or RequestId(random_id(self._random))
-        since = request.since if request.since is not None else await self._placements(topic, name)
-
-        def placing(segment: SegmentId, offset: Offset) -> Placing:
-            known = since.get(segment, 0)
-            return Placing(name, offset, never_back=never_back, request_id=request_id, since=known)
-
         async with self._turn(topic, name):
-            await self.get(topic, name)
+            if request.subscription_id not in (None, (await self.get(topic, name)).id):
+                raise _not_found(topic, name)
+            since = request.since if request.since is not None else await self._placements(topic, name)
+
+            def placing(segment: SegmentId, offset: Offset) -> Placing:
+                return Placing(name, offset, skip, request_id=request_id, since=since.get(segment, 0))
+
             segments = self._of_layout(topic, segment_ids)
             places = await all_of(find(segment, access) for segment, access in segments.items())
             found = zip(segments.items(), places, strict=True)
@@ -413,6 +414,11 @@ def _check_start(name: str, start: str) -> None:
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
     return SubscriptionNotFound(f"there is no subscription {name} of {topic}; create it first")
+
+
+async def _from_the_cursor(_: SegmentId, __: SegmentAccess) -> Offset:
+    """The owner of a segment knows better where a skip begins."""
+    return Offset(0)
 
 
 async def _start(access: SegmentAccess, start: str) -> Offset:

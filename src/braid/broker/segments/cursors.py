@@ -105,6 +105,9 @@ class Cursors:
         self._stored: dict[str, _Stored] = {}
         self._dirty: dict[str, None] = {}
         """Subscriptions whose position in memory is not the one in the store."""
+        self._unsure: dict[str, None] = {}
+        """Of those, the ones of which another place may be stored: the answer to a seek was lost, and so was the look
+        at what became of it."""
         self._acks = 0
         """Since the last flush."""
         self._turn = asyncio.Lock()
@@ -176,29 +179,40 @@ class Cursors:
         self._check_place(subscription, offset)
         async with self._turn:
             known = self._offsets.get(subscription)
+            if known is None and placing.skip:
+                raise self._not_found(subscription)
             if known is not None and (placing.only_if_absent or self._is_placed_by(subscription, placing.request_id)):
                 return known
-            if placing.since not in (None, self.placement(subscription)):
+            if placing.since is not None and placing.since not in await self._placements_now(subscription):
                 raise ConditionFailed(
                     f"subscription {subscription} was set to another place of {self.name} meanwhile; try again"
                 )
-            if placing.never_back and known is not None:
-                offset = max(offset, known)
+            if placing.skip and known is not None:
+                offset = Offset(min(max(offset, known) + placing.skip, self._end()))
             await self._place(subscription, offset, placed_by=placing.request_id)
             return offset
+
+    async def _placements_now(self, subscription: str) -> set[int]:
+        """The one that counts, and one that is stored though nobody knew whether it would be: whoever has seen that in
+        the store has seen the latest."""
+        known = {self.placement(subscription)}
+        if subscription in self._unsure:
+            await self._read_back()
+            if (stored := self._stored_place(subscription)) is not None:
+                known.add(stored.placement)
+        return known
 
     def _is_placed_by(self, subscription: str, request_id: RequestId) -> bool:
         return request_id != NO_REQUEST and self._placed_by[subscription] == request_id
 
     async def begin(self, subscription: str, offset: Offset) -> Offset | None:
         """A place for a subscription that is being created: stored only while its key does not exist, None if it does.
-        A cursor that is there already belongs to another creation, or was left behind by one. It is kept, or goes
-        down: whichever creation succeeds, nothing is skipped (I5)."""
+        A cursor that is there already belongs to another creation, or was left behind by a deletion. It stays where it
+        is, or goes down: whichever creation succeeds, nothing is skipped (I5). It is placed anew in any case: calls and
+        consumers of a subscription that was deleted know another placement."""
         self._check_place(subscription, offset)
         async with self._turn:
-            known = self._offsets.get(subscription)
-            if known is not None and known <= offset:
-                return known
+            offset = min(offset, self._offsets.get(subscription, offset))
             return offset if await self._place(subscription, offset, unless=self._subscription(subscription)) else None
 
     async def _place(
@@ -206,7 +220,14 @@ class Cursors:
     ) -> bool:
         placement = self._last_placement + 1
         place = _Place(min(offset, self._durable_end()), placement, placed_by)
-        if not await self._write({subscription: place}, unless=unless):
+        try:
+            written = await self._write({subscription: place}, unless=unless)
+        except MetadataError:
+            if subscription in self._offsets:  # It may be stored: what counts is here, and is stored again.
+                self._unsure[subscription] = None
+                self._note_dirty(subscription)
+            raise
+        if not written:
             return False
         self._last_placement = placement
         self._offsets[subscription] = offset
@@ -227,6 +248,7 @@ class Cursors:
             self._placements.pop(subscription, None)
             self._placed_by.pop(subscription, None)
             self._dirty.pop(subscription, None)
+            self._unsure.pop(subscription, None)
             self._settle([])
             return True
 
@@ -239,6 +261,8 @@ class Cursors:
             if subscription is None:
                 self._acks = 0
                 self._much_work.clear()
+            if not self._unsure.keys().isdisjoint(names):
+                await self._read_back()
             durable_end = self._durable_end()
             places = {name: self._place_up_to(durable_end, name) for name in names}
             # A cursor that waits for the log to be synced is where it was.
@@ -287,6 +311,7 @@ class Cursors:
         for subscription in subscriptions:
             if self._stored_place(subscription) == self._place_up_to(self._offsets[subscription], subscription):
                 self._dirty.pop(subscription, None)
+                self._unsure.pop(subscription, None)
             else:
                 self._dirty[subscription] = None
         if self._dirty:
@@ -345,7 +370,12 @@ class Cursors:
                 for subscription, place in places.items():
                     self._note_stored(subscription, place, result.revision)
                 return True
-            await self._read_back()
+            try:
+                await self._read_back()
+            except MetadataError as error:
+                if result is None:
+                    raise MetadataUncertain(f"it is not known whether cursors of {self.name} were stored") from error
+                raise
             if all(self._stored_place(subscription) == place for subscription, place in places.items()):
                 return True
             if unless is not None and await self._store.get(unless) is not None:

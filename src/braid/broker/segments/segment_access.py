@@ -25,10 +25,13 @@ from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.model.errors import (
+    BraidError,
+    ConditionFailed,
     ConnectFailed,
     ConnectionLost,
     Fenced,
     LogClosed,
+    MetadataUncertain,
     Moved,
     NotServing,
     Overloaded,
@@ -132,8 +135,9 @@ class LocalAccess:
 
     async def place_cursor(self, placing: Placing) -> Offset:
         segment, subscription = self._segment, placing.subscription
-        placing = msgspec.structs.replace(placing, offset=min(placing.offset, segment.end))
-        await _served(segment.sync_to(placing.offset))
+        offset = segment.earliest if placing.skip else min(placing.offset, segment.end)
+        placing = msgspec.structs.replace(placing, offset=offset)
+        await _served(segment.sync_to(segment.end if placing.skip else offset))
         stands = await _served(segment.cursors.place(placing))
         if not placing.only_if_absent:
             # At once, before an ack that is under way on an old channel can move the cursor.
@@ -142,9 +146,9 @@ class LocalAccess:
 
     async def remove_cursor(self, subscription: str) -> None:
         segment = self._segment
-        message = f"subscription {subscription} of {segment.name.topic} was deleted"
-        segment.close_channels(subscription, SubscriptionNotFound.code, message)
-        await _served(segment.cursors.remove(subscription))
+        if await _served(segment.cursors.remove(subscription)):
+            message = f"subscription {subscription} of {segment.name.topic} was deleted"
+            segment.close_channels(subscription, SubscriptionNotFound.code, message)
 
     async def replace_chunks(self, old: Sequence[str], new: str) -> int:
         return await _served(self._segment.replace_chunks(old, new))
@@ -275,7 +279,7 @@ class AnywhereAccess:
         return await self._try(lambda access: access.begin_cursor(subscription, offset))
 
     async def place_cursor(self, placing: Placing) -> Offset:
-        return await self._try(lambda access: access.place_cursor(placing))
+        return await self._try(lambda access: access.place_cursor(placing), once=True)
 
     async def remove_cursor(self, subscription: str) -> None:
         return await self._try(lambda access: access.remove_cursor(subscription))
@@ -283,19 +287,35 @@ class AnywhereAccess:
     async def replace_chunks(self, old: Sequence[str], new: str) -> int:
         return await self._try(lambda access: access.replace_chunks(old, new))
 
-    async def _try(self, ask: Callable[[SegmentAccess], Awaitable[T]]) -> T:
+    async def _try(self, ask: Callable[[SegmentAccess], Awaitable[T]], *, once: bool = False) -> T:
+        """`once`: what is asked may be refused because an earlier attempt was carried out and others followed it. Then
+        `MetadataUncertain` says that this is not known."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
+        doubt = asked = False
         while True:
             seen = self._accesses.view.changes
             attempt_s = min(ATTEMPT_S, max(give_up_at - clock(), FIRST_PAUSE_S))
+            asked = False
             try:
-                return await ask(self._accesses.now(self._name, self._topic_id, attempt_s))
+                access = self._accesses.now(self._name, self._topic_id, attempt_s)
+                asked = True
+                return await ask(access)
+            except ConditionFailed as error:
+                if doubt:
+                    raise self._unknown(error) from error
+                raise
             except AWAY as error:
+                doubt = doubt or (once and asked)
                 if clock() + pause_s >= give_up_at:
+                    if doubt:
+                        raise self._unknown(error) from error
                     if isinstance(error, TimedOut):  # To whoever asked this broker, it is not to be had now.
                         raise NotServing(str(error)) from error
                     raise
             await self._accesses.view.changed_since(seen, pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _unknown(self, error: BraidError) -> MetadataUncertain:
+        return MetadataUncertain(f"it is not known whether {self._name} was asked in time: {error}")

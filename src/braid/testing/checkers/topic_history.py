@@ -96,7 +96,7 @@ class ConsumerHistory:
 
     def handed(self, segment: int, offset: int, value: bytes, now: float) -> None:
         topic, subscription = self._topic, self.subscription
-        topic.saw(segment, offset, value)
+        topic.saw(segment, offset, value, self.born)
         if subscription is not None and subscription.brief:
             return
         expected = self.next.get(segment)
@@ -162,8 +162,8 @@ class TopicHistory:
         self.lost_at_boot = 0
         self.ends_at_loss: dict[int, int] = {}
         """By segment, where it ended when power was lost, until it is open again."""
-        self.cuts: dict[int, list[int]] = defaultdict(list)
-        """By segment, where it ended each time that it was open again without its tail."""
+        self.cuts: dict[int, list[Seek]] = defaultdict(list)
+        """By segment, where it ended, and when, each time that it was open again without its tail."""
 
     # Producers.
 
@@ -199,10 +199,11 @@ class TopicHistory:
         known = None if subscription is None else self.subscription(subscription)
         return ConsumerHistory(self, known, name, now)
 
-    def saw(self, segment: int, offset: int, value: bytes) -> None:
+    def saw(self, segment: int, offset: int, value: bytes, born: float) -> None:
+        """A consumer that was born then has handed it out."""
         if value not in self.given:
             raise PromiseBroken("I1", f"offset {offset} of segment {segment} holds {value[:40]!r}: nobody sent that")
-        if self.lost_tails:
+        if segment in self.ends_at_loss or (self.cuts[segment] and born <= self.cuts[segment][-1].at):
             return  # It may have waited in the consumer since before the loss.
         self._check_same(segment, offset, self.seen.get((segment, offset)), value)
         self._check_same(segment, offset, self.confirmed.get((segment, offset)), value)
@@ -236,13 +237,13 @@ class TopicHistory:
         for segment, end in ends.items():
             self.ends_at_loss[segment] = max(end, self.ends_at_loss.get(segment, 0))
 
-    def recovered(self, segment: int, end: int) -> None:
+    def recovered(self, segment: int, end: int, now: float) -> None:
         """A segment is open again and ends here: after a loss of power, the rest of it is given up."""
         before = self.ends_at_loss.pop(segment, None)
         self.note(f"segment {segment} is open and ends at {end}, before it was lost at {before}")
         if before is None or before <= end:
             return
-        self.cuts[segment].append(end)
+        self.cuts[segment].append(Seek(end, now))
         for subscription in self.subscriptions.values():
             stored = subscription.stored.get(segment)
             if stored is not None and stored.offset > end:

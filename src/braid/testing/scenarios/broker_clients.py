@@ -70,6 +70,9 @@ class World(Protocol):
 
     def stored_cursor(self, subscription: str, segment: int) -> int: ...
 
+    def least_end(self, segment: int) -> int:
+        """Of a segment whose tail is being lost: where it ends at least when it is open again."""
+
 
 class ClientMachine:
     def __init__(self, world: World, name: str) -> None:
@@ -323,11 +326,12 @@ class ClientMachine:
                 continue  # It went to another consumer, or to another place.
             if subscription.brief or subscription.unknown or subscription.sought_at >= began:
                 continue  # Set to another place meanwhile: what was flushed may count no more.
-            if feed.segment in self.history.ends_at_loss:
-                continue  # Its tail is being lost, and what was flushed may lie there.
             # The answer to a flush may come late, from an owner whose log was cut back since by another one.
-            acked = min([acked, *self.history.cuts[feed.segment][cuts[feed] :]])
-            subscription.stored[feed.segment] = Seek(acked, self._now())
+            acked = min([acked, *(cut.offset for cut in self.history.cuts[feed.segment][cuts[feed] :])])
+            if feed.segment in self.history.ends_at_loss:
+                acked = min(acked, self.world.least_end(feed.segment))  # It is being cut back, no further than this.
+            else:
+                subscription.stored[feed.segment] = Seek(acked, self._now())
             stored = self.world.stored_cursor(subscription.name, feed.segment)
             if stored < acked:
                 raise PromiseBroken("acks", f"{history.name} flushed acks up to {acked}; the store has {stored}")

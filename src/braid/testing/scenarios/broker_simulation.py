@@ -662,7 +662,9 @@ class World:
                 if any(known.name == segment.name and broker is of for known, of in self._known.items()):
                     self.counts.segments_reopened += 1
                 self._known[segment] = broker
-                self.history.recovered(segment.name.id, segment.storage.recovered.next_offset)
+                self.history.recovered(
+                    segment.name.id, segment.storage.recovered.next_offset, self.simulation.clock.monotonic()
+                )
                 self._follow(segment)
             self._check_channels(segment)
             self._check_cursors(segment)
@@ -699,6 +701,10 @@ class World:
                 raise PromiseBroken(
                     "I2", f"{entry.key} is stored at {offset}, the log is synced to {segment.storage.log.synced.value}"
                 )
+
+    def least_end(self, segment: int) -> int:  # noqa: ARG002
+        """A loss of power may take all that was not synced."""
+        return 0
 
     def stored_cursor(self, subscription: str, segment: int) -> int:
         """What the metadata store has, -1 for nothing."""

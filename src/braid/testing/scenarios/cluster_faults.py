@@ -66,6 +66,7 @@ class ClusterFaults:
             (self._change_network, 1),
             (self._crash_client, 2),
             (operator.seek, 2),
+            (operator.race, 2),
             (operator.use_brief_subscription, 1),
         ]
         return gentle + hard + ([(operator.recover, 6)] if self._cluster.lossy else [])

@@ -84,7 +84,7 @@ class ClusterInspector:
         self._known[segment] = broker
         number, start = segment.name.id, segment.storage.start
         self._server[number] = broker.id
-        self._cluster.history.recovered(number, start.offset)
+        self._cluster.history.recovered(number, start.offset, self._cluster.simulation.clock.monotonic())
         least = self._least_ends.pop(number, 0)
         if start.offset < least:
             raise PromiseBroken("I2", f"{segment.name} goes on at {start.offset}, chunks had reached {least}")
@@ -169,6 +169,14 @@ class ClusterInspector:
         """What the metadata store has, -1 for nothing."""
         entry = self._cluster.store._server.get(paths.cursor(PATH, self._name(segment).descriptor, subscription))
         return decode(Cursor, entry.value).offset if entry is not None else -1
+
+    def end(self, segment: int) -> int:
+        """Up to where consumers could see it last."""
+        return self._confirmed.get(segment, 0)
+
+    def least_end(self, segment: int) -> int:
+        """Of one that is being continued with a loss: what chunks have of it."""
+        return self._least_ends.get(segment, 0)
 
     def owners(self) -> dict[int, str]:
         records = {segment: self._record(self._name(segment)) for segment in range(self._cluster.segments)}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import combinations, count, permutations
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from braid.client.client import Client
 from braid.metadata import paths
@@ -38,8 +40,30 @@ if TYPE_CHECKING:
     from braid.testing.scenarios.cluster_simulation import Cluster
 
 SIDE_TOPICS: Final = ("side-0", "side-1")
+RACED: Final = "raced"
+"""A subscription without consumers: only an operator's calls move it."""
 MOVE_TIMEOUT_S: Final = 20.0
 TRIES: Final = 40
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A skip by so many records, or a seek to that offset."""
+
+    skips: bool
+    number: int
+
+
+def possible_ends(start: int, certain: Sequence[Step], doubtful: Sequence[Step]) -> set[int]:
+    """Where a subscription may stand when these were carried out once each, the doubtful ones perhaps, in any order."""
+    ends: set[int] = set()
+    for happened in range(len(doubtful) + 1):
+        for some in combinations(doubtful, happened):
+            for order in permutations([*certain, *some]):
+                offset = start
+                for step in order:
+                    offset = offset + step.number if step.skips else step.number
+                ends.add(offset)
+    return ends
 
 
 class Operator:
@@ -51,6 +75,7 @@ class Operator:
         self._cluster = cluster
         self._random = cluster.random
         self._seeking = False
+        self._racing = False
         self._numbers = count(1)
 
     @property
@@ -122,6 +147,47 @@ class Operator:
         ]
         way = random.choice(ways)
         self.in_background(self._tolerantly(lambda: self._set("moved", way)))
+
+    async def race(self) -> None:
+        """Several seeks and skips at the same time. Whatever becomes of their answers, the subscription stands where
+        they lead in some order, each of them once at most."""
+        if not self._racing and self._cluster.history.survives_power_loss and not self._cluster.lossy:
+            self._racing = True
+            self.in_background(self._tolerantly(self._race))
+
+    async def _race(self) -> None:
+        admin, random, cluster = self._admin, self._random, self._cluster
+        try:
+            segment = random.randrange(cluster.segments)
+            end = cluster.inspector.end(segment)
+            if end < 20:
+                return
+            start = random.randint(0, end // 4)
+            await admin.seek(TOPIC, RACED, {segment: start})  # What began before this must not happen after it.
+            steps: list[Step] = []
+            for _ in range(random.choice([1, 2, 2, 3])):
+                number = random.randint(1, end // 4)
+                steps.append(Step(random.random() < 0.6, number))
+            calls = [
+                admin.skip(TOPIC, RACED, segment=segment, count=step.number)
+                if step.skips
+                else admin.seek(TOPIC, RACED, {segment: step.number})
+                for step in steps
+            ]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            self._racing = False
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, BraidError):
+                raise result
+        certain = [step for step, result in zip(steps, results, strict=True) if isinstance(result, dict)]
+        doubtful = [step for step, result in zip(steps, results, strict=True) if not isinstance(result, dict)]
+        cluster.counts.races += 1
+        stands = cluster.inspector.stored_cursor(RACED, segment)
+        if stands not in possible_ends(start, certain, doubtful):
+            raise PromiseBroken(
+                "once", f"{RACED} was set to {start} of segment {segment}, then {certain}, perhaps {doubtful}: {stands}"
+            )
 
     async def seek_back(self, name: str) -> None:
         """To the earliest place, surely."""

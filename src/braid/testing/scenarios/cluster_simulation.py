@@ -41,7 +41,7 @@ from braid.testing.scenarios.broker_simulation import Words, run_with_words
 from braid.testing.scenarios.cluster_faults import ClusterFaults
 from braid.testing.scenarios.cluster_inspector import ClusterInspector
 from braid.testing.scenarios.cluster_machine import ClusterMachine
-from braid.testing.scenarios.cluster_operator import SIDE_TOPICS, Operator
+from braid.testing.scenarios.cluster_operator import RACED, SIDE_TOPICS, Operator
 from braid.testing.sim.loop import Process, Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.testing.sim.objects import Faults, MemoryObjects
@@ -84,6 +84,8 @@ class Counts(msgspec.Struct):
     metadata_outages: int = 0
     connections_cut: int = 0
     seeks: int = 0
+    races: int = 0
+    """Of seeks and skips at the same time."""
     side_topics: int = 0
 
     def add(self, other: Counts) -> None:
@@ -203,6 +205,7 @@ class Cluster:
         for name in self.subscriptions:
             await client.admin.create_subscription(TOPIC, name, start="earliest")
             self.history.subscription(name)
+        await client.admin.create_subscription(TOPIC, RACED, start="earliest")
 
     async def _suffer(self) -> None:
         actions = self.faults.actions(self.favoured)
@@ -369,6 +372,9 @@ class Cluster:
 
     def stored_cursor(self, subscription: str, segment: int) -> int:
         return self.inspector.stored_cursor(subscription, segment)
+
+    def least_end(self, segment: int) -> int:
+        return self.inspector.least_end(segment)
 
     async def _delete_topic(self, topic: str) -> None:
         """What a deleted topic leaves is nothing. Brokers that owned nothing of it remove their files by themselves."""
