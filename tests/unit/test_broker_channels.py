@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from braid.broker.broker import Broker
-from braid.broker.segments.segment_access import LocalAccess
+from braid.broker.segments.segment_access import FindPositions, LocalAccess
 from braid.client.client import Client, connect
 from braid.client.consuming.stream import StreamConsumer
 from braid.metadata import paths
@@ -129,10 +129,10 @@ def test_a_segment_is_called_sealed_only_when_consumers_may_see_all_of_it() -> N
         sealing = asyncio.create_task(segment.storage.log.seal())
         await asyncio.sleep(0)
         assert segment.storage.log.sealed
-        told = await LocalAccess(segment).positions()
+        told = await LocalAccess(segment).ask(FindPositions())
         assert (told.end, told.sealed) == (10, False)
         await sealing
-        told = await LocalAccess(segment).positions()
+        told = await LocalAccess(segment).ask(FindPositions())
         assert (told.end, told.sealed) == (15, True)
 
     play(test)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from braid.broker.segments.segment_access import FindPositions, GetProgress, PlaceCursor, RemoveCursor
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.model.errors import (
@@ -155,13 +156,13 @@ def test_patience_ends_with_the_reason() -> None:
             cluster.network.cut("a", "b")
             began = simulation.clock.monotonic()
             with pytest.raises(NotServing, match="broker b did not answer"):
-                await access.positions()
+                await access.ask(FindPositions())
             assert 1 < simulation.clock.monotonic() - began < 4
             cluster.network.heal()
-            assert (await access.positions()).end == 100
+            assert (await access.ask(FindPositions())).end == 100
             cluster.withdraw(1, "b")
             with pytest.raises((NotServing, Moved)):
-                await access.progress()
+                await access.ask(GetProgress())
             with pytest.raises(NotServing):
                 await create(cluster["a"])
             assert await cluster.store.get(paths.subscription(ORDERS.path, "billing")) is None
@@ -175,7 +176,7 @@ def test_a_topic_that_was_created_again_is_another_one() -> None:
             await cluster.make_topic("b")
             old = cluster["a"].accesses.of(cluster.name(0), cluster.topic.id - 1)
             with pytest.raises(TopicNotFound, match="created again"):
-                await old.place_cursor(Placing("billing", Offset(0)))
+                await old.ask(PlaceCursor(Placing("billing", Offset(0))))
             assert cluster.cursor(0, "b") is None
 
     run_simulation(1, main)
@@ -261,7 +262,7 @@ def test_a_cursor_is_not_removed_while_its_subscription_exists() -> None:
             await cluster.make_topic("a", "b")
             await create(cluster["a"])
             assert not await cluster["b"][1].cursors.remove("billing")
-            await cluster["a"].accesses.of(cluster.name(1), cluster.topic.id).remove_cursor("billing")
+            await cluster["a"].accesses.of(cluster.name(1), cluster.topic.id).ask(RemoveCursor("billing"))
             assert cluster.cursor(1, "b") == 0
             assert await stored_cursors(cluster) == 2
 

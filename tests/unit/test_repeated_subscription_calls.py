@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from braid.broker.groups.subscriptions import SeekRequest, Subscriptions
-from braid.broker.segments.segment_access import LocalAccess
+from braid.broker.segments.segment_access import LocalAccess, PlaceCursor, RemoveCursor
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Delete, Put
@@ -152,7 +152,7 @@ def test_a_seek_without_ids_that_waits_for_an_owner_does_not_undo_a_later_one() 
         await asyncio.sleep(1)
         placed = SeekRequest(RequestId(5), (await world.subs.identify(ORDERS, "billing"))[1])
         elsewhere = LocalAccess(away)
-        await elsewhere.place_cursor(world.placing(Offset(7), placed))
+        await elsewhere.ask(PlaceCursor(world.placing(Offset(7), placed)))
         world.segments.served[ORDERS.path, 0] = away
         with pytest.raises(BraidError):
             await waiting
@@ -191,7 +191,7 @@ def test_a_late_seek_does_not_touch_the_next_subscription_though_its_cursor_was_
 
 def test_a_cursor_that_stays_keeps_its_channels() -> None:
     async def test(world: World) -> None:
-        await LocalAccess(world[0]).remove_cursor("billing")
+        await LocalAccess(world[0]).ask(RemoveCursor("billing"))
         assert world.offsets() == [0, 0]
         assert world[0].closed == []
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from braid.broker.admin.arguments import ReplaceChunks
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
+from braid.broker.segments.segment_access import SwapChunks
 from braid.model.errors import SegmentNotFound
 from braid.model.ids import SegmentId
 from braid.model.names import SegmentName
@@ -32,6 +33,6 @@ class HistoryCalls:
         if info is None:
             raise SegmentNotFound(f"topic {name} has no segment {arguments.segment}")
         segment = services.accesses.of(SegmentName.of(name, info), topic.id)
-        chunks = await segment.replace_chunks(arguments.old, arguments.new)
+        chunks = await segment.ask(SwapChunks(arguments.old, arguments.new))
         _log.info("%s replaced %d chunks of %s by %s", principal.name, len(arguments.old), name, arguments.new)
         return {"topic": str(name), "segment": arguments.segment, "chunks": chunks}

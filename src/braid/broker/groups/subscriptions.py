@@ -31,7 +31,18 @@ from typing import Final
 import msgspec
 
 from braid.broker.keyed_locks import Turns
-from braid.broker.segments.segment_access import AWAY, PATIENCE_S, SegmentAccess, SegmentAccesses, ServedSegments
+from braid.broker.segments.segment_access import (
+    AWAY,
+    PATIENCE_S,
+    BeginCursor,
+    FindPositions,
+    GetProgress,
+    PlaceCursor,
+    RemoveCursor,
+    SegmentAccess,
+    SegmentAccesses,
+    ServedSegments,
+)
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Entry, Put, Store
@@ -186,7 +197,7 @@ class Subscriptions:
     async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
         """Where each segment begins and ends, and where the records of a time are."""
         segments = self._of_layout(topic)
-        return tuple(await all_of(access.positions(timestamp_us) for _, access in sorted(segments.items())))
+        return tuple(await all_of(access.ask(FindPositions(timestamp_us)) for _, access in sorted(segments.items())))
 
     async def seek_to(
         self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None
@@ -202,7 +213,7 @@ class Subscriptions:
         """Go to the first records at or after this time."""
 
         async def find(_: SegmentId, access: SegmentAccess) -> Offset:
-            return Offset((await access.positions(timestamp_us)).at_time)
+            return Offset((await access.ask(FindPositions(timestamp_us))).at_time)
 
         return await self._seek(topic, name, None, find, request)
 
@@ -212,7 +223,7 @@ class Subscriptions:
         """Go to these offsets; segments that are not named stay where they are."""
 
         async def find(segment: SegmentId, access: SegmentAccess) -> Offset:
-            ends = await access.positions()
+            ends = await access.ask(FindPositions())
             if not ends.earliest <= offsets[segment] <= ends.end:
                 raise InvalidArgument(
                     f"subscription {name} cannot go to offset {offsets[segment]} of segment {segment} of {topic}: "
@@ -325,12 +336,12 @@ class Subscriptions:
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was deleted; try again")
 
     async def _has_cursors(self, segments: Iterable[SegmentAccess], name: str) -> bool:
-        found = await asyncio.gather(*(access.progress() for access in segments), return_exceptions=True)
+        found = await asyncio.gather(*(access.ask(GetProgress()) for access in segments), return_exceptions=True)
         return any(name in each for each in found if isinstance(each, dict))
 
     async def _remove_cursor(self, segment: SegmentId, name: str, access: SegmentAccess) -> None:
         try:
-            await access.remove_cursor(name)
+            await access.ask(RemoveCursor(name))
         except AWAY as error:
             _log.warning("the cursor of subscription %s on segment %d is left to its owner: %s", name, segment, error)
 
@@ -352,13 +363,13 @@ class Subscriptions:
                 raise _not_found(topic, name)
             since = request.since if request.since is not None else await self._placements(topic, name)
 
-            def placing(segment: SegmentId, offset: Offset) -> Placing:
-                return Placing(name, offset, skip, request_id=request_id, since=since.get(segment, 0))
+            def placing(segment: SegmentId, offset: Offset) -> PlaceCursor:
+                return PlaceCursor(Placing(name, offset, skip, request_id=request_id, since=since.get(segment, 0)))
 
             segments = self._of_layout(topic, segment_ids)
             places = await all_of(find(segment, access) for segment, access in segments.items())
             found = zip(segments.items(), places, strict=True)
-            stands = await all_of(access.place_cursor(placing(segment, place)) for (segment, access), place in found)
+            stands = await all_of(access.ask(placing(segment, place)) for (segment, access), place in found)
             return dict(zip(segments, stands, strict=True))
 
     async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
@@ -422,15 +433,15 @@ async def _from_the_cursor(_: SegmentId, __: SegmentAccess) -> Offset:
 
 
 async def _start(access: SegmentAccess, start: str) -> Offset:
-    ends = await access.positions()
+    ends = await access.ask(FindPositions())
     return Offset(ends.earliest if start == EARLIEST else ends.end)
 
 
 async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
-    return await access.begin_cursor(name, await _start(access, start))
+    return await access.ask(BeginCursor(name, await _start(access, start)))
 
 
 async def _fill(access: SegmentAccess, name: str, start: str) -> None:
     """Place the cursor of a subscription that exists now, should it be missing."""
-    if name not in await access.progress():
-        await access.place_cursor(Placing(name, await _start(access, start), only_if_absent=True))
+    if name not in await access.ask(GetProgress()):
+        await access.ask(PlaceCursor(Placing(name, await _start(access, start), only_if_absent=True)))

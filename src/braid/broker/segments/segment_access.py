@@ -1,8 +1,8 @@
-"""What may be asked of a segment wherever it is served: its ends, its cursors, to place or remove one, and to let
-joined chunks take the place of small ones.
+"""Asking a segment, wherever it is served: where it ends, where its cursors are, to place or remove one.
 
-Any broker takes any call. What needs a segment asks for it here and does not care whose it is: an own one is asked
-directly (`LocalAccess`), another one through its owner (`RemoteAccess`, which arrives at the owner's `LocalAccess`).
+A question is one struct (`Question`): its fields travel, and its `answer` runs on the segment's owner. Any broker takes
+any call. What needs a segment asks for it here and does not care whose it is: an own one is asked directly
+(`LocalAccess`), another one through its owner (`RemoteAccess`, which arrives at the owner's `LocalAccess`).
 
 Segments move, and brokers come and go while somebody asks. `AnywhereAccess` finds the owner by the view for every
 attempt. When nobody serves the segment, or the owner refuses because it has just given it away, or does not answer, it
@@ -14,8 +14,9 @@ its own work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -54,6 +55,8 @@ MAX_PAUSE_S: Final = 0.5
 """For what the view does not tell: a broker that cannot be reached, a segment that is being opened."""
 AWAY: Final = (NotServing, Moved, ShuttingDown, Overloaded, ConnectFailed, ConnectionLost, TimedOut)
 """What says that the segment may be found later, or elsewhere."""
+
+ASK_SEGMENT: Final = "ask_segment"
 
 T = TypeVar("T")
 
@@ -96,70 +99,109 @@ class ServedSegments(Protocol):
     def of_topic(self, path: str) -> Sequence[Segment]: ...
 
 
+class Question(msgspec.Struct, Generic[T], frozen=True):
+    """Something that is asked of a segment. It travels to the segment's owner and is answered there."""
+
+    once: ClassVar[bool] = False
+    """Whether a refusal may mean that an earlier attempt was carried out and others followed it."""
+
+    @abstractmethod
+    async def answer(self, segment: Segment) -> T: ...
+
+    def read(self, answer: Any) -> T:
+        """The answer, as it came from another broker."""
+        found: T = answer
+        return found
+
+
+class FindPositions(Question[SegmentPositions], frozen=True, tag=True):
+    """Where the segment begins and ends, and where the records of a time are."""
+
+    timestamp_us: int | None = None
+
+    async def answer(self, segment: Segment) -> SegmentPositions:
+        at_time = -1 if self.timestamp_us is None else await segment.offset_at_time(self.timestamp_us)
+        return SegmentPositions(segment.name.id, segment.earliest, segment.end, segment.sealed, at_time)
+
+    def read(self, answer: Any) -> SegmentPositions:
+        return msgspec.convert(answer, SegmentPositions)
+
+
+class GetProgress(Question[dict[str, Offset]], frozen=True, tag=True):
+    """Where each subscription stands."""
+
+    async def answer(self, segment: Segment) -> dict[str, Offset]:
+        return segment.cursors.all()
+
+
+class BeginCursor(Question[Offset | None], frozen=True, tag=True):
+    """For a subscription that is being created (`Cursors.begin`); None if it exists."""
+
+    subscription: str
+    offset: Offset
+
+    async def answer(self, segment: Segment) -> Offset | None:
+        offset = min(self.offset, segment.end)
+        await segment.sync_to(offset)
+        return await segment.cursors.begin(self.subscription, offset)
+
+
+class PlaceCursor(Question[Offset], frozen=True, tag=True):
+    """Stored when the answer says where the cursor stands: as it was asked for, or at the end if that is before it. The
+    subscription's channels are closed, so that its consumer begins anew."""
+
+    once: ClassVar[bool] = True
+    placing: Placing
+
+    async def answer(self, segment: Segment) -> Offset:
+        placing, subscription = self.placing, self.placing.subscription
+        offset = segment.earliest if placing.skip else min(placing.offset, segment.end)
+        await segment.sync_to(segment.end if placing.skip else offset)
+        stands = await segment.cursors.place(msgspec.structs.replace(placing, offset=offset))
+        if not placing.only_if_absent:
+            # At once, before an ack that is under way on an old channel can move the cursor.
+            segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {stands}")
+        return stands
+
+
+class RemoveCursor(Question[None], frozen=True, tag=True):
+    """Of a subscription that was deleted. Its channels are closed for good."""
+
+    subscription: str
+
+    async def answer(self, segment: Segment) -> None:
+        if await segment.cursors.remove(self.subscription):
+            message = f"subscription {self.subscription} of {segment.name.topic} was deleted"
+            segment.close_channels(self.subscription, SubscriptionNotFound.code, message)
+
+
+class SwapChunks(Question[int], frozen=True, tag=True):
+    """Swap a joined chunk in (`SegmentStorage.replace_chunks`); the answer is how many chunks there are now."""
+
+    old: list[str]
+    new: str
+
+    async def answer(self, segment: Segment) -> int:
+        return await segment.replace_chunks(self.old, self.new)
+
+
+AnyQuestion = FindPositions | GetProgress | BeginCursor | PlaceCursor | RemoveCursor | SwapChunks
+
+
 class SegmentAccess(Protocol):
-    async def positions(self, timestamp_us: int | None = None) -> SegmentPositions: ...
-
-    async def progress(self) -> dict[str, Offset]:
-        """Where each subscription stands."""
-
-    async def begin_cursor(self, subscription: str, offset: Offset) -> Offset | None:
-        """For a subscription that is being created (`Cursors.begin`); None if it exists."""
-
-    async def place_cursor(self, placing: Placing) -> Offset:
-        """Stored when it returns where the cursor stands: here, or at the end if that is before it. The subscription's
-        channels are closed, so that its consumer begins anew."""
-
-    async def remove_cursor(self, subscription: str) -> None:
-        """Of a subscription that was deleted. Its channels are closed for good."""
-
-    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
-        """Swap a joined chunk in (`SegmentStorage.replace_chunks`); returns how many chunks there are now."""
+    async def ask(self, question: Question[T]) -> T: ...
 
 
 class LocalAccess:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
 
-    async def positions(self, timestamp_us: int | None = None) -> SegmentPositions:
-        segment = self._segment
-        at_time = -1 if timestamp_us is None else await _served(segment.offset_at_time(timestamp_us))
-        return SegmentPositions(segment.name.id, segment.earliest, segment.end, segment.sealed, at_time)
-
-    async def progress(self) -> dict[str, Offset]:
-        return self._segment.cursors.all()
-
-    async def begin_cursor(self, subscription: str, offset: Offset) -> Offset | None:
-        offset = min(offset, self._segment.end)
-        await _served(self._segment.sync_to(offset))
-        return await _served(self._segment.cursors.begin(subscription, offset))
-
-    async def place_cursor(self, placing: Placing) -> Offset:
-        segment, subscription = self._segment, placing.subscription
-        offset = segment.earliest if placing.skip else min(placing.offset, segment.end)
-        placing = msgspec.structs.replace(placing, offset=offset)
-        await _served(segment.sync_to(segment.end if placing.skip else offset))
-        stands = await _served(segment.cursors.place(placing))
-        if not placing.only_if_absent:
-            # At once, before an ack that is under way on an old channel can move the cursor.
-            segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {stands}")
-        return stands
-
-    async def remove_cursor(self, subscription: str) -> None:
-        segment = self._segment
-        if await _served(segment.cursors.remove(subscription)):
-            message = f"subscription {subscription} of {segment.name.topic} was deleted"
-            segment.close_channels(subscription, SubscriptionNotFound.code, message)
-
-    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
-        return await _served(self._segment.replace_chunks(old, new))
-
-
-async def _served(work: Awaitable[T]) -> T:
-    """That a log is closed or fenced means here that the segment is to be looked for again."""
-    try:
-        return await work
-    except (Fenced, LogClosed) as error:
-        raise told_to_clients(error) from error
+    async def ask(self, question: Question[T]) -> T:
+        """That a log is closed or fenced means here that the segment is to be looked for again."""
+        try:
+            return await question.answer(self._segment)
+        except (Fenced, LogClosed) as error:
+            raise told_to_clients(error) from error
 
 
 class Ask(Protocol):
@@ -175,58 +217,20 @@ class RemoteAccess:
         self._about: Final = {"topic": name.topic.path, "topic_id": topic_id, "segment": name.id}
         self._timeout_s = timeout_s
 
-    async def _call(self, call: str, **arguments: Any) -> Any:
-        return await self._ask(self._owner, call, {**self._about, **arguments}, timeout_s=self._timeout_s)
-
-    async def positions(self, timestamp_us: int | None = None) -> SegmentPositions:
-        return msgspec.convert(await self._call("positions", timestamp=timestamp_us), SegmentPositions)
-
-    async def progress(self) -> dict[str, Offset]:
-        found: dict[str, Offset] = await self._call("progress")
-        return found
-
-    async def begin_cursor(self, subscription: str, offset: Offset) -> Offset | None:
-        stands: Offset | None = await self._call("begin_cursor", subscription=subscription, offset=offset)
-        return stands
-
-    async def place_cursor(self, placing: Placing) -> Offset:
-        stands: Offset = await self._call("place_cursor", placing=msgspec.structs.asdict(placing))
-        return stands
-
-    async def remove_cursor(self, subscription: str) -> None:
-        await self._call("remove_cursor", subscription=subscription)
-
-    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
-        chunks: int = await self._call("replace_chunks", old=list(old), new=new)
-        return chunks
+    async def ask(self, question: Question[T]) -> T:
+        arguments = {**self._about, "question": msgspec.to_builtins(question)}
+        return question.read(await self._ask(self._owner, ASK_SEGMENT, arguments, timeout_s=self._timeout_s))
 
 
 def answer_for(segments: ServedSegments, calls: PeerCalls) -> None:
     """Register the owner's side of `RemoteAccess`."""
 
-    def found(arguments: Arguments) -> LocalAccess:
-        return local_access(segments, arguments["topic"], arguments["segment"], arguments["topic_id"])
+    async def answer(arguments: Arguments) -> Any:
+        segment = local_access(segments, arguments["topic"], arguments["segment"], arguments["topic_id"])
+        question: Question[Any] = msgspec.convert(arguments["question"], AnyQuestion)
+        return await segment.ask(question)
 
-    async def positions(arguments: Arguments) -> SegmentPositions:
-        return await found(arguments).positions(arguments["timestamp"])
-
-    async def progress(arguments: Arguments) -> dict[str, Offset]:
-        return await found(arguments).progress()
-
-    async def begin_cursor(arguments: Arguments) -> Offset | None:
-        return await found(arguments).begin_cursor(arguments["subscription"], arguments["offset"])
-
-    async def place_cursor(arguments: Arguments) -> Offset:
-        return await found(arguments).place_cursor(msgspec.convert(arguments["placing"], Placing))
-
-    async def remove_cursor(arguments: Arguments) -> None:
-        await found(arguments).remove_cursor(arguments["subscription"])
-
-    async def replace_chunks(arguments: Arguments) -> int:
-        return await found(arguments).replace_chunks(arguments["old"], arguments["new"])
-
-    for handler in (positions, progress, begin_cursor, place_cursor, remove_cursor, replace_chunks):
-        calls.register(handler.__name__, handler)
+    calls.register(ASK_SEGMENT, answer)
 
 
 def local_access(segments: ServedSegments, path: str, segment_id: int, topic_id: int) -> LocalAccess:
@@ -269,27 +273,8 @@ class AnywhereAccess:
         self._topic_id = topic_id
         self._patience_s = patience_s
 
-    async def positions(self, timestamp_us: int | None = None) -> SegmentPositions:
-        return await self._try(lambda access: access.positions(timestamp_us))
-
-    async def progress(self) -> dict[str, Offset]:
-        return await self._try(lambda access: access.progress())
-
-    async def begin_cursor(self, subscription: str, offset: Offset) -> Offset | None:
-        return await self._try(lambda access: access.begin_cursor(subscription, offset))
-
-    async def place_cursor(self, placing: Placing) -> Offset:
-        return await self._try(lambda access: access.place_cursor(placing), once=True)
-
-    async def remove_cursor(self, subscription: str) -> None:
-        return await self._try(lambda access: access.remove_cursor(subscription))
-
-    async def replace_chunks(self, old: Sequence[str], new: str) -> int:
-        return await self._try(lambda access: access.replace_chunks(old, new))
-
-    async def _try(self, ask: Callable[[SegmentAccess], Awaitable[T]], *, once: bool = False) -> T:
-        """`once`: what is asked may be refused because an earlier attempt was carried out and others followed it. Then
-        `MetadataUncertain` says that this is not known."""
+    async def ask(self, question: Question[T]) -> T:
+        """As often as it takes. `MetadataUncertain` if it is refused and that may be an earlier attempt's doing."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
@@ -301,13 +286,13 @@ class AnywhereAccess:
             try:
                 access = self._accesses.now(self._name, self._topic_id, attempt_s)
                 asked = True
-                return await ask(access)
+                return await access.ask(question)
             except ConditionFailed as error:
                 if doubt:
                     raise self._unknown(error) from error
                 raise
             except AWAY as error:
-                doubt = doubt or (once and asked)
+                doubt = doubt or (question.once and asked)
                 if clock() + pause_s >= give_up_at:
                     if doubt:
                         raise self._unknown(error) from error
