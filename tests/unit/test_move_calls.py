@@ -9,9 +9,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from braid.broker.admin.arguments import Balance, MoveTopic, NoArguments, OnBroker, RecoverTopic
-from braid.broker.admin.cluster_calls import ClusterCalls
-from braid.broker.admin.move_calls import MoveCalls
+from braid.broker.admin.call import AdminCall
+from braid.broker.admin.cluster import ActivateBroker, Balance, DrainBroker, ListBrokers
+from braid.broker.admin.moves import MoveTopic, RecoverTopic
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import ANONYMOUS, Access
 from braid.metadata import paths
@@ -49,8 +49,7 @@ class Cluster:
         self.candidates: dict[str, Candidate] = {}
         self.owners: dict[str, Owner] = {}
         self.processes: dict[str, Process] = {}
-        self.moves: MoveCalls
-        self.calls: ClusterCalls
+        self.services: CallServices
 
     async def start(self, *ids: str) -> None:
         for id_ in ids:
@@ -86,17 +85,20 @@ class Cluster:
         self.kill(id_)
         await until(lambda: not self.candidates["a"].members.is_live(id_))
 
+    async def call(self, call: AdminCall) -> Any:
+        return await call.carry_out(self.services, ANONYMOUS)
+
     async def move(self, **arguments: Any) -> list[dict[str, Any]]:
-        result = await self.moves.move_topic(MoveTopic(topic="orders", **arguments), ANONYMOUS)
+        result = await self.call(MoveTopic(topic="orders", **arguments))
         assert result["topic"] == str(ORDERS)
         return cast("list[dict[str, Any]]", result["segments"])
 
     async def recover(self, **arguments: Any) -> list[dict[str, Any]]:
-        result = await self.moves.recover_topic(RecoverTopic(topic="orders", **arguments), ANONYMOUS)
+        result = await self.call(RecoverTopic(topic="orders", **arguments))
         return cast("list[dict[str, Any]]", result["segments"])
 
     async def brokers(self) -> dict[str, dict[str, Any]]:
-        return {each["id"]: each for each in await self.calls.list_brokers(NoArguments(), ANONYMOUS)}
+        return {each["id"]: each for each in await self.call(ListBrokers())}
 
 
 def simulate(main: Callable[[Cluster], Awaitable[None]]) -> None:
@@ -105,7 +107,7 @@ def simulate(main: Callable[[Cluster], Awaitable[None]]) -> None:
         await cluster.start("a", "b", "c")
         services = cast("CallServices", cluster.candidates["a"])
         services.access = Access(None)
-        cluster.moves, cluster.calls = MoveCalls(services), ClusterCalls(services)
+        cluster.services = services
         await main(cluster)
 
     run_simulation(1, run)
@@ -160,7 +162,7 @@ def test_a_target_that_is_unknown_or_drained_is_refused_with_the_names_of_those_
 ) -> None:
     async def main(cluster: Cluster) -> None:
         (name,) = await cluster.serve(1)
-        await cluster.calls.drain_broker(OnBroker(broker="c"), ANONYMOUS)
+        await cluster.call(DrainBroker(broker="c"))
         with pytest.raises(error, match=r"broker [cd] .*active brokers are: a, b"):
             await cluster.move(to=to)
         assert cluster.find(name).move is None
@@ -243,7 +245,7 @@ def test_without_another_active_broker_nothing_can_move() -> None:
     async def main(cluster: Cluster) -> None:
         await cluster.serve(1)
         for broker in ("b", "c"):
-            await cluster.calls.drain_broker(OnBroker(broker=broker), ANONYMOUS)
+            await cluster.call(DrainBroker(broker=broker))
         with pytest.raises(MoveRefused, match="no other broker is active"):
             await cluster.move()
 
@@ -359,7 +361,7 @@ def test_brokers_are_listed_with_their_states_and_what_they_own() -> None:
 def test_a_broker_is_drained_and_comes_back_when_it_is_activated() -> None:
     async def main(cluster: Cluster) -> None:
         names = await cluster.serve(20, owner="b")
-        asked = await cluster.calls.drain_broker(OnBroker(broker="b"), ANONYMOUS)
+        asked = await cluster.call(DrainBroker(broker="b"))
         assert (asked["state"], asked["segments"]) == ("draining", 20)
         await until(lambda: not [name for name in names if cluster.find(name).owner == "b"])
         drained = (await cluster.brokers())["b"]
@@ -369,7 +371,7 @@ def test_a_broker_is_drained_and_comes_back_when_it_is_activated() -> None:
         await asyncio.sleep(LEASE_TTL_S + 1)
         await cluster.start("b")
         assert (await cluster.brokers())["b"]["state"] == "drained"
-        assert (await cluster.calls.activate_broker(OnBroker(broker="b"), ANONYMOUS))["state"] == "active"
+        assert (await cluster.call(ActivateBroker(broker="b")))["state"] == "active"
         (found,) = await cluster.move(segment=0, to="b")
         assert found["to"] == "b"
 
@@ -378,9 +380,9 @@ def test_a_broker_is_drained_and_comes_back_when_it_is_activated() -> None:
 
 def test_a_broker_that_nobody_knows_can_be_neither_drained_nor_activated() -> None:
     async def main(cluster: Cluster) -> None:
-        for call in (cluster.calls.drain_broker, cluster.calls.activate_broker):
+        for call in (DrainBroker(broker="d"), ActivateBroker(broker="d")):
             with pytest.raises(BrokerNotFound, match="there is no broker d; the brokers are a, b, c"):
-                await call(OnBroker(broker="d"), ANONYMOUS)
+                await cluster.call(call)
 
     simulate(main)
 
@@ -388,7 +390,7 @@ def test_a_broker_that_nobody_knows_can_be_neither_drained_nor_activated() -> No
 def test_balancing_by_hand_says_what_it_would_do_or_why_nothing() -> None:
     async def main(cluster: Cluster) -> None:
         (name,) = await cluster.serve(1)
-        found = await cluster.calls.balance(Balance(dry_run=True), ANONYMOUS)
+        found = await cluster.call(Balance(dry_run=True))
         assert (found["dryRun"], found["moves"], found["begun"]) == (True, [], 0)
         assert found["notes"][0]["remark"] == "stale"
         assert cluster.find(name).move is None
@@ -407,10 +409,10 @@ def test_balancing_by_hand_begins_what_it_shows() -> None:
             )
             await cluster.store.txn([], [Put(paths.load(id_), report.to_json())])
         await until(lambda: len(cluster.candidates["a"].members.loads) == 3)
-        shown = await cluster.calls.balance(Balance(dry_run=True), ANONYMOUS)
+        shown = await cluster.call(Balance(dry_run=True))
         assert [each["from"] for each in shown["moves"]] == ["a", "a"]
         assert shown["spreadAfter"] < shown["spreadBefore"]
-        begun = await cluster.calls.balance(Balance(), ANONYMOUS)
+        begun = await cluster.call(Balance())
         assert (begun["moves"], begun["begun"]) == (shown["moves"], 2)
         await until(lambda: sorted(cluster.find(name).owner for name in names) == ["a", "a", "b", "c"])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from braid.broker.admin.arguments import ReplaceChunks
+from braid.broker.admin.call import OnTopic, on_topic
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.segments.segment_access import SwapChunks
@@ -21,18 +21,21 @@ from braid.model.names import SegmentName
 _log: Final = logging.getLogger(__name__)
 
 
-class HistoryCalls:
-    def __init__(self, services: CallServices) -> None:
-        self._services = services
+class ReplaceChunks(OnTopic, frozen=True):
+    needs = on_topic(Action.ADMIN)
+    segment: int
+    old: list[str]
+    """The objects of neighbouring chunks, oldest first."""
+    new: str
+    """The object that holds the same batches."""
 
-    async def replace_chunks(self, arguments: ReplaceChunks, principal: Principal) -> dict[str, Any]:
-        name, services = arguments.name, self._services
-        services.access.check_topic(principal, name, Action.ADMIN)
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        name = self.name
         topic = services.topics.get(name.path)
-        info = topic.layout.segments.get(SegmentId(arguments.segment))
+        info = topic.layout.segments.get(SegmentId(self.segment))
         if info is None:
-            raise SegmentNotFound(f"topic {name} has no segment {arguments.segment}")
+            raise SegmentNotFound(f"topic {name} has no segment {self.segment}")
         segment = services.accesses.of(SegmentName.of(name, info), topic.id)
-        chunks = await segment.ask(SwapChunks(arguments.old, arguments.new))
-        _log.info("%s replaced %d chunks of %s by %s", principal.name, len(arguments.old), name, arguments.new)
-        return {"topic": str(name), "segment": arguments.segment, "chunks": chunks}
+        chunks = await segment.ask(SwapChunks(self.old, self.new))
+        _log.info("%s replaced %d chunks of %s by %s", principal.name, len(self.old), name, self.new)
+        return {"topic": str(name), "segment": self.segment, "chunks": chunks}

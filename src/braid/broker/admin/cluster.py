@@ -1,0 +1,128 @@
+"""The calls about the cluster: its brokers, who is to be emptied, balancing, and what clients are told."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any, Final
+
+from braid.broker.admin.call import AdminCall, on_cluster
+from braid.broker.admin.results import broker_json, down_json, plan_json, topology_json
+from braid.broker.admin.services import CallServices
+from braid.broker.auth import Principal
+from braid.cluster.leader import balancing_decisions
+from braid.cluster.snapshot import Snapshot
+from braid.metadata import paths
+from braid.metadata.store import Delete, Operation, Put
+from braid.model.errors import BrokerNotFound, MetadataUncertain
+from braid.model.ownership import OwnershipState
+
+MAX_TRIES: Final = 5
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ListBrokers(AdminCall, frozen=True):
+    needs = on_cluster
+
+    async def run(self, services: CallServices, principal: Principal) -> list[dict[str, Any]]:  # noqa: ARG002
+        return _described(services)
+
+
+class _OnBroker(AdminCall, frozen=True):
+    needs = on_cluster
+    broker: str
+
+    async def _ask_for(
+        self, services: CallServices, operation: Operation, what: str, principal: Principal
+    ) -> dict[str, Any]:
+        broker = self.broker
+        known = {each["id"] for each in _described(services)} | set(services.members.drains.all())
+        if broker not in known:
+            raise BrokerNotFound(f"there is no broker {broker}; the brokers are {', '.join(sorted(known))}")
+        for _ in range(MAX_TRIES):
+            try:
+                result = await services.store.txn([], [operation])
+            except MetadataUncertain:
+                continue  # Writing it again changes nothing.
+            await services.owners.view.caught_up(result.revision)
+            _log.info("broker %s %s: %s asked for it", broker, what, principal.name)
+            found = [each for each in _described(services) if each["id"] == broker]
+            return found[0] if found else down_json(broker, 0)
+        raise MetadataUncertain(f"it is not known whether broker {broker} {what}; look, then try again")
+
+
+class DrainBroker(_OnBroker, frozen=True):
+    """To ask is all; the leader carries it out, a few segments at a time."""
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        operation = Put(paths.drain(self.broker), b"{}")
+        return await self._ask_for(services, operation, "is to be drained", principal)
+
+
+class ActivateBroker(_OnBroker, frozen=True):
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        return await self._ask_for(services, Delete(paths.drain(self.broker)), "is active", principal)
+
+
+class Balance(AdminCall, frozen=True, rename="camel"):
+    """What balancing would do now; without `dryRun` also begin it, whether or not it is enabled."""
+
+    needs = on_cluster
+    dry_run: bool = False
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        leader, owners = services.leader, services.owners
+        snapshot, plan = leader.snapshot(), leader.balance_plan()
+        begun = 0
+        if not self.dry_run:
+            for decision in balancing_decisions(snapshot, plan):
+                unchanged = services.topics.unchanged(decision.segment.topic.path)
+                revision = await owners.swap(
+                    decision.segment, decision.revision, decision.record, conditions=[unchanged]
+                )
+                if revision is not None:
+                    begun += 1
+                    await owners.view.caught_up(revision)
+            _log.info("%s balances the cluster: %d segments move", principal.name, begun)
+        return plan_json(plan, begun=begun, dry_run=self.dry_run)
+
+
+class Topology(AdminCall, frozen=True):
+    """What clients are told."""
+
+    needs = on_cluster
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+        topology = services.topology
+        paths = [path for path, topic in sorted(services.topics.all().items()) if not topic.deleting]
+        return topology_json(topology.generation, [topology.route(path) for path in paths])
+
+
+def _described(services: CallServices) -> list[dict[str, Any]]:
+    """The brokers that are live, and those that are gone and own what nobody else can serve."""
+    snapshot = services.leader.snapshot()
+    owned = _owned(snapshot)
+    leader = services.leader.leader
+    live = {
+        id_: broker_json(
+            id_,
+            registration,
+            state=snapshot.brokers[id_].state.value,
+            segments=owned[id_],
+            leader=id_ == leader,
+            load=snapshot.loads.get(id_),
+        )
+        for id_, registration in services.members.brokers.all().items()
+    }
+    down = {id_: down_json(id_, count) for id_, count in owned.items() if id_ not in live}
+    return [each for _, each in sorted({**live, **down}.items())]
+
+
+def _owned(snapshot: Snapshot) -> Counter[str]:
+    """How many segments each broker has; who has handed one over does not have it any more."""
+    return Counter(
+        each.known.value.owner
+        for each in snapshot.segments()
+        if each.known is not None and each.known.value.state is not OwnershipState.SEALED
+    )

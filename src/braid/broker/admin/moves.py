@@ -1,0 +1,224 @@
+"""The calls that give segments to other brokers: `move_topic`, and `recover_topic` for those whose owner is gone.
+
+Any broker takes them: all that they do is to change ownership records, and to wait until the segments are served where
+they were to go. Asking again for the same is fine: who asks second waits for the same move. When the time is over
+before the segments have arrived, they are still on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from braid.broker.admin.call import OnTopic, WaitSeconds, on_topic
+from braid.broker.admin.services import CallServices
+from braid.broker.auth import Action, Principal
+from braid.cluster.ownership.leader_step import target_of
+from braid.cluster.ownership.move_request import Wish, check_target, chosen, outcome, wish
+from braid.cluster.snapshot import Placed, Snapshot
+from braid.metadata import paths
+from braid.metadata.store import Compare, Condition
+from braid.model.errors import (
+    BraidError,
+    InvalidArgument,
+    MetadataUncertain,
+    MoveRefused,
+    TimedOut,
+)
+from braid.model.ids import Revision
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Move, Ownership
+from braid.ports.tasks import all_of
+from braid.storage.history.catalog import Frontier
+
+MOVE_WAIT_S: Final = 60.0
+MAX_TRIES: Final = 10
+"""How often a record is looked at again that somebody else changed first."""
+ASKED: Final = "asked"
+"""The id of moves that somebody asked for by a call."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class MoveTopic(OnTopic, frozen=True):
+    needs = on_topic(Action.ADMIN)
+    segment: int | None = None
+    """None: all of them."""
+    to: str | None = None
+    """A broker's id; None: whichever has least to do."""
+    timeout: WaitSeconds = MOVE_WAIT_S
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        name = self.name
+        services.topics.get(name.path)
+        began = _now()
+        wishes = await _begin(services, name, self.segment, self.to)
+        _log.info("%s moves %d segments of topic %s", principal.name, sum(each.begins for each in wishes), name)
+        arrived = await _wait(services, wishes, began, self.timeout)
+        return {"topic": str(name), "segments": arrived}
+
+
+class RecoverTopic(MoveTopic, frozen=True, rename="camel"):
+    accept_loss: bool = False
+    """Whether what only the last owner had may be lost."""
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        name = self.name
+        services.topics.get(name.path)
+        began = _now()
+        snapshot = services.leader.snapshot()
+        lost = _lost(snapshot, name, self.segment)
+        losses = {each.name: await _loss(services, each) for each in lost}
+        if not self.accept_loss:
+            raise InvalidArgument(
+                f"topic {name} can be recovered only if the loss is accepted (acceptLoss, --accept-loss); nothing was "
+                "changed. If it were: " + "; ".join(f"segment {each.id}: {loss}" for each, loss in losses.items())
+            )
+        wishes = await _give_away(services, snapshot, lost, self.to)
+        _log.warning(
+            "%s recovers topic %s and accepts: %s",
+            principal.name,
+            name,
+            "; ".join(f"segment {each.id}: {loss}" for each, loss in losses.items()),
+        )
+        arrived = await _wait(services, wishes, began, self.timeout)
+        for each, found in zip(wishes, arrived, strict=True):
+            found["loss"] = losses[each.segment]
+        return {"topic": str(name), "segments": arrived}
+
+
+async def _begin(services: CallServices, name: TopicName, segment: int | None, to: str | None) -> list[Wish]:
+    """Put the wish into each record. Nothing is changed if one of them cannot move."""
+    for _ in range(MAX_TRIES):
+        snapshot = services.leader.snapshot()
+        if to is not None:
+            check_target(snapshot, to)
+        tally = snapshot.tally()
+        wishes: list[Wish] = []
+        for each in chosen(snapshot, name.path, segment):
+            made = wish(snapshot, each, to, tally)
+            if made.begins:
+                tally.remove(each.ref, made.source)
+                tally.add(each.ref, made.target)
+            wishes.append(made)
+        written = await all_of(_write(services, each) for each in wishes if each.begins)
+        if all(written):
+            return wishes
+        # What was written is joined in the next try; its target must not be chosen again.
+    raise MetadataUncertain(f"the owners of topic {name} change too fast to be moved; try again")
+
+
+async def _write(services: CallServices, made: Wish) -> bool:
+    return await _swap(services, made, made.record.moving(Move(to=made.target, id=ASKED)))
+
+
+async def _swap(services: CallServices, made: Wish, record: Ownership, *conditions: Condition) -> bool:
+    unchanged = services.topics.unchanged(made.segment.topic.path)
+    revision = await services.owners.swap(made.segment, made.revision, record, conditions=[unchanged, *conditions])
+    if revision is not None:
+        await services.owners.view.caught_up(revision)
+        return True
+    # Somebody was faster. What he wrote is in the store, and not yet here.
+    found = await services.store.get(paths.ownership(made.segment.topic.path, made.segment.descriptor))
+    if found is not None:
+        await services.owners.view.caught_up(found.revision)
+    return False
+
+
+async def _loss(services: CallServices, each: Placed) -> str:
+    """What is lost, as far as anybody here can know."""
+    entry = await services.store.get(paths.current_chunk(each.path, each.name.descriptor))
+    reaches = msgspec.json.decode(entry.value, type=Frontier).next_offset if entry is not None else 0
+    assert each.known is not None
+    owner, holders = each.known.value.owner, each.known.value.holders
+    if holders:
+        return f"all of its history lies on {' and '.join(holders)} and is lost; it goes on at offset {reaches}"
+    return f"chunks reach offset {reaches}; what {owner} confirmed from there on is lost"
+
+
+async def _give_away(services: CallServices, snapshot: Snapshot, lost: list[Placed], to: str | None) -> list[Wish]:
+    if to is not None:
+        check_target(snapshot, to)
+    tally = snapshot.tally()
+    wishes: list[Wish] = []
+    for each in lost:
+        assert each.known is not None
+        record = each.known.value
+        target = to if to is not None else target_of(snapshot, each.ref, record, tally, anyone=True)
+        if target is None:
+            raise MoveRefused(f"{each.name} cannot be recovered: no broker is active; start or activate one")
+        tally.add(each.ref, target)
+        wishes.append(Wish(each.name, record.owner, target, record.epoch, each.known.revision, record, begins=True))
+    for made in wishes:
+        # This broker's view may be behind: an owner that is back has lost nothing, and may be confirming (I3).
+        gone = Compare(paths.broker(made.source), Revision(0))
+        if not await _swap(services, made, made.record.assigned(made.target, accept_loss=True), gone):
+            raise MoveRefused(
+                f"{made.segment} was not recovered: its record has changed just now, or {made.source} is back; "
+                "look again"
+            )
+    return wishes
+
+
+async def _wait(services: CallServices, wishes: list[Wish], began: float, timeout_s: float) -> list[dict[str, Any]]:
+    """What became of each wish, in their order. Raises if one of them failed."""
+    owners = services.owners
+    results: dict[SegmentName, dict[str, Any]] = {}
+    failures: dict[SegmentName, BraidError] = {}
+
+    def all_known() -> bool:
+        for each in wishes:
+            if each.segment in results or each.segment in failures:
+                continue
+            found = outcome(each, owners.find(each.segment))
+            if isinstance(found, BraidError):
+                failures[each.segment] = found
+            elif found is not None:
+                results[each.segment] = _arrived(each, found, 0.0 if each.is_there else _now() - began)
+        return len(results) + len(failures) == len(wishes)
+
+    if not await owners.view.until(all_known, began + timeout_s - _now()):
+        late = [f"segment {each.segment.id}" for each in wishes if each.segment not in results]
+        raise TimedOut(
+            f"{len(results)} of {len(wishes)} segments have arrived within {timeout_s:g} s; {', '.join(late[:5])}"
+            f"{', …' if len(late) > 5 else ''} will be served when the move has ended, or its broker is back"
+        )
+    if failures:
+        reasons = "; ".join(str(error) for error in list(failures.values())[:3])
+        raise MoveRefused(f"{len(results)} of {len(wishes)} segments have moved: {reasons}")
+    return [results[each.segment] for each in wishes]
+
+
+def _arrived(made: Wish, record: Ownership, seconds: float) -> dict[str, Any]:
+    return {
+        "segment": made.segment.id,
+        "from": made.source,
+        "to": record.owner,
+        "epoch": record.epoch,
+        "seconds": round(seconds, 3),
+        "moved": not made.is_there,
+    }
+
+
+def _lost(snapshot: Snapshot, name: TopicName, segment: int | None) -> list[Placed]:
+    """The segments that wait for owners that are gone with what only they had."""
+    found = chosen(snapshot, name.path, segment)
+    lost = [
+        each
+        for each in found
+        if each.known is not None and not each.known.value.clean and not snapshot.is_live(each.known.value.owner)
+    ]
+    if lost:
+        return lost
+    owners = {each.known.value.owner for each in found if each.known is not None}
+    raise MoveRefused(
+        f"nothing of topic {name} is to be recovered: no segment that was asked for waits for an owner that is gone "
+        f"(owners: {', '.join(sorted(owners)) or 'none yet'}); to give it to another broker, move it"
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,177 @@
+"""The calls about subscriptions."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from braid.broker.admin.call import CallId, OnTopic, by_segment, on_topic, who_knows_the_topic
+from braid.broker.admin.reports import TopicReport
+from braid.broker.admin.results import offsets_json, some_names, subscription_json
+from braid.broker.admin.services import CallServices
+from braid.broker.auth import Action, Principal
+from braid.broker.groups.subscriptions import LATEST, SeekRequest
+from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
+from braid.model.ids import NO_REQUEST, Offset, SegmentId
+from braid.model.names import check_name
+from braid.model.subscription import Subscription, SubscriptionKind
+
+MAX_TIMESTAMP_MS: Final = 1 << 53
+"""What every JSON parser reads exactly."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ListSubscriptions(OnTopic, frozen=True):
+    needs = who_knows_the_topic
+
+    async def run(self, services: CallServices, principal: Principal) -> list[dict[str, Any]]:  # noqa: ARG002
+        found = await services.subscriptions.list(self.name)
+        report = await services.reports.of_topic(self.name)
+        return [subscription_described(subscription, each, report) for subscription, each in sorted(found.items())]
+
+
+class OnSubscription(OnTopic, frozen=True):
+    subscription: str
+
+    @property
+    def checked(self) -> str:
+        """The subscription's name. `InvalidName`"""
+        return check_name("subscription", self.subscription)
+
+
+class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
+    needs = on_topic(Action.ADMIN, Action.CONSUME)
+    start: str = LATEST
+    kind: SubscriptionKind = SubscriptionKind.STREAM
+    request_id: CallId = NO_REQUEST
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        created = await services.subscriptions.create(
+            self.name, self.subscription, kind=self.kind, start=self.start, request_id=self.request_id
+        )
+        _log.info("%s created subscription %s of %s", principal.name, self.subscription, self.name)
+        report = await services.reports.of_topic(self.name)
+        return subscription_described(self.subscription, created, report)
+
+
+class GetSubscription(OnSubscription, frozen=True):
+    needs = who_knows_the_topic
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+        subscription = self.checked
+        found = await services.subscriptions.get(self.name, subscription)
+        report = await services.reports.of_topic(self.name)
+        return subscription_described(subscription, found, report)
+
+
+class IdentifySubscription(OnSubscription, frozen=True):
+    """What a call that may be repeated has to name: which subscription it means, and where it knew it to be."""
+
+    needs = on_topic(Action.ADMIN, Action.CONSUME)
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+        id_, placements = await services.subscriptions.identify(self.name, self.checked)
+        return {"subscriptionId": id_, "placements": {str(segment): each for segment, each in placements.items()}}
+
+
+class DeleteSubscription(OnSubscription, frozen=True, rename="camel"):
+    needs = on_topic(Action.ADMIN, Action.CONSUME)
+    force: bool = False
+    subscription_id: int | None = None
+    """The subscription that is meant: one of the same name that was created since stays."""
+
+    async def run(self, services: CallServices, principal: Principal) -> None:
+        name, subscription = self.name, self.checked
+        # First, for the consumers that are connected may be those of the next subscription of that name.
+        id_, _ = await services.subscriptions.identify(name, subscription)
+        if id_ and self.subscription_id not in (None, id_):
+            raise SubscriptionNotFound(
+                f"there is no such subscription {subscription} of {name} any more: it was deleted"
+            )
+        report = await services.reports.of_topic(name)
+        consumers = report.connected(subscription)
+        if consumers and not self.force:
+            raise SubscriptionBusy(
+                f"subscription {subscription} of {name} cannot be deleted: it has {len(consumers)} connected consumers "
+                f"({some_names(consumers)}); stop them, or use force"
+            )
+        await services.subscriptions.delete(name, subscription, self.subscription_id)
+        services.groups.forget(name, subscription)
+        _log.info("%s deleted subscription %s of %s", principal.name, subscription, name)
+
+
+class _PlaceSubscription(OnSubscription, frozen=True, rename="camel"):
+    needs = on_topic(Action.ADMIN, Action.CONSUME)
+    request_id: CallId = NO_REQUEST
+    subscription_id: int | None = None
+    """The subscription that is meant: one of the same name that was created since stays where it is."""
+    since: dict[str | int, int] | None = None
+    """By segment id, the placements that the caller knew (`IdentifySubscription`). Where the subscription was placed
+    since, it stays, and the call fails."""
+
+    @property
+    def request(self) -> SeekRequest:
+        since = None if self.since is None else by_segment(self.since, "since")
+        return SeekRequest(self.request_id, since, self.subscription_id)
+
+
+class SeekSubscription(_PlaceSubscription, frozen=True):
+    """To a time, to one end, or to given offsets: exactly one of these."""
+
+    to: str | None = None
+    timestamp: int | None = None
+    """ms since 1970."""
+    offsets: dict[str | int, int] | None = None
+    """The next offset by segment id."""
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        offsets = await self._seek(services, self.checked)
+        _log.info("%s set subscription %s of %s to %s", principal.name, self.subscription, self.name, offsets)
+        return offsets_json(offsets)
+
+    async def _seek(self, services: CallServices, subscription: str) -> dict[SegmentId, Offset]:
+        name, subscriptions = self.name, services.subscriptions
+        match self.to, self.timestamp, self.offsets:
+            case str(place), None, None:
+                return await subscriptions.seek_to(name, subscription, place, self.request)
+            case None, int(timestamp_ms), None:
+                if abs(timestamp_ms) > MAX_TIMESTAMP_MS:
+                    raise InvalidArgument(f"{timestamp_ms} is no time in milliseconds since 1970")
+                return await subscriptions.seek_to_time(name, subscription, timestamp_ms * 1_000, self.request)
+            case None, None, dict(places) if places:
+                offsets = {segment: Offset(offset) for segment, offset in by_segment(places, "offsets").items()}
+                return await subscriptions.seek_to_offsets(name, subscription, offsets, self.request)
+            case _:
+                raise InvalidArgument(
+                    "seek_subscription needs exactly one of to ('earliest' or 'latest'), timestamp (milliseconds "
+                    "since 1970) and offsets (by segment id, at least one)"
+                )
+
+
+class SkipSubscription(_PlaceSubscription, frozen=True):
+    """So many records of one segment, or everything that waits."""
+
+    segment: int | None = None
+    count: int | None = None
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        name, subscription = self.name, self.checked
+        subscriptions = services.subscriptions
+        segment, count = self.segment, self.count
+        if (segment is None) != (count is None):
+            raise InvalidArgument(
+                "skip_subscription needs segment and count together, to skip so many records of one segment, or "
+                "neither, to skip everything"
+            )
+        if segment is None or count is None:
+            offsets = await subscriptions.skip_all(name, subscription, self.request)
+        else:
+            offsets = await subscriptions.skip(name, subscription, SegmentId(segment), count, self.request)
+        _log.info("%s skipped subscription %s of %s to %s", principal.name, subscription, name, offsets)
+        return offsets_json(offsets)
+
+
+def subscription_described(name: str, found: Subscription, report: TopicReport) -> dict[str, Any]:
+    """What metadata says of it, with what the segments' owners and the topic's controller know."""
+    return subscription_json(name, found, report.progress(name), report.consumers.get(name, {}), report.unavailable)

@@ -1,0 +1,238 @@
+"""The calls about topics.
+
+A topic is created by writing its record; the cluster leader then gives its segments to brokers, which open them. Its
+deletion is deletion.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from braid.broker.admin.call import AdminCall, CallId, OnTopic, anybody, on_topic, who_knows_the_topic
+from braid.broker.admin.results import some_names, topic_json, topic_stats_json
+from braid.broker.admin.services import CallServices
+from braid.broker.admin.subscriptions import subscription_described
+from braid.broker.auth import Action, Principal
+from braid.broker.storage_context import LOCAL
+from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
+from braid.model.ids import NO_REQUEST
+from braid.model.names import TopicName, check_name
+from braid.model.ownership import OwnershipState
+from braid.model.topic import Durability, Topic, TopicPolicies
+
+CREATE_WAIT_S: Final = 5.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ListTopics(AdminCall, frozen=True):
+    """Those that the caller may know of."""
+
+    needs = anybody
+    tenant: str
+    namespace: str
+
+    async def run(self, services: CallServices, principal: Principal) -> list[str]:
+        tenant, namespace = check_name("tenant", self.tenant), check_name("namespace", self.namespace)
+        found = []
+        for path, topic in sorted(services.topics.all().items()):
+            name = TopicName.parse(path)
+            if (name.tenant, name.namespace) == (tenant, namespace) and not topic.deleting:
+                with contextlib.suppress(PermissionDenied):
+                    services.access.check_may_know(principal, name)
+                    found.append(str(name))
+        return found
+
+
+class CreateTopic(OnTopic, frozen=True, rename="camel"):
+    needs = on_topic(Action.ADMIN)
+    segments: int = 1
+    policies: TopicPolicies = TopicPolicies()
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    request_id: CallId = NO_REQUEST
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        name, policies = self.name, self.policies
+        if policies.durability is Durability.REPLICATED or policies.replicas > 1:
+            raise NotAvailable(
+                f"topic {name} cannot be replicated yet: replicas come in a later version; "
+                "ask for 1 replica and durability 'fsync' or 'memory'"
+            )
+        if not any(services.members.is_active(broker) for broker in services.members.brokers.all()):
+            raise NotServing(f"topic {name} cannot be created: no broker may be given segments; start or activate one")
+        topic = await services.topics.create(
+            name,
+            segments=self.segments,
+            policies=policies,
+            properties=self.properties,
+            request_id=self.request_id,
+        )
+        await _served(services, name, topic)
+        _log.info("%s created topic %s with %d segments", principal.name, name, self.segments)
+        return topic_json(name, topic)
+
+
+class GetTopic(OnTopic, frozen=True):
+    needs = who_knows_the_topic
+    deleting: bool = False
+    """Whether one is wanted, too, that is being deleted."""
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+        topics, path = services.topics, self.name.path
+        stored = await topics.stored(path) if self.deleting else None
+        return topic_json(self.name, stored or topics.get(path))
+
+
+class DeleteTopic(OnTopic, frozen=True, rename="camel"):
+    needs = on_topic(Action.ADMIN)
+    force: bool = False
+    topic_id: int | None = None
+    """The topic that is meant: one of the same name that was created since stays."""
+
+    async def run(self, services: CallServices, principal: Principal) -> None:
+        name = self.name
+        # From the store, for another broker may just have created it; and before consumers are looked at, which may be
+        # those of the next topic of that name.
+        topic = await services.topics.stored(name.path)
+        if topic is None or self.topic_id not in (None, topic.id):
+            raise TopicNotFound(f"topic {name} cannot be deleted: it does not exist")
+        consumers = [] if self.force else await _connected(services, name)
+        if consumers:
+            raise SubscriptionBusy(
+                f"topic {name} cannot be deleted: it has {len(consumers)} connected consumers "
+                f"({some_names(consumers)}); stop them, or use force"
+            )
+        await services.deletion.delete(name, topic.id)
+        _log.info("%s deleted topic %s", principal.name, name)
+
+
+class TopicStats(OnTopic, frozen=True):
+    needs = who_knows_the_topic
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+        name = self.name
+        topic = services.topics.get(name.path)
+        found = await services.subscriptions.list(name)
+        report = await services.reports.of_topic(name)
+        return topic_stats_json(
+            name,
+            topic,
+            report,
+            {each: subscription_described(each, found[each], report) for each in sorted(found)},
+        )
+
+
+class TopicStorage(OnTopic, frozen=True):
+    """Where readers without a broker find the topic's chunks; nowhere if each broker keeps its own."""
+
+    needs = on_topic(Action.CONSUME, Action.ADMIN)
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+        services.topics.get(self.name.path)
+        storage = services.config.storage
+        return {"storage": "" if storage == LOCAL else storage}
+
+
+# Layouts do not change in this version.
+
+
+class _ChangeLayout(OnTopic, frozen=True):
+    needs = on_topic(Action.ADMIN)
+
+    def _not_yet(self) -> NotAvailable:
+        return NotAvailable(
+            f"the layout of topic {self.name} cannot be changed: that is not in this version yet; layouts change "
+            "in a later one. Choose the number of segments when you create the topic"
+        )
+
+
+class SplitSegment(_ChangeLayout, frozen=True):
+    segment: int
+    at: str | None = None
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class MergeSegments(_ChangeLayout, frozen=True):
+    segments: list[int]
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class RepartitionTopic(_ChangeLayout, frozen=True):
+    segments: int
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class GetAutoScalePolicy(_ChangeLayout, frozen=True):
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class SetAutoScalePolicy(_ChangeLayout, frozen=True):
+    policy: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class DeleteAutoScalePolicy(_ChangeLayout, frozen=True):
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class CreateSegment(_ChangeLayout, frozen=True):
+    descriptor: str
+    subscriptions: list[str] = msgspec.field(default_factory=list)
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class DeleteSegment(_ChangeLayout, frozen=True):
+    descriptor: str
+    subscriptions: list[str] = msgspec.field(default_factory=list)
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+class TerminateSegment(_ChangeLayout, frozen=True):
+    descriptor: str
+    subscriptions: list[str] = msgspec.field(default_factory=list)
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        raise self._not_yet()
+
+
+async def _connected(services: CallServices, name: TopicName) -> list[str]:
+    if services.topics.find(name.path) is None:
+        return []  # It is being deleted already.
+    return (await services.reports.of_topic(name)).connected()
+
+
+async def _served(services: CallServices, name: TopicName, topic: Topic) -> None:
+    """Return when every segment of a new topic is served, or when that takes too long: it will be."""
+    owners = services.owners
+
+    def all_serve() -> bool:
+        records = owners.of_topic(name.path).values()
+        serving = sum(record.state is OwnershipState.SERVING for record in records)
+        return serving >= len(topic.layout.segments) or services.topics.find(name.path) is None
+
+    try:
+        served = await owners.view.until(all_serve, CREATE_WAIT_S)
+    except ShuttingDown:  # The topic is there, whatever becomes of this broker.
+        served = False
+    if served:
+        await services.segments.opened(name.path)
+    else:
+        _log.warning("not every segment of the new topic %s is served yet", name)
