@@ -5,6 +5,6 @@ cd "$(dirname "$0")/.."
 locked=$(mktemp)
 {
     echo "# The versions that Braid is tested with; written by \`make lock\`."
-    .venv/bin/python -m pip freeze --exclude-editable --exclude braid | sort -f -u
+    .venv/bin/python -m pip freeze --exclude-editable --exclude braidmq | sort -f -u
 } >"$locked"
 mv "$locked" constraints.txt

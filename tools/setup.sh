@@ -16,4 +16,6 @@ fi
     "$("$python" -c 'import sys; print(sys.version_info[:2])')" ] || rm -rf .venv
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[etcd,spark]' --group dev
+# Checkouts of early versions installed the distribution as braid. Both names would own the same command.
+.venv/bin/python -m pip uninstall --quiet --quiet --yes braid
+.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[server,etcd,spark]' --group dev

@@ -1,4 +1,4 @@
-"""Braid: a durable message broker whose topics split, merge, replicate and move, and whose history is a Spark table.
+"""Braid: a durable message broker whose topics move between brokers, and whose history is a Spark table.
 
     async with braid.connect("braid://127.0.0.1:6660") as client: …
 

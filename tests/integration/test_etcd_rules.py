@@ -118,5 +118,5 @@ except ImportError as error:
     sys.stdout.write(str(error))
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": "src"})
-    assert "pip install 'braid[etcd]'" in answer.stdout, answer.stderr
+    assert "pip install 'braidmq[etcd]'" in answer.stdout, answer.stderr
     assert missing in answer.stdout

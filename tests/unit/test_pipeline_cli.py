@@ -80,7 +80,7 @@ def test_without_pyspark_one_line_says_what_to_install() -> None:
     done = braid("pipeline", "advise", "orders", "--manifest", "file:///nowhere", code=code)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("braid: Spark jobs need PySpark, which cannot be imported")
-    assert "pip install 'braid[spark]'" in done.stderr
+    assert "pip install 'braidmq[spark]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -184,7 +184,8 @@ def check_pyspark() -> None:
         import pyspark  # noqa: F401 (whether it is there is the question)
     except ImportError as error:
         raise NotAvailable(
-            f"Spark jobs need PySpark, which cannot be imported ({error}); install it with `pip install 'braid[spark]'`"
+            f"Spark jobs need PySpark, which cannot be imported ({error}); install it with "
+            "`pip install 'braidmq[spark]'`"
         ) from error
 
 

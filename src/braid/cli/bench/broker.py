@@ -16,6 +16,8 @@ from typing import Final
 
 import click
 
+from braid.cli.extras import require_server
+
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
 _URL: Final = re.compile(r"braid://[^\s,]*:[1-9]\d*")
@@ -36,6 +38,7 @@ class OwnBroker:
 
     def start(self) -> None:
         """Start it, or start it again after `kill` at the same address."""
+        require_server("braid bench without --url starts a broker, which")
         command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", self._folder]
         command += ["--listen", self._listen, "--admin", "127.0.0.1:0", *self._options]
         # What the environment says about brokers is meant for others.

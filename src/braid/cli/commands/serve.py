@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from braid.cli.extras import require_server
 from braid.cli.terminal.output import json_option, paint
 from braid.model.errors import BraidError
 
@@ -105,6 +106,7 @@ def serve(
       braid serve --data /var/lib/braid --listen 0.0.0.0:6660
       braid serve --config broker.toml
     """
+    require_server("braid serve")
     from braid.admin.logs import configure_logging
     from braid.cli.config import load_config
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from braid.cli.extras import require_server
 from braid.cli.terminal.output import json_option, print_json, print_note
 from braid.cli.terminal.param_types import DURATION
 from braid.model.errors import BraidError, InvalidArgument, InvalidConfig
@@ -59,6 +60,7 @@ def create(
       braid token create --role ops --secret-file secret
       braid token create --role billing --name billing-1 --expires 30d --private-key-file key.pem
     """
+    require_server("braid token create")
     import jwt
 
     if bool(secret_file) == bool(private_key_file):

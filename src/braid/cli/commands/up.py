@@ -21,6 +21,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from braid.cli.extras import require_server
 from braid.cli.terminal.output import Column, json_option, paint, print_json, print_table
 from braid.model.errors import BraidError, InvalidConfig
 from braid.wire.address import format_url, parse_url
@@ -69,6 +70,7 @@ def up(brokers: int, data: str, port: int, admin_port: int, storage: str, as_jso
       braid up
       braid up --brokers 5 --data /tmp/braid --storage file:///tmp/braid/history
     """
+    require_server("braid up")
     for name, first in ("--port", port), ("--admin-port", admin_port):
         if first and first + brokers - 1 > 65_535:
             raise click.BadParameter(f"{first} + {brokers - 1} is above 65535", param_hint=f"'{name}'")

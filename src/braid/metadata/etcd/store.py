@@ -20,7 +20,7 @@ try:
 except ImportError as missing:
     raise ImportError(
         f"metadata in etcd needs the package {missing.name!r}, which is not installed; "
-        "install it with: pip install 'braid[etcd]'"
+        "install it with: pip install 'braidmq[etcd]'"
     ) from missing
 
 from braid.metadata.etcd.channel import Endpoint, EtcdTls, channel_credentials

@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
-from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, S3Store
 
-from braid.model.errors import InvalidArgument, InvalidName
+from braid.model.errors import InvalidArgument, InvalidName, NotAvailable
+
+try:
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore, GCSStore, S3Store
+except ImportError as missing:
+    raise NotAvailable(
+        f"reading and writing history needs obstore, which cannot be imported ({missing}): run "
+        "`pip install 'braidmq[spark]'` for Spark, `pip install 'braidmq[server]'` for a broker"
+    ) from missing
+
 from braid.ports.disk import Disk
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.remote import RemoteObjects

@@ -57,7 +57,7 @@ try:
 except ImportError as missing:
     raise NotAvailable(
         f"tables in Delta's format need deltalake, which cannot be imported ({missing}); install it with "
-        "`pip install 'braid[spark]'`"
+        "`pip install 'braidmq[spark]'`"
     ) from missing
 
 APP: Final = "braid/lake"
