@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
 WAIT_S = 60.0
+BRAID = (sys.executable, "-m", "braid.cli.main")
 
 
 def free_port() -> int:
@@ -23,12 +25,14 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    def __init__(self, data: Path, *options: str) -> None:
+    def __init__(self, data: Path, *options: str, braid: Sequence[str] = BRAID) -> None:
+        """`braid` is the command that the process runs, for tests with an installation of their own."""
         self.data = data
         self.port = free_port()
         self.url = f"braid://127.0.0.1:{self.port}"
         self.ready: dict[str, Any] = {}
         self._options = options
+        self._braid = braid
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -49,7 +53,7 @@ class BrokerProcess:
         """Returns when the broker is ready: after how many seconds."""
         self._log = open(self.log_path, "ab")  # noqa: SIM115 (closed with the process)
         begun = time.monotonic()
-        command = [sys.executable, "-m", "braid.cli.main", "serve", "--json", "--data", str(self.data)]
+        command = [*self._braid, "serve", "--json", "--data", str(self.data)]
         command += ["--listen", f"127.0.0.1:{self.port}", "--admin", "127.0.0.1:0", *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)

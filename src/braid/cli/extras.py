@@ -1,7 +1,7 @@
 """The extra that brings a broker's packages, and the one sentence for an installation without it.
 
 `pip install braidmq` brings the client and the commands that talk to a broker. A command that runs a broker calls
-`require_server` before it imports anything of the server's, so that a missing package is an answer rather than a traceback.
+`require_server` before it imports anything of the server's. A missing package then ends in one line, not a traceback.
 """
 
 from __future__ import annotations
@@ -31,6 +31,5 @@ def require_server(what: str) -> None:
     missing = [name for name in SERVER_IMPORTS if find_spec(name) is None]
     if missing:
         raise NotAvailable(
-            f"{what} needs packages that are not installed ({', '.join(missing)}): run "
-            "`pip install 'braidmq[server]'`"
+            f"{what} needs packages that are not installed ({', '.join(missing)}): run `pip install 'braidmq[server]'`"
         )

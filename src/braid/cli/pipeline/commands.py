@@ -28,6 +28,6 @@ JOBS: Final = {
 def pipeline() -> None:
     """Spark jobs over the history of topics.
 
-    They need PySpark (`pip install 'braidmq[spark]'`) and Java 17 or newer, and run on this machine unless --master names
-    a cluster. All of them can be stopped at any time and run again.
+    They need PySpark (`pip install 'braidmq[spark]'`) and Java 17 or newer, and run on this machine unless --master
+    names a cluster. All of them can be stopped at any time and run again.
     """
