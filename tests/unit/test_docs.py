@@ -39,7 +39,7 @@ from braid.testing.sim.objects import MemoryObjects
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"
 NOON_US = 1_700_000_000_000_000
