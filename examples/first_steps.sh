@@ -58,7 +58,6 @@ kill "$broker"
 wait "$broker"
 broker=
 run 'braid consume orders -s billing --count 3'
-run 'braid topic split orders 0 2>&1 || true'
 printf '$ kill %%2\n'
 kill "$second"
 wait "$second"

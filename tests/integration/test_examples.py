@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kits.broker_process import BrokerProcess
+from tests.kits.broker_process import BrokerProcess, free_port
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -80,10 +81,19 @@ def test_the_timeline_moves_a_topic_and_then_whole_brokers_under_load(tmp_path: 
     assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
 
 
-def test_the_transcript_in_the_readme_is_what_the_commands_print(tmp_path: Path) -> None:
+README, FIRST_STEPS = ROOT / "README.md", ROOT / "docs" / "first-steps.md"
+
+
+def first_block(page: Path, language: str) -> str:
+    """The page's first fenced block in this language."""
+    block = page.read_text(encoding="utf-8").partition(f"```{language}\n")[2].partition("```")[0]
+    assert block, f"{page.name} has no {language}"
+    return block
+
+
+def test_the_transcript_in_the_first_steps_is_what_the_commands_print(tmp_path: Path) -> None:
     """Ports and times differ from run to run; every other character is as it is printed."""
-    readme = (ROOT / "README.md").read_text()
-    transcript = readme.partition("```console\n")[2].partition("```")[0]
+    transcript = first_block(FIRST_STEPS, "console")
     said = run(["bash", str(ROOT / "examples" / "first_steps.sh")], tmp_path)
     assert repeatable(said) == repeatable(transcript)
     assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
@@ -95,14 +105,34 @@ def repeatable(text: str) -> list[str]:
     return timeless.strip().splitlines()
 
 
-def test_the_snippet_in_the_readme_runs_and_prints_what_the_readme_says(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    snippet = readme.partition("```python\n")[2].partition("```")[0]
+def test_the_transcript_in_the_readme_is_what_its_commands_print(tmp_path: Path) -> None:
+    """Its commands run as they stand there, on free ports, in an empty folder."""
+    transcript = first_block(README, "console")
+    ports = {"LISTEN": free_port(), "ADMIN": free_port()}
+    script = [f"export BRAID_{name}=127.0.0.1:{port}" for name, port in ports.items()]
+    script += [f"export BRAID_URL=braid://127.0.0.1:{ports['LISTEN']}", "trap 'kill -9 $(jobs -p)' EXIT"]
+    commands = re.findall(r"^\$ (.+)$", transcript, flags=re.MULTILINE)
+    for command in commands:
+        script += [f"printf '$ %s\\n' {shlex.quote(command)}", command]
+        if command.startswith("kill -9"):
+            script.append(f"wait {command.split()[-1]} 2>/dev/null || true")  # Bash would tell of the kill.
+        if command.startswith("braid serve"):  # A person needs longer for the next line than a broker to start.
+            script.append("until grep -q 'is ready' broker.log; do sleep 0.05; kill -0 $! || exit 1; done")
+    assert any(command.startswith("kill -9") for command in commands)
+    path = tmp_path / "transcript.sh"
+    path.write_text("\n".join(["set -e", *script]))
+    assert run(["bash", str(path)], tmp_path).splitlines() == transcript.splitlines()
+
+
+@pytest.mark.parametrize("page", [README, FIRST_STEPS], ids=lambda page: page.stem)
+def test_the_snippet_on_a_page_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    snippet = first_block(page, "python")
     promised = re.findall(r"# prints (.+)", snippet)
     script = tmp_path / "snippet.py"
-    script.write_text(snippet)
     with BrokerProcess(tmp_path / "data") as broker:
-        said = run([sys.executable, str(script), broker.url], tmp_path)
+        assert snippet.count("braid://127.0.0.1:6660") == 1
+        script.write_text(snippet.replace("braid://127.0.0.1:6660", broker.url))
+        said = run([sys.executable, str(script)], tmp_path)
     assert promised
     assert said.splitlines() == promised
 

@@ -53,7 +53,7 @@ def test_the_notebook_is_one() -> None:
         assert cell.keys() == (fields | {"execution_count", "outputs"} if cell["cell_type"] == "code" else fields)
 
 
-def test_the_clickstream_counts_every_click_once_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_the_clickstream_counts_every_click_once_and_prints_what_its_page_shows(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "SPARK_LOCAL_DIRS": str(tmp_path)}
     command = [sys.executable, str(ROOT / "examples" / "clickstream.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=EXAMPLE_S)
@@ -64,8 +64,8 @@ def test_the_clickstream_counts_every_click_once_and_prints_what_the_readme_show
     assert published is not None
     assert counted is not None
     assert published[1] == counted[1]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.partition("`make demo` ends with it:\n\n```text\n")[2].partition("```")[0]
+    page = (ROOT / "docs" / "pipeline" / "clickstream.md").read_text(encoding="utf-8")
+    shown = page.partition("`make demo` ends with it:\n\n```text\n")[2].partition("```")[0]
     assert repeatable(done.stdout) == repeatable(shown)
     assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
 

@@ -108,6 +108,15 @@ def test_the_readme_says_how_to_run_the_demo_and_the_tests() -> None:
     assert "make test" in readme
 
 
+def test_the_numbers_in_the_readme_stand_on_the_page_that_explains_them() -> None:
+    section = text_of(ROOT / "README.md").partition("\n## How fast\n")[2].partition("\n## ")[0]
+    numbers = re.findall(r"\*\*(.+?)\*\*", section)
+    assert len(numbers) >= 3
+    measured = text_of(DOCS / "operating" / "performance.md")
+    for number in numbers:
+        assert number in measured, number
+
+
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
