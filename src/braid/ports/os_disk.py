@@ -3,14 +3,7 @@
 A write with its sync is one hop, because a hop costs about as much as a small write. A cancelled call does not stop its
 thread: the operation may still happen, and its buffers stay in use until `close()` of the file has returned.
 
-A hop costs more than a small write and its sync together (kernel_sync.py). So `start_write` copies a small group of
-batches into the page cache at once, and the kernel syncs it. As a rule that copy waits for nothing but memory. Where
-the file system has to wait (for its journal, for pages that are just written back, because the whole machine has too
-much to write), the loop waits with it.
-
-A file descriptor is a number that the kernel gives away again after `close`, so a late operation could hit another
-file. Each `OsFile` therefore counts the calls that were submitted and have not ended; the descriptor is closed when
-closing was asked for *and* the count is zero, and calls made after `close()` are refused.
+Files are in `os_file.py`; here are names, folders, locks, and the threads that all of them share.
 """
 
 from __future__ import annotations
@@ -22,44 +15,22 @@ import errno
 import fcntl
 import os
 import stat
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Callable
 from typing import TypeVar
 
-from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
+from braid.model.errors import DiskError, FileTaken, SyncFailed
 from braid.ports import kernel_sync
-from braid.ports.disk import Buffer, FileStat
+from braid.ports.disk import FileStat
 from braid.ports.kernel_sync import KernelSyncs
+from braid.ports.os_file import NOT_SUPPORTED, SMALL_BYTES, ZEROS, OsFile, disk_error
 from braid.ports.threads import Threads
+
+__all__ = ["SMALL_BYTES", "OsDisk", "OsFile", "OsLock"]
 
 T = TypeVar("T")
 
-IOV_MAX = 1_024
-"""Linux takes at most this many buffers in one `pwritev`."""
-JOIN_BYTES = 64 * 1_024
-JOIN_AVERAGE_BYTES = 1_024
-"""Below both, one `join` and one `pwrite` beat `pwritev` (512 buffers of 100 B: 10 µs against 27); above either, the
-copy costs more than it saves (16 buffers of 64 KiB: 60 µs against 31)."""
-SMALL_BYTES = 128 * 1_024
-"""What is copied into the page cache on the loop: 60 µs of its time at most."""
-ZEROS = bytes(1 << 20)
 PREPARE_PAUSE_S = 0.01
 """Between two megabytes of zeros: the syncs of logs come first. A file of 64 MiB takes a second so."""
-
-_KINDS: dict[int, type[DiskError]] = {
-    errno.ENOSPC: DiskFull,
-    errno.EDQUOT: DiskFull,
-    errno.ENOENT: FileMissing,
-    errno.EEXIST: FileTaken,
-}
-_NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
-
-
-def _failure(error: OSError, doing: str) -> DiskError:
-    kind = _KINDS.get(error.errno or 0, DiskError)
-    return kind(f"could not {doing}: {error.strerror or error}")
 
 
 class OsDisk:
@@ -142,7 +113,7 @@ class OsDisk:
         try:
             descriptor = os.open(path, self._mode | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
         except OSError as error:
-            raise _failure(error, f"{'create' if create else 'open'} {path}") from error
+            raise disk_error(error, f"{'create' if create else 'open'} {path}") from error
         if create:
             try:
                 _sync_folder(os.path.dirname(path))
@@ -206,176 +177,6 @@ class OsLock:
             self._fd = None
 
 
-class OsFile:
-    """One descriptor. The event loop submits; the threads work; `_lock` guards the count and the two flags."""
-
-    def __init__(self, disk: OsDisk, path: str, descriptor: int) -> None:
-        self._disk = disk
-        self._path = path
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._calls = 0
-        self._closing = False
-        self._closed: Future[None] = Future()
-        # A future that "runs" cannot be cancelled, so a cancelled `close()` does not cancel the close of others.
-        self._closed.set_running_or_notify_cancel()
-
-    async def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
-        await self._run(self._write, position, buffers, sync)
-
-    def start_write(
-        self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
-    ) -> None:
-        self._begin_call()
-        try:
-            small = sum(map(_nbytes, buffers)) <= SMALL_BYTES
-            if small and (syncs := self._disk.kernel_syncs()) is not None:
-                self._write_on_loop(syncs, position, buffers, sync, on_end)
-            else:
-                work = partial(self._write, position, buffers, sync)
-                self._disk.start(lambda _, error: on_end(error), work, on_end=self._end_call)
-        except BaseException:
-            self._end_call()
-            raise
-
-    def _write_on_loop(
-        self,
-        syncs: KernelSyncs,
-        position: int,
-        buffers: Sequence[Buffer],
-        sync: bool,
-        on_end: Callable[[BaseException | None], None],
-    ) -> None:
-        """Write now; let the kernel sync, or a thread if that does not."""
-
-        def end(failure: BaseException | None) -> None:
-            self._end_call()
-            if not syncs.loop.is_closed():
-                on_end(failure)
-
-        try:
-            self._write(position, buffers, sync=False)
-            if not sync:
-                syncs.loop.call_soon(end, None)
-            elif not syncs.start(self._descriptor, lambda error: end(self._sync_failure(error) if error else None)):
-                self._disk.start(lambda _, error: on_end(error), self._sync, on_end=self._end_call)
-        except DiskError as error:
-            syncs.loop.call_soon(end, error)
-
-    async def sync(self) -> None:
-        await self._run(self._sync)
-
-    async def read(self, position: int, length: int) -> bytes:
-        return await self._run(self._read, position, length)
-
-    async def reserve(self, size: int) -> None:
-        await self._run(self._reserve, size)
-
-    async def truncate(self, size: int) -> None:
-        await self._run(self._truncate, size)
-
-    async def size(self) -> int:
-        return await self._run(self._size)
-
-    async def close(self) -> None:
-        """Refuse new calls, let the submitted ones end, close. All who wait here return when it is done."""
-        self._disk.end_syncs(of_closed_loop=True)
-        with self._lock:
-            last = not self._closing and self._calls == 0
-            self._closing = True
-        if last and self._disk._closed:
-            self._close_descriptor()
-        elif last:
-            self._disk._threads.submit(self._close_descriptor)
-        await asyncio.wrap_future(self._closed)
-
-    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        self._begin_call()
-        try:
-            call = self._disk.call(work, *arguments, on_end=self._end_call)
-        except BaseException:
-            self._end_call()
-            raise
-        return await call
-
-    def _begin_call(self) -> None:
-        with self._lock:
-            if self._closing:
-                raise DiskError(f"{self._path} was closed: open it again")
-            self._calls += 1
-
-    def _end_call(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            last = self._closing and self._calls == 0
-        if last:
-            self._close_descriptor()
-
-    def _close_descriptor(self) -> None:
-        self._disk._files.discard(self)
-        # Nothing was promised without a sync, so a failing close loses nothing that was promised.
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
-        self._closed.set_result(None)
-
-    def _write(self, position: int, buffers: Sequence[Buffer], sync: bool) -> None:
-        try:
-            _write_all(self._descriptor, position, buffers)
-        except OSError as error:
-            raise _failure(error, f"write to {self._path} at {position}") from error
-        if sync:
-            self._sync()
-
-    def _sync(self) -> None:
-        try:
-            os.fdatasync(self._descriptor)
-        except OSError as error:
-            raise self._sync_failure(error.errno or 0) from error
-
-    def _sync_failure(self, error: int) -> SyncFailed:
-        return SyncFailed(
-            f"could not sync {self._path}: {os.strerror(error)}; what was written since its last good sync may be lost"
-        )
-
-    def _read(self, position: int, length: int) -> bytes:
-        try:
-            data = os.pread(self._descriptor, length, position)
-            if not data or len(data) == length:
-                return data
-            pieces = [data]
-            while data and (rest := length - sum(map(len, pieces))):
-                data = os.pread(self._descriptor, rest, position + length - rest)
-                pieces.append(data)
-            return b"".join(pieces)
-        except OSError as error:
-            raise _failure(error, f"read {length} bytes of {self._path} at {position}") from error
-
-    def _reserve(self, size: int) -> None:
-        if size == 0:
-            return
-        try:
-            try:
-                os.posix_fallocate(self._descriptor, 0, size)
-            except OSError as error:
-                if error.errno not in _NOT_SUPPORTED:
-                    raise
-                _write_zeros(self._descriptor, os.fstat(self._descriptor).st_size, size)
-        except OSError as error:
-            raise _failure(error, f"reserve {size} bytes for {self._path}") from error
-
-    def _truncate(self, size: int) -> None:
-        try:
-            os.ftruncate(self._descriptor, size)
-        except OSError as error:
-            raise _failure(error, f"cut {self._path} to {size} bytes") from error
-
-    def _size(self) -> int:
-        try:
-            return os.fstat(self._descriptor).st_size
-        except OSError as error:
-            raise _failure(error, f"read the size of {self._path}") from error
-
-
 def _close_unclaimed(opening: asyncio.Future[OsFile]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         file = opening.result()
@@ -383,41 +184,12 @@ def _close_unclaimed(opening: asyncio.Future[OsFile]) -> None:
         file._close_descriptor()
 
 
-def _nbytes(buffer: Buffer) -> int:
-    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-
-
-def _write_all(descriptor: int, position: int, buffers: Sequence[Buffer]) -> None:
-    left = sum(map(_nbytes, buffers))
-    if len(buffers) > 1 and left <= JOIN_BYTES and left < JOIN_AVERAGE_BYTES * len(buffers):
-        buffers = [b"".join(buffers)]
-    start = 0
-    while left:
-        written = os.pwritev(descriptor, buffers[start : start + IOV_MAX], position)
-        if written == 0:
-            raise OSError(errno.EIO, f"the device took none of {left} bytes")
-        position += written
-        left -= written
-        # Skip what was written whole; a buffer that was written in part goes on in its middle.
-        while start < len(buffers) and written >= (size := _nbytes(buffers[start])):
-            written -= size
-            start += 1
-        if written:
-            buffers = [memoryview(buffers[start]).cast("B")[written:], *buffers[start + 1 :]]
-            start = 0
-
-
-def _write_zeros(descriptor: int, start: int, end: int) -> None:
-    for position in range(start, end, len(ZEROS)):
-        _write_all(descriptor, position, [memoryview(ZEROS)[: end - position]])
-
-
 def _lock(folder: str) -> int:
     path = f"{folder.rstrip('/')}.lock"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise _failure(error, f"lock {folder}") from error
+        raise disk_error(error, f"lock {folder}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -426,7 +198,7 @@ def _lock(folder: str) -> int:
             raise FileTaken(
                 f"{folder} is in use: another process, or another part of this one, has locked it"
             ) from None
-        raise _failure(error, f"lock {folder}") from error
+        raise disk_error(error, f"lock {folder}") from error
     return fd
 
 
@@ -462,7 +234,7 @@ def _list(folder: str) -> list[FileStat]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise _failure(error, f"list {folder}") from error
+        raise disk_error(error, f"list {folder}") from error
     return sorted(found)
 
 
@@ -470,7 +242,7 @@ def _stat(path: str) -> FileStat:
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError as error:
-        raise _failure(error, f"look at {path}") from error
+        raise disk_error(error, f"look at {path}") from error
     if not stat.S_ISREG(status.st_mode):
         raise DiskError(f"could not look at {path}: it is not a plain file")
     return FileStat(os.path.basename(path), status.st_size, status.st_mtime_ns // 1_000)
@@ -483,7 +255,7 @@ def _list_folders(folder: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise _failure(error, f"list {folder}") from error
+        raise disk_error(error, f"list {folder}") from error
 
 
 def _make_folder(folder: str) -> None:
@@ -505,9 +277,9 @@ def _make_folder(folder: str) -> None:
             os.mkdir(name)
         except FileExistsError as error:
             if not os.path.isdir(name):
-                raise _failure(error, f"create the folder {name}") from error
+                raise disk_error(error, f"create the folder {name}") from error
         except OSError as error:
-            raise _failure(error, f"create the folder {name}") from error
+            raise disk_error(error, f"create the folder {name}") from error
         _sync_folder(os.path.dirname(name))
 
 
@@ -528,7 +300,7 @@ def _rename(source: str, target: str) -> None:
     try:
         os.rename(source, target)
     except OSError as error:
-        raise _failure(error, f"rename {source} to {target}") from error
+        raise disk_error(error, f"rename {source} to {target}") from error
     _sync_folders_of(target, source)
 
 
@@ -546,7 +318,7 @@ def _publish(source: str, target: str) -> None:
             raise DiskError(
                 f"could not {doing}: the filesystem has neither RENAME_NOREPLACE nor hard links; use another one"
             ) from error
-        raise _failure(error, doing) from error
+        raise disk_error(error, doing) from error
     _sync_folders_of(target, source)
 
 
@@ -562,7 +334,7 @@ def _rename_exclusively(source: str, target: str) -> bool:
     if _renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in _NOT_SUPPORTED:
+    if number in NOT_SUPPORTED:
         return False
     raise OSError(number, os.strerror(number))
 
@@ -571,7 +343,7 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError as error:
-        raise _failure(error, f"remove {path}") from error
+        raise disk_error(error, f"remove {path}") from error
     _sync_folder(os.path.dirname(path))
 
 
@@ -581,5 +353,5 @@ def _remove_folder(folder: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _failure(error, f"remove the folder {folder}") from error
+        raise disk_error(error, f"remove the folder {folder}") from error
     _sync_folder(os.path.dirname(folder.rstrip("/")))
