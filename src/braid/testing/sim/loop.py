@@ -242,8 +242,12 @@ class Simulation:
 
 def run_simulation(seed: int, main: Callable[[Simulation], Awaitable[T]], *, step_limit: int = STEP_LIMIT) -> T:
     """Run `main` in virtual time. Its error, or the error of a task that nobody looked at, is raised with the seed."""
-    loop = SimulatedLoop(seed, step_limit=step_limit)
-    simulation = Simulation(seed, loop)
+    return run_to_end(Simulation(seed, SimulatedLoop(seed, step_limit=step_limit)), main)
+
+
+def run_to_end(simulation: Simulation, main: Callable[[Simulation], Awaitable[T]]) -> T:
+    """Run `main` on the loop of a simulation that has not run yet, and close that loop."""
+    seed, loop = simulation.seed, simulation.loop
 
     async def run() -> T:
         return await main(simulation)
