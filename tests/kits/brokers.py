@@ -119,20 +119,30 @@ class Brokers:
         await until(lambda: self.owner(segment) == to)
 
 
-def with_brokers(
-    test: Callable[[Brokers], Awaitable[None]],
+@contextlib.asynccontextmanager
+async def running_brokers(
+    simulation: Simulation,
     names: tuple[str, ...] = ("a", "b", "c"),
     *,
-    seed: int = 1,
     shared: bool = True,
     balance: bool = False,
+) -> AsyncIterator[Brokers]:
+    """Start these brokers, and stop all that run at the end."""
+    brokers = Brokers(simulation, shared=shared, balance=balance)
+    await brokers.start(*names)
+    yield brokers
+    for name in [*brokers.running]:
+        await brokers.stop(name)
+
+
+def with_brokers(
+    test: Callable[[Brokers], Awaitable[None]], names: tuple[str, ...] = ("a", "b", "c"), *, seed: int = 1
 ) -> None:
+    """Run a test with a seed of its own, for tests that try many seeds."""
+
     async def main(simulation: Simulation) -> None:
-        brokers = Brokers(simulation, shared=shared, balance=balance)
-        await brokers.start(*names)
-        await test(brokers)
-        for name in [*brokers.running]:
-            await brokers.stop(name)
+        async with running_brokers(simulation, names) as brokers:
+            await test(brokers)
 
     run_simulation(seed, main)
 

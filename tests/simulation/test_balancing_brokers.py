@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.kits.brokers import PATH, Brokers, until, with_brokers
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers, running_brokers, until
 
 SEGMENTS = 4
 VALUE = bytes(128 << 10)
@@ -28,8 +29,8 @@ def owners(brokers: Brokers) -> set[str]:
     return {brokers.owner(segment) for segment in range(SEGMENTS)}
 
 
-def test_a_broker_that_has_all_the_load_is_relieved_and_no_record_is_lost() -> None:
-    async def main(brokers: Brokers) -> None:
+async def test_a_broker_that_has_all_the_load_is_relieved_and_no_record_is_lost(simulation: Simulation) -> None:
+    async with running_brokers(simulation, (), balance=True) as brokers:
         await load_one_broker(brokers, 75)
         assert len(owners(brokers)) > 1, "a was relieved of something"
         reports = {name: broker.members.loads.get(name) for name, broker in brokers.running.items()}
@@ -41,16 +42,12 @@ def test_a_broker_that_has_all_the_load_is_relieved_and_no_record_is_lost() -> N
                 assert batch is not None
                 found += len(batch.table)
 
-    with_brokers(main, (), balance=True)
 
-
-def test_nothing_moves_by_itself_unless_somebody_asked_for_it() -> None:
-    async def main(brokers: Brokers) -> None:
+async def test_nothing_moves_by_itself_unless_somebody_asked_for_it(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ()) as brokers:
         await load_one_broker(brokers, 75)
         assert owners(brokers) == {"a"}
         plan = await brokers.call("b", "balance", dryRun=True)
         assert plan["moves"], "the dry run tells what would be done"
         assert {move["from"] for move in plan["moves"]} == {"a"}
         assert brokers.any().topics.find(PATH) is not None
-
-    with_brokers(main, ())

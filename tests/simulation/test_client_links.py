@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -28,7 +29,7 @@ from braid.model.errors import (
     UnsupportedVersion,
 )
 from braid.ports.network import Address, Network, SocketNetwork
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.connection import CLOSE_TIMEOUT_S, Connection
 from braid.wire.frame import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_REQUEST_ID, Flags, Frame
@@ -68,11 +69,7 @@ async def a_link(network: Network, address: Address, *, timeout_s: float = 5.0) 
     return await connect_link(network, address, client="test", token="t", timeout_s=timeout_s, on_topology=ignore)
 
 
-def simulated(main: Callable[[SimulatedNetwork], Awaitable[T]], seed: int = 0) -> T:
-    async def run(simulation: Simulation) -> T:
-        return await main(SimulatedNetwork(simulation.random))
-
-    return run_simulation(seed, run)
+pytestmark = pytest.mark.seed(0)
 
 
 async def broker_and_link(network: SimulatedNetwork, **options: Any) -> tuple[RawBroker, Link]:
@@ -109,15 +106,12 @@ class Receiver:
 # ── connecting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_first_frame_is_hello_and_the_reply_is_taken_over() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        (first,) = broker.peers[0].frames
-        assert first.kind == Kind.HELLO
-        assert decode(Hello, first.body) == Hello(MAGIC, VERSION, VERSION, "test", "t")
-        assert (link.broker_id, link.max_frame_bytes, link.alive) == ("scripted", MAX_FRAME_BYTES, True)
-
-    simulated(main)
+async def test_the_first_frame_is_hello_and_the_reply_is_taken_over(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+    (first,) = broker.peers[0].frames
+    assert first.kind == Kind.HELLO
+    assert decode(Hello, first.body) == Hello(MAGIC, VERSION, VERSION, "test", "t")
+    assert (link.broker_id, link.max_frame_bytes, link.alive) == ("scripted", MAX_FRAME_BYTES, True)
 
 
 def refused_with(error: BraidError) -> BraidError:
@@ -135,7 +129,7 @@ def refused_with(error: BraidError) -> BraidError:
         await broker.peers[0].until(lambda: broker.peers[0].lost)
         return raised.value
 
-    return simulated(main)
+    return run_simulation(0, lambda simulation: main(SimulatedNetwork(simulation.random)))
 
 
 @pytest.mark.parametrize("error", [Unauthenticated("no token"), UnsupportedVersion("too old"), ShuttingDown("soon")])
@@ -144,15 +138,12 @@ def test_what_the_broker_refuses_a_hello_by_is_raised_as_it_is(error: BraidError
     assert (type(raised), str(raised)) == (type(error), str(error))
 
 
-def test_a_broker_that_refuses_the_connection_as_such_is_heard() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker = RawBroker()
-        broker.answers[Kind.HELLO] = lambda connection, frame: connection.refuse(Overloaded("full"))
-        address = await broker.listen(network.host("broker"), "broker")
-        with pytest.raises(Overloaded, match="full"):
-            await a_link(network.host("client"), address)
-
-    simulated(main)
+async def test_a_broker_that_refuses_the_connection_as_such_is_heard(network: SimulatedNetwork) -> None:
+    broker = RawBroker()
+    broker.answers[Kind.HELLO] = lambda connection, frame: connection.refuse(Overloaded("full"))
+    address = await broker.listen(network.host("broker"), "broker")
+    with pytest.raises(Overloaded, match="full"):
+        await a_link(network.host("client"), address)
 
 
 @pytest.mark.parametrize(
@@ -164,356 +155,309 @@ def test_a_broker_that_refuses_the_connection_as_such_is_heard() -> None:
         (Leave(1), ProtocolError),
     ],
 )
-def test_a_reply_to_hello_that_cannot_be_is_refused(reply: Any, error: type[BraidError]) -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker = RawBroker()
-        broker.answers[Kind.HELLO] = lambda connection, frame: connection.reply(frame, encode(reply))
-        address = await broker.listen(network.host("broker"), "broker")
-        with pytest.raises(error):
-            await a_link(network.host("client"), address)
-        await broker.peers[0].until(lambda: broker.peers[0].lost)
-
-    simulated(main)
-
-
-def test_a_broker_that_says_nothing_is_given_up_in_time_and_the_connection_is_closed() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker = RawBroker(hello=False)
-        address = await broker.listen(network.host("broker"), "broker")
-        started = asyncio.get_running_loop().time()
-        with pytest.raises(ConnectFailed, match="did not answer within 5 s"):
-            await a_link(network.host("client"), address)
-        assert asyncio.get_running_loop().time() - started == pytest.approx(5, abs=0.1)
-        await broker.peers[0].until(lambda: broker.peers[0].lost)
-
-    simulated(main)
+async def test_a_reply_to_hello_that_cannot_be_is_refused(
+    reply: Any, error: type[BraidError], network: SimulatedNetwork
+) -> None:
+    broker = RawBroker()
+    broker.answers[Kind.HELLO] = lambda connection, frame: connection.reply(frame, encode(reply))
+    address = await broker.listen(network.host("broker"), "broker")
+    with pytest.raises(error):
+        await a_link(network.host("client"), address)
+    await broker.peers[0].until(lambda: broker.peers[0].lost)
 
 
-def test_a_host_that_does_not_answer_is_given_up_in_time() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        network.host("broker")
-        network.cut("client", "broker")
-        with pytest.raises(ConnectFailed, match="broker:6660 did not answer within 5 s"):
-            await a_link(network.host("client"), Address("broker", 6660))
-
-    simulated(main)
-
-
-def test_where_nobody_listens_the_error_says_so() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        network.host("broker")
-        with pytest.raises(ConnectFailed, match="broker:6660 cannot be reached: Connection refused") as raised:
-            await a_link(network.host("client"), Address("broker", 6660))
-        assert raised.value.retriable
-
-    simulated(main)
+async def test_a_broker_that_says_nothing_is_given_up_in_time_and_the_connection_is_closed(
+    network: SimulatedNetwork,
+) -> None:
+    broker = RawBroker(hello=False)
+    address = await broker.listen(network.host("broker"), "broker")
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(ConnectFailed, match="did not answer within 5 s"):
+        await a_link(network.host("client"), address)
+    assert asyncio.get_running_loop().time() - started == pytest.approx(5, abs=0.1)
+    await broker.peers[0].until(lambda: broker.peers[0].lost)
 
 
+async def test_a_host_that_does_not_answer_is_given_up_in_time(network: SimulatedNetwork) -> None:
+    network.host("broker")
+    network.cut("client", "broker")
+    with pytest.raises(ConnectFailed, match="broker:6660 did not answer within 5 s"):
+        await a_link(network.host("client"), Address("broker", 6660))
+
+
+async def test_where_nobody_listens_the_error_says_so(network: SimulatedNetwork) -> None:
+    network.host("broker")
+    with pytest.raises(ConnectFailed, match="broker:6660 cannot be reached: Connection refused") as raised:
+        await a_link(network.host("client"), Address("broker", 6660))
+    assert raised.value.retriable
+
+
+@pytest.mark.real_loop
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
-def test_a_host_that_cannot_be_a_name_is_an_error_of_ours(host: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ConnectFailed, match="cannot be reached"):
-            await a_link(SocketNetwork(), Address(host, 1))
-
-    asyncio.run(main())
+async def test_a_host_that_cannot_be_a_name_is_an_error_of_ours(host: str) -> None:
+    with pytest.raises(ConnectFailed, match="cannot be reached"):
+        await a_link(SocketNetwork(), Address(host, 1))
 
 
-def test_a_server_of_another_protocol_is_recognised() -> None:
-    async def main() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await writer.drain()
-            await reader.read()
-            writer.close()
+@pytest.mark.real_loop
+async def test_a_server_of_another_protocol_is_recognised() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        await reader.read()
+        writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        with pytest.raises(ProtocolError, match="does not speak Braid's protocol"):
-            await a_link(SocketNetwork(), Address(host, port))
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    with pytest.raises(ProtocolError, match="does not speak Braid's protocol"):
+        await a_link(SocketNetwork(), Address(host, port))
+    server.close()
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_requests_are_pipelined_and_each_gets_its_own_reply_in_any_order(seed: int) -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        waiting: list[tuple[Connection, Frame]] = []
+async def test_requests_are_pipelined_and_each_gets_its_own_reply_in_any_order(
+    seed: int, network: SimulatedNetwork
+) -> None:
+    broker, link = await broker_and_link(network)
+    waiting: list[tuple[Connection, Frame]] = []
 
-        def answer_later(connection: Connection, frame: Frame) -> None:
-            waiting.append((connection, frame))
-            if len(waiting) == 500:
-                network.random.shuffle(waiting)
-                for each, request in waiting:
-                    if decode(Leave, request.body).session % 7:
-                        each.reply(request, request.body)
-                    else:
-                        each.reply_error(request.kind, request.request, NotServing(f"{request.request}"))
+    def answer_later(connection: Connection, frame: Frame) -> None:
+        waiting.append((connection, frame))
+        if len(waiting) == 500:
+            network.random.shuffle(waiting)
+            for each, request in waiting:
+                if decode(Leave, request.body).session % 7:
+                    each.reply(request, request.body)
+                else:
+                    each.reply_error(request.kind, request.request, NotServing(f"{request.request}"))
 
-        broker.answers[Kind.LEAVE] = answer_later
-        futures = [link.request(Kind.LEAVE, encode(Leave(number))) for number in range(500)]
-        done = await asyncio.gather(*futures, return_exceptions=True)
-        for number, outcome in enumerate(done):
-            if number % 7:
-                assert isinstance(outcome, Frame)
-                assert decode(Leave, outcome.body).session == number
-            else:
-                assert isinstance(outcome, NotServing)
-
-    simulated(main, seed)
-
-
-def test_request_ids_wrap_around_and_skip_those_that_are_still_open() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        link._last_request = MAX_REQUEST_ID - 2
-        open_ones = [link.request(Kind.LEAVE, encode(Leave(number))) for number in range(4)]
-        link._last_request = MAX_REQUEST_ID - 2
-        open_ones.append(link.request(Kind.LEAVE, encode(Leave(9))))
-        peer = broker.peers[0]
-        await peer.until(lambda: len(peer.frames) == 6)
-        ids = [frame.request for frame in peer.frames[1:]]
-        assert ids == [MAX_REQUEST_ID - 1, MAX_REQUEST_ID, 1, 2, 3]
-        for frame in peer.frames[1:]:
-            peer.connection.reply(frame, frame.body)
-        replies = await asyncio.gather(*open_ones)
-        assert [decode(Leave, reply.body).session for reply in replies] == [0, 1, 2, 3, 9]
-
-    simulated(main)
+    broker.answers[Kind.LEAVE] = answer_later
+    futures = [link.request(Kind.LEAVE, encode(Leave(number))) for number in range(500)]
+    done = await asyncio.gather(*futures, return_exceptions=True)
+    for number, outcome in enumerate(done):
+        if number % 7:
+            assert isinstance(outcome, Frame)
+            assert decode(Leave, outcome.body).session == number
+        else:
+            assert isinstance(outcome, NotServing)
 
 
-def test_a_request_that_is_not_answered_in_time_times_out_and_its_late_reply_is_ignored() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        peer = broker.peers[0]
-        with pytest.raises(TimedOut, match="LEAVE was not answered within 2 s"):
-            await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 2)
-        peer.connection.reply(peer.frames[1], encode(Leave(1)))
-        broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
-        assert await link.ask(Kind.LEAVE, encode(Leave(2)), Leave, 2) == Leave(2)
-        assert link.alive
-
-    simulated(main)
-
-
-def test_a_reply_to_nothing_ends_the_link() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        broker.peers[0].connection.send(Kind.LEAVE, request=77, flags=Flags.REPLY)
-        assert isinstance(await link.lost, ProtocolError)
-
-    simulated(main)
+async def test_request_ids_wrap_around_and_skip_those_that_are_still_open(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+    link._last_request = MAX_REQUEST_ID - 2
+    open_ones = [link.request(Kind.LEAVE, encode(Leave(number))) for number in range(4)]
+    link._last_request = MAX_REQUEST_ID - 2
+    open_ones.append(link.request(Kind.LEAVE, encode(Leave(9))))
+    peer = broker.peers[0]
+    await peer.until(lambda: len(peer.frames) == 6)
+    ids = [frame.request for frame in peer.frames[1:]]
+    assert ids == [MAX_REQUEST_ID - 1, MAX_REQUEST_ID, 1, 2, 3]
+    for frame in peer.frames[1:]:
+        peer.connection.reply(frame, frame.body)
+    replies = await asyncio.gather(*open_ones)
+    assert [decode(Leave, reply.body).session for reply in replies] == [0, 1, 2, 3, 9]
 
 
-def test_an_error_reply_that_cannot_be_read_fails_its_request_with_the_link() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-
-        def garble(connection: Connection, frame: Frame) -> None:
-            connection.send(frame.kind, b"\xc1", request=frame.request, flags=Flags.REPLY | Flags.ERROR)
-
-        broker.answers[Kind.LEAVE] = garble
-        with pytest.raises(ProtocolError, match="no ErrorBody"):
-            await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 60)
-
-    simulated(main)
-
-
-def test_a_request_that_is_too_large_to_send_leaves_no_trace() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        with pytest.raises(FrameTooLarge):
-            link.request(Kind.ADMIN, bytes(MAX_BODY_BYTES + 1))
-        assert link._requests == {}
-        broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
-        assert await link.ask(Kind.LEAVE, encode(Leave(2)), Leave, 2) == Leave(2)
-
-    simulated(main)
+async def test_a_request_that_is_not_answered_in_time_times_out_and_its_late_reply_is_ignored(
+    network: SimulatedNetwork,
+) -> None:
+    broker, link = await broker_and_link(network)
+    peer = broker.peers[0]
+    with pytest.raises(TimedOut, match="LEAVE was not answered within 2 s"):
+        await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 2)
+    peer.connection.reply(peer.frames[1], encode(Leave(1)))
+    broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
+    assert await link.ask(Kind.LEAVE, encode(Leave(2)), Leave, 2) == Leave(2)
+    assert link.alive
 
 
-def test_a_request_on_a_dead_link_fails_at_once_and_nobody_need_look() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        _, link = await broker_and_link(network)
-        link.close(ClientClosed("done"))
-        link.request(Kind.PING)  # nobody waits for it
-        with pytest.raises(ClientClosed):
-            await link.request(Kind.PING)
-        assert not link.alive
+async def test_a_reply_to_nothing_ends_the_link(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+    broker.peers[0].connection.send(Kind.LEAVE, request=77, flags=Flags.REPLY)
+    assert isinstance(await link.lost, ProtocolError)
 
-    simulated(main)
+
+async def test_an_error_reply_that_cannot_be_read_fails_its_request_with_the_link(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+
+    def garble(connection: Connection, frame: Frame) -> None:
+        connection.send(frame.kind, b"\xc1", request=frame.request, flags=Flags.REPLY | Flags.ERROR)
+
+    broker.answers[Kind.LEAVE] = garble
+    with pytest.raises(ProtocolError, match="no ErrorBody"):
+        await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 60)
+
+
+async def test_a_request_that_is_too_large_to_send_leaves_no_trace(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+    with pytest.raises(FrameTooLarge):
+        link.request(Kind.ADMIN, bytes(MAX_BODY_BYTES + 1))
+    assert link._requests == {}
+    broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
+    assert await link.ask(Kind.LEAVE, encode(Leave(2)), Leave, 2) == Leave(2)
+
+
+async def test_a_request_on_a_dead_link_fails_at_once_and_nobody_need_look(network: SimulatedNetwork) -> None:
+    _, link = await broker_and_link(network)
+    link.close(ClientClosed("done"))
+    link.request(Kind.PING)  # nobody waits for it
+    with pytest.raises(ClientClosed):
+        await link.request(Kind.PING)
+    assert not link.alive
 
 
 # ── losing the link ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("how", ["reset", "closed", "refused"])
-def test_a_lost_link_fails_all_requests_and_tells_every_receiver_once(how: str) -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        channels, sessions = [Receiver() for _ in range(3)], [Receiver() for _ in range(2)]
-        for channel in channels:
-            link.open_channel(channel)
-        for number, session in enumerate(sessions, 1):
-            link.open_session(number, session)
-        forgotten = Receiver()
-        link.forget_channel(link.open_channel(forgotten))
-        link.open_session(9, forgotten)
-        link.forget_session(9)
-        requests = [link.request(Kind.LEAVE, encode(Leave(number))) for number in range(50)]
-        requests[0].cancel()
-        await broker.peers[0].until(lambda: len(broker.peers[0].frames) == 51)
-        match how:
-            case "reset":
-                network.reset("client", "broker")
-            case "closed":
-                broker.peers[0].connection.close(ConnectionLost("bye"))
-            case "refused":
-                broker.peers[0].connection.refuse(ShuttingDown("stopping"))
-        reason = await link.lost
-        assert isinstance(reason, ShuttingDown if how == "refused" else ConnectionLost)
-        outcomes = await asyncio.gather(*requests[1:], return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {type(reason)}
-        assert len({id(outcome) for outcome in outcomes}) == 49, "each gets an error of its own"
-        for receiver in (*channels, *sessions):
-            (told,) = receiver.seen
-            assert type(told) is type(reason)
-        assert forgotten.seen == []
-        assert not link.alive
-
-    simulated(main)
-
-
-def test_a_silent_broker_is_noticed_after_three_heartbeats() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network, heartbeat_ms=1_000)
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(20)
-        assert link.alive, "it answers each PING"
-        waiting = link.request(Kind.LEAVE, encode(Leave(1)))
-        network.cut("client", "broker")
-        cut_at = loop.time()
-        reason = await link.lost
-        assert "was silent for" in str(reason)
-        assert SILENT_PERIODS - 1 <= loop.time() - cut_at <= SILENT_PERIODS + 2
-        with pytest.raises(ConnectionLost):
-            await waiting
-        assert broker.peers
-
-    simulated(main)
+async def test_a_lost_link_fails_all_requests_and_tells_every_receiver_once(
+    how: str, network: SimulatedNetwork
+) -> None:
+    broker, link = await broker_and_link(network)
+    channels, sessions = [Receiver() for _ in range(3)], [Receiver() for _ in range(2)]
+    for channel in channels:
+        link.open_channel(channel)
+    for number, session in enumerate(sessions, 1):
+        link.open_session(number, session)
+    forgotten = Receiver()
+    link.forget_channel(link.open_channel(forgotten))
+    link.open_session(9, forgotten)
+    link.forget_session(9)
+    requests = [link.request(Kind.LEAVE, encode(Leave(number))) for number in range(50)]
+    requests[0].cancel()
+    await broker.peers[0].until(lambda: len(broker.peers[0].frames) == 51)
+    match how:
+        case "reset":
+            network.reset("client", "broker")
+        case "closed":
+            broker.peers[0].connection.close(ConnectionLost("bye"))
+        case "refused":
+            broker.peers[0].connection.refuse(ShuttingDown("stopping"))
+    reason = await link.lost
+    assert isinstance(reason, ShuttingDown if how == "refused" else ConnectionLost)
+    outcomes = await asyncio.gather(*requests[1:], return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {type(reason)}
+    assert len({id(outcome) for outcome in outcomes}) == 49, "each gets an error of its own"
+    for receiver in (*channels, *sessions):
+        (told,) = receiver.seen
+        assert type(told) is type(reason)
+    assert forgotten.seen == []
+    assert not link.alive
 
 
-def test_a_quiet_link_sends_something_in_every_heartbeat() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, _ = await broker_and_link(network, heartbeat_ms=1_000)
-        await asyncio.sleep(10.5)
-        pings = [frame for frame in broker.peers[0].frames if frame.kind == Kind.PING]
-        assert len(pings) == 10
+async def test_a_silent_broker_is_noticed_after_three_heartbeats(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network, heartbeat_ms=1_000)
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(20)
+    assert link.alive, "it answers each PING"
+    waiting = link.request(Kind.LEAVE, encode(Leave(1)))
+    network.cut("client", "broker")
+    cut_at = loop.time()
+    reason = await link.lost
+    assert "was silent for" in str(reason)
+    assert SILENT_PERIODS - 1 <= loop.time() - cut_at <= SILENT_PERIODS + 2
+    with pytest.raises(ConnectionLost):
+        await waiting
+    assert broker.peers
 
-    simulated(main)
+
+async def test_a_quiet_link_sends_something_in_every_heartbeat(network: SimulatedNetwork) -> None:
+    broker, _ = await broker_and_link(network, heartbeat_ms=1_000)
+    await asyncio.sleep(10.5)
+    pings = [frame for frame in broker.peers[0].frames if frame.kind == Kind.PING]
+    assert len(pings) == 10
 
 
 # ── pushes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_pushes_go_to_the_receiver_that_they_name_and_others_are_ignored() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        first, second, session = Receiver(), Receiver(), Receiver()
-        assert [link.open_channel(first), link.open_channel(second)] == [1, 2]
-        second.on_last = lambda: link.forget_channel(2)
-        link.open_session(5, session)
-        send = broker.peers[0].connection.send
-        send(Kind.DELIVER, encode(Delivery(2, 40)), [b"batches"])
-        send(Kind.DELIVER, encode(Delivery(99, 40)), [b"for nobody"])
-        send(Kind.NEED, encode(Need(1, 1_000)))
-        send(Kind.NEED, encode(Need(99, 1_000)))
-        send(Kind.CLOSED, encode(Closed(2, "reset", "again", True)))
-        send(Kind.CLOSED, encode(Closed(2, "reset", "again", True)))
-        send(Kind.DELIVER, encode(Delivery(2, 41)), [b"too late"])
-        send(Kind.ASSIGN, encode(Assignment(5, 1, (0, 1))))
-        send(200, b"from the future")
-        send(Kind.EXPEL, encode(Expelled(5, "consumer-replaced", "another worker-1", False)))
-        send(Kind.ASSIGN, encode(Assignment(5, 2, ())))
-        broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
-        await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 5)
-        assert first.seen == [Need(1, 1_000)]
-        assert second.seen == [(Delivery(2, 40), b"batches"), Closed(2, "reset", "again", True)]
-        assert session.seen[0] == Assignment(5, 1, (0, 1))
-        assert [type(each) for each in session.seen[1:]] == [ConsumerReplaced]
-        assert link.alive
-
-    simulated(main)
+async def test_pushes_go_to_the_receiver_that_they_name_and_others_are_ignored(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+    first, second, session = Receiver(), Receiver(), Receiver()
+    assert [link.open_channel(first), link.open_channel(second)] == [1, 2]
+    second.on_last = lambda: link.forget_channel(2)
+    link.open_session(5, session)
+    send = broker.peers[0].connection.send
+    send(Kind.DELIVER, encode(Delivery(2, 40)), [b"batches"])
+    send(Kind.DELIVER, encode(Delivery(99, 40)), [b"for nobody"])
+    send(Kind.NEED, encode(Need(1, 1_000)))
+    send(Kind.NEED, encode(Need(99, 1_000)))
+    send(Kind.CLOSED, encode(Closed(2, "reset", "again", True)))
+    send(Kind.CLOSED, encode(Closed(2, "reset", "again", True)))
+    send(Kind.DELIVER, encode(Delivery(2, 41)), [b"too late"])
+    send(Kind.ASSIGN, encode(Assignment(5, 1, (0, 1))))
+    send(200, b"from the future")
+    send(Kind.EXPEL, encode(Expelled(5, "consumer-replaced", "another worker-1", False)))
+    send(Kind.ASSIGN, encode(Assignment(5, 2, ())))
+    broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
+    await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 5)
+    assert first.seen == [Need(1, 1_000)]
+    assert second.seen == [(Delivery(2, 40), b"batches"), Closed(2, "reset", "again", True)]
+    assert session.seen[0] == Assignment(5, 1, (0, 1))
+    assert [type(each) for each in session.seen[1:]] == [ConsumerReplaced]
+    assert link.alive
 
 
-def test_pushes_that_come_with_the_reply_to_a_join_are_kept_until_their_session_is_opened() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
+async def test_pushes_that_come_with_the_reply_to_a_join_are_kept_until_their_session_is_opened(
+    network: SimulatedNetwork,
+) -> None:
+    broker, link = await broker_and_link(network)
 
-        def join(connection: Connection, frame: Frame) -> None:
-            session = decode(Leave, frame.body).session
-            connection.reply(frame, frame.body)
-            connection.send(Kind.ASSIGN, encode(Assignment(session, 1, ())))
-            connection.send(Kind.ASSIGN, encode(Assignment(session, 2, (session,))))
-            if session == 3:
-                connection.send(Kind.EXPEL, encode(Expelled(session, "consumer-replaced", "another one", False)))
+    def join(connection: Connection, frame: Frame) -> None:
+        session = decode(Leave, frame.body).session
+        connection.reply(frame, frame.body)
+        connection.send(Kind.ASSIGN, encode(Assignment(session, 1, ())))
+        connection.send(Kind.ASSIGN, encode(Assignment(session, 2, (session,))))
+        if session == 3:
+            connection.send(Kind.EXPEL, encode(Expelled(session, "consumer-replaced", "another one", False)))
 
-        broker.answers[Kind.LEAVE] = join
-        replies = [link.request(Kind.LEAVE, encode(Leave(number))) for number in (1, 2, 3)]
-        await asyncio.gather(*replies)
-        await asyncio.sleep(1)
-        first, second, third = Receiver(), Receiver(), Receiver()
-        for number, receiver in ((2, second), (1, first), (3, third)):
-            link.open_session(number, receiver)
-        assert first.seen == [Assignment(1, 2, (1,))]
-        assert second.seen == [Assignment(2, 2, (2,))]
-        assert [type(each) for each in third.seen] == [ConsumerReplaced]
-
-    simulated(main)
-
-
-def test_pushes_to_sessions_that_nobody_opens_are_kept_in_a_bounded_number() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        for number in range(1, 10 * EARLY_SESSIONS + 1):
-            broker.peers[0].connection.send(Kind.ASSIGN, encode(Assignment(number, 1, ())))
-        broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
-        await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 5)
-        assert len(link._early) == EARLY_SESSIONS
-        last = Receiver()
-        link.open_session(10 * EARLY_SESSIONS, last)
-        assert len(last.seen) == 1, "the newest is kept"
-
-    simulated(main)
+    broker.answers[Kind.LEAVE] = join
+    replies = [link.request(Kind.LEAVE, encode(Leave(number))) for number in (1, 2, 3)]
+    await asyncio.gather(*replies)
+    await asyncio.sleep(1)
+    first, second, third = Receiver(), Receiver(), Receiver()
+    for number, receiver in ((2, second), (1, first), (3, third)):
+        link.open_session(number, receiver)
+    assert first.seen == [Assignment(1, 2, (1,))]
+    assert second.seen == [Assignment(2, 2, (2,))]
+    assert [type(each) for each in third.seen] == [ConsumerReplaced]
 
 
-def test_a_session_that_is_opened_after_the_link_was_lost_hears_of_it() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        _, link = await broker_and_link(network)
-        link.close(ClientClosed("done"))
-        await link.lost
-        receiver = Receiver()
-        link.open_session(1, receiver)
-        assert [type(each) for each in receiver.seen] == [ClientClosed]
+async def test_pushes_to_sessions_that_nobody_opens_are_kept_in_a_bounded_number(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network)
+    for number in range(1, 10 * EARLY_SESSIONS + 1):
+        broker.peers[0].connection.send(Kind.ASSIGN, encode(Assignment(number, 1, ())))
+    broker.answers[Kind.LEAVE] = lambda connection, frame: connection.reply(frame, frame.body)
+    await link.ask(Kind.LEAVE, encode(Leave(1)), Leave, 5)
+    assert len(link._early) == EARLY_SESSIONS
+    last = Receiver()
+    link.open_session(10 * EARLY_SESSIONS, last)
+    assert len(last.seen) == 1, "the newest is kept"
 
-    simulated(main)
+
+async def test_a_session_that_is_opened_after_the_link_was_lost_hears_of_it(network: SimulatedNetwork) -> None:
+    _, link = await broker_and_link(network)
+    link.close(ClientClosed("done"))
+    await link.lost
+    receiver = Receiver()
+    link.open_session(1, receiver)
+    assert [type(each) for each in receiver.seen] == [ClientClosed]
 
 
 @pytest.mark.parametrize("kind", [Kind.DELIVER, Kind.NEED, Kind.CLOSED, Kind.ASSIGN, Kind.EXPEL, Kind.TOPOLOGY])
-def test_a_push_that_cannot_be_read_ends_the_link_and_the_broker_is_told(kind: Kind) -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        broker, link = await broker_and_link(network)
-        peer = broker.peers[0]
-        peer.connection.send(kind, b"\x90", [b"payload"])
-        assert isinstance(await link.lost, ProtocolError)
-        await peer.until(lambda: peer.lost)
-        assert peer.frames[-1].flags == Flags.REPLY | Flags.ERROR
-        assert decode(ErrorBody, peer.frames[-1].body).code == "protocol"
-
-    simulated(main)
+async def test_a_push_that_cannot_be_read_ends_the_link_and_the_broker_is_told(
+    kind: Kind, network: SimulatedNetwork
+) -> None:
+    broker, link = await broker_and_link(network)
+    peer = broker.peers[0]
+    peer.connection.send(kind, b"\x90", [b"payload"])
+    assert isinstance(await link.lost, ProtocolError)
+    await peer.until(lambda: peer.lost)
+    assert peer.frames[-1].flags == Flags.REPLY | Flags.ERROR
+    assert decode(ErrorBody, peer.frames[-1].body).code == "protocol"
 
 
 # ── pool ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -537,133 +481,112 @@ async def two_brokers(network: SimulatedNetwork, **options: Any) -> tuple[list[R
     return brokers, addresses
 
 
-def test_callers_that_ask_for_a_link_at_the_same_time_share_one() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        brokers, addresses = await two_brokers(network)
-        pool = a_pool(network.host("client"), addresses)
-        calls = [asyncio.create_task(pool.link(addresses[0])) for _ in range(20)]
-        await asyncio.sleep(0)
-        calls[0].cancel()
-        links = await asyncio.gather(*calls[1:])
-        assert len({id(link) for link in links}) == 1
-        assert len(brokers[0].peers) == 1
-        assert await pool.link(addresses[0]) is links[0]
-        assert await pool.any() is links[0]
-        assert pool.links() == [links[0]]
-        await pool.close(ClientClosed("done"))
-
-    simulated(main)
+async def test_callers_that_ask_for_a_link_at_the_same_time_share_one(network: SimulatedNetwork) -> None:
+    brokers, addresses = await two_brokers(network)
+    pool = a_pool(network.host("client"), addresses)
+    calls = [asyncio.create_task(pool.link(addresses[0])) for _ in range(20)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    links = await asyncio.gather(*calls[1:])
+    assert len({id(link) for link in links}) == 1
+    assert len(brokers[0].peers) == 1
+    assert await pool.link(addresses[0]) is links[0]
+    assert await pool.any() is links[0]
+    assert pool.links() == [links[0]]
+    await pool.close(ClientClosed("done"))
 
 
-def test_a_dead_link_is_replaced_when_it_is_asked_for_again() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        brokers, addresses = await two_brokers(network)
-        pool = a_pool(network.host("client"), addresses)
-        first = await pool.link(addresses[0])
-        network.reset("client", "a")
-        await first.lost
-        assert pool.links() == []
-        second = await pool.link(addresses[0])
-        assert second is not first
-        assert second.alive
-        assert len(brokers[0].peers) == 2
-        await pool.close(ClientClosed("done"))
-
-    simulated(main)
+async def test_a_dead_link_is_replaced_when_it_is_asked_for_again(network: SimulatedNetwork) -> None:
+    brokers, addresses = await two_brokers(network)
+    pool = a_pool(network.host("client"), addresses)
+    first = await pool.link(addresses[0])
+    network.reset("client", "a")
+    await first.lost
+    assert pool.links() == []
+    second = await pool.link(addresses[0])
+    assert second is not first
+    assert second.alive
+    assert len(brokers[0].peers) == 2
+    await pool.close(ClientClosed("done"))
 
 
 @pytest.mark.parametrize("trouble", ["nobody listens", "no answer", "silent", "full", "stopping"])
 @pytest.mark.parametrize("dead", [0, 1])
-def test_when_one_address_does_not_work_the_other_one_is_taken(trouble: str, dead: int) -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        brokers, addresses = await two_brokers(network)
-        match trouble:
-            case "nobody listens":
-                await brokers[dead].listener.close()
-            case "no answer":
-                network.cut("client", addresses[dead].host)
-            case "silent":
-                del brokers[dead].answers[Kind.HELLO]
-            case "full":
-                brokers[dead].answers[Kind.HELLO] = lambda connection, frame: connection.refuse(Overloaded("full"))
-            case "stopping":
-                brokers[dead].answers[Kind.HELLO] = lambda connection, frame: connection.reply_error(
-                    frame.kind, frame.request, ShuttingDown("stopping")
-                )
-        for seed in range(2):
-            pool = a_pool(network.host("client"), addresses)
-            pool._shuffle = random.Random(seed)
-            link = await pool.any()
-            assert link.address == addresses[1 - dead]
-            await pool.close(ClientClosed("done"))
-
-    simulated(main)
-
-
-def test_when_no_address_works_the_error_names_all_of_them() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        network.host("a"), network.host("b")
-        pool = a_pool(network.host("client"), [Address("a", 1), Address("b", 1)])
-        with pytest.raises(
-            ConnectFailed, match=r"none of a:1, b:1 answers: .*Connection refused; .*Connection refused"
-        ):
-            await pool.any()
-        with pytest.raises(ConnectFailed, match=r"^broker a:1 cannot be reached"):
-            await a_pool(network.host("client"), [Address("a", 1)]).any()
-
-    simulated(main)
-
-
-def test_a_refusal_that_no_other_broker_would_change_is_raised_at_once() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        brokers, addresses = await two_brokers(network)
-        for broker in brokers:
-            broker.answers[Kind.HELLO] = lambda connection, frame: connection.reply_error(
-                frame.kind, frame.request, Unauthenticated("no token")
+async def test_when_one_address_does_not_work_the_other_one_is_taken(
+    trouble: str, dead: int, network: SimulatedNetwork
+) -> None:
+    brokers, addresses = await two_brokers(network)
+    match trouble:
+        case "nobody listens":
+            await brokers[dead].listener.close()
+        case "no answer":
+            network.cut("client", addresses[dead].host)
+        case "silent":
+            del brokers[dead].answers[Kind.HELLO]
+        case "full":
+            brokers[dead].answers[Kind.HELLO] = lambda connection, frame: connection.refuse(Overloaded("full"))
+        case "stopping":
+            brokers[dead].answers[Kind.HELLO] = lambda connection, frame: connection.reply_error(
+                frame.kind, frame.request, ShuttingDown("stopping")
             )
-        with pytest.raises(Unauthenticated):
-            await a_pool(network.host("client"), addresses).any()
-        assert len(brokers[0].peers) + len(brokers[1].peers) == 1
-
-    simulated(main)
-
-
-def test_closing_the_pool_fails_requests_and_whoever_is_still_connecting() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        brokers, addresses = await two_brokers(network)
-        del brokers[1].answers[Kind.HELLO]
+    for seed in range(2):
         pool = a_pool(network.host("client"), addresses)
-        link = await pool.link(addresses[0])
-        request = link.request(Kind.LEAVE, encode(Leave(1)))
-        connecting = asyncio.create_task(pool.link(addresses[1]))
-        await asyncio.sleep(1)
-        await pool.close(ClientClosed("the client was closed"))
-        for waiting in (request, connecting):
-            with pytest.raises(ClientClosed, match="closed"):
-                await waiting
-        with pytest.raises(ClientClosed):
-            await pool.link(addresses[0])
-        await pool.close(ClientClosed("twice is fine"))
-        for broker in brokers:
-            await broker.peers[0].until(lambda broker=broker: broker.peers[0].lost)  # type: ignore[misc]
-
-    simulated(main)
-
-
-def test_closing_the_pool_does_not_wait_for_brokers_that_do_not_read() -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        brokers, addresses = await two_brokers(network, heartbeat_ms=60_000)
-        pool = a_pool(network.host("client"), addresses)
-        for broker, address in zip(brokers, addresses, strict=True):
-            link = await pool.link(address)
-            broker.peers[0].connection.pause_reading()
-            while not link.connection.congested:
-                link.request(Kind.PUBLISH, b"", [bytes(1 << 20)])
-        started = asyncio.get_running_loop().time()
+        pool._shuffle = random.Random(seed)
+        link = await pool.any()
+        assert link.address == addresses[1 - dead]
         await pool.close(ClientClosed("done"))
-        assert asyncio.get_running_loop().time() - started <= CLOSE_TIMEOUT_S + 0.1
 
-    simulated(main)
+
+async def test_when_no_address_works_the_error_names_all_of_them(network: SimulatedNetwork) -> None:
+    network.host("a"), network.host("b")
+    pool = a_pool(network.host("client"), [Address("a", 1), Address("b", 1)])
+    with pytest.raises(ConnectFailed, match=r"none of a:1, b:1 answers: .*Connection refused; .*Connection refused"):
+        await pool.any()
+    with pytest.raises(ConnectFailed, match=r"^broker a:1 cannot be reached"):
+        await a_pool(network.host("client"), [Address("a", 1)]).any()
+
+
+async def test_a_refusal_that_no_other_broker_would_change_is_raised_at_once(network: SimulatedNetwork) -> None:
+    brokers, addresses = await two_brokers(network)
+    for broker in brokers:
+        broker.answers[Kind.HELLO] = lambda connection, frame: connection.reply_error(
+            frame.kind, frame.request, Unauthenticated("no token")
+        )
+    with pytest.raises(Unauthenticated):
+        await a_pool(network.host("client"), addresses).any()
+    assert len(brokers[0].peers) + len(brokers[1].peers) == 1
+
+
+async def test_closing_the_pool_fails_requests_and_whoever_is_still_connecting(network: SimulatedNetwork) -> None:
+    brokers, addresses = await two_brokers(network)
+    del brokers[1].answers[Kind.HELLO]
+    pool = a_pool(network.host("client"), addresses)
+    link = await pool.link(addresses[0])
+    request = link.request(Kind.LEAVE, encode(Leave(1)))
+    connecting = asyncio.create_task(pool.link(addresses[1]))
+    await asyncio.sleep(1)
+    await pool.close(ClientClosed("the client was closed"))
+    for waiting in (request, connecting):
+        with pytest.raises(ClientClosed, match="closed"):
+            await waiting
+    with pytest.raises(ClientClosed):
+        await pool.link(addresses[0])
+    await pool.close(ClientClosed("twice is fine"))
+    for broker in brokers:
+        await broker.peers[0].until(lambda broker=broker: broker.peers[0].lost)  # type: ignore[misc]
+
+
+async def test_closing_the_pool_does_not_wait_for_brokers_that_do_not_read(network: SimulatedNetwork) -> None:
+    brokers, addresses = await two_brokers(network, heartbeat_ms=60_000)
+    pool = a_pool(network.host("client"), addresses)
+    for broker, address in zip(brokers, addresses, strict=True):
+        link = await pool.link(address)
+        broker.peers[0].connection.pause_reading()
+        while not link.connection.congested:
+            link.request(Kind.PUBLISH, b"", [bytes(1 << 20)])
+    started = asyncio.get_running_loop().time()
+    await pool.close(ClientClosed("done"))
+    assert asyncio.get_running_loop().time() - started <= CLOSE_TIMEOUT_S + 0.1
 
 
 # ── routing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -706,17 +629,15 @@ class Routed:
         self.broker.peers[-1].connection.send(Kind.TOPOLOGY, encode(topology))
 
 
-def routed(check: Callable[[Routed, SimulatedNetwork], Awaitable[None]]) -> None:
-    async def main(network: SimulatedNetwork) -> None:
-        made = await Routed.start(network)
-        await check(made, network)
-        await made.routing.pool.close(ClientClosed("done"))
-
-    simulated(main)
+@contextlib.asynccontextmanager
+async def open_routed(network: SimulatedNetwork) -> AsyncIterator[Routed]:
+    made = await Routed.start(network)
+    yield made
+    await made.routing.pool.close(ClientClosed("done"))
 
 
-def test_a_topic_is_fetched_once_also_by_many_at_the_same_time() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_a_topic_is_fetched_once_also_by_many_at_the_same_time(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         maps = await asyncio.gather(*(routed.routing.topic(ORDERS) for _ in range(10)))
         assert len({id(each) for each in maps}) == 1
         assert routed.asked == [TopologyRequest((ORDERS,), 0)]
@@ -725,11 +646,9 @@ def test_a_topic_is_fetched_once_also_by_many_at_the_same_time() -> None:
         await routed.routing.refresh(ORDERS)
         assert routed.asked[1] == TopologyRequest((ORDERS,), 10)
 
-    routed(check)
 
-
-def test_a_map_finds_the_segment_of_a_hash_and_its_owner() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_a_map_finds_the_segment_of_a_hash_and_its_owner(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         topic = await routed.routing.topic(ORDERS)
         assert [topic.find_active(key_hash).id for key_hash in (0, 0x7FFF, 0x8000, 0xFFFF)] == [0, 0, 1, 1]
         assert topic.owner(1) == Address("a", 1)
@@ -737,11 +656,9 @@ def test_a_map_finds_the_segment_of_a_hash_and_its_owner() -> None:
             topic.owner(0)
         assert (await routed.routing.owner_link(ORDERS, 1)).broker_id == "scripted"
 
-    routed(check)
 
-
-def test_only_what_is_newer_counts_whether_fetched_or_pushed() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_only_what_is_newer_counts_whether_fetched_or_pushed(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         await routed.routing.topic(ORDERS)
         for generation, expected in ((12, 12), (11, 12), (12, 12), (13, 13)):
             routed.push(a_topology(generation))
@@ -752,32 +669,26 @@ def test_only_what_is_newer_counts_whether_fetched_or_pushed() -> None:
         routed.answer = a_topology(12, topic_id=0)
         assert (await routed.routing.refresh(ORDERS)).generation == 13, "an old absence is no absence"
 
-    routed(check)
 
-
-def test_a_push_that_comes_with_the_answer_to_the_first_fetch_is_not_lost() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_a_push_that_comes_with_the_answer_to_the_first_fetch_is_not_lost(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         routed.push_too = a_topology(11)
         assert (await routed.routing.topic(ORDERS)).generation in (10, 11)
         await asyncio.sleep(1)
         assert (await routed.routing.topic(ORDERS)).generation == 11
         assert len(routed.asked) == 1
 
-    routed(check)
 
-
-def test_pushes_about_topics_that_nobody_asked_for_are_ignored() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_pushes_about_topics_that_nobody_asked_for_are_ignored(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         await routed.routing.topic(ORDERS)
         routed.push(a_topology(11, path="public/default/other"))
         await asyncio.sleep(1)
         assert list(routed.routing._maps) == [ORDERS]
 
-    routed(check)
 
-
-def test_a_topic_that_does_not_exist_or_is_deleted_is_not_found() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_a_topic_that_does_not_exist_or_is_deleted_is_not_found(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         routed.answer = a_topology(10, topic_id=0)
         with pytest.raises(TopicNotFound, match=ORDERS):
             await routed.routing.topic(ORDERS)
@@ -789,11 +700,9 @@ def test_a_topic_that_does_not_exist_or_is_deleted_is_not_found() -> None:
         with pytest.raises(TopicNotFound):
             await routed.routing.topic(ORDERS)
 
-    routed(check)
 
-
-def test_when_the_link_that_pushes_is_gone_the_topic_is_fetched_again() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_when_the_link_that_pushes_is_gone_the_topic_is_fetched_again(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         await routed.routing.topic(ORDERS)
         network.reset("client", "a")
         routed.answer = a_topology(15)
@@ -801,13 +710,9 @@ def test_when_the_link_that_pushes_is_gone_the_topic_is_fetched_again() -> None:
         assert (await routed.routing.topic(ORDERS)).generation == 15
         assert len(routed.broker.peers) == 2
 
-    routed(check)
 
-
-def test_an_answer_about_something_else_is_an_error() -> None:
-    async def check(routed: Routed, network: SimulatedNetwork) -> None:
+async def test_an_answer_about_something_else_is_an_error(network: SimulatedNetwork) -> None:
+    async with open_routed(network) as routed:
         routed.answer = a_topology(10, path="public/default/other")
         with pytest.raises(ConnectionLost, match="did not answer about topic"):
             await routed.routing.topic(ORDERS)
-
-    routed(check)

@@ -10,7 +10,8 @@ from braid.broker.auth import ANONYMOUS
 from braid.model.errors import ConditionFailed, InvalidArgument, SegmentNotFound
 from braid.storage.history.compaction import plan_compaction, store_joined
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
-from tests.kits.brokers import PATH, Brokers, until, values, with_brokers
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers, running_brokers, until, values
 
 DESCRIPTOR = "0000-ffff-0"
 FOLDER = segment_folder(PATH, DESCRIPTOR)
@@ -59,8 +60,8 @@ async def listed(brokers: Brokers) -> list[str]:
     return [chunk.object for chunk in manifest.chunks]
 
 
-def test_any_broker_takes_the_call_and_its_owner_swaps() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_any_broker_takes_the_call_and_its_owner_swaps(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         sent = await moved_about(brokers)
         old, new = await joined(brokers)
         assert len(old) > 2
@@ -71,11 +72,9 @@ def test_any_broker_takes_the_call_and_its_owner_swaps() -> None:
         assert await listed(brokers) == [new]
         assert await read_all(brokers, len(sent)) == sent
 
-    with_brokers(test)
 
-
-def test_a_segment_that_moves_before_the_swap_is_found_at_its_new_owner() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_segment_that_moves_before_the_swap_is_found_at_its_new_owner(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         sent = await moved_about(brokers)
         old, new = await joined(brokers)
         moving = asyncio.ensure_future(brokers.move(0, "c"))
@@ -86,12 +85,12 @@ def test_a_segment_that_moves_before_the_swap_is_found_at_its_new_owner() -> Non
         assert (await listed(brokers))[0] == new
         assert await read_all(brokers, len(sent)) == sent
 
-    with_brokers(test)
-
 
 @pytest.mark.parametrize("dies_after_s", [0.0, 0.001, 0.002, 0.004, 0.01, 0.05])
-def test_an_owner_that_dies_around_the_swap_leaves_one_history_or_the_other(dies_after_s: float) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_an_owner_that_dies_around_the_swap_leaves_one_history_or_the_other(
+    dies_after_s: float, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation) as brokers:
         sent = await moved_about(brokers)
         old, new = await joined(brokers)
         async with brokers.client("a", "c", timeout=120) as client:
@@ -104,11 +103,9 @@ def test_an_owner_that_dies_around_the_swap_leaves_one_history_or_the_other(dies
         assert await listed(brokers) == [new]
         assert await read_all(brokers, len(sent)) == sent
 
-    with_brokers(test)
 
-
-def test_what_was_compacted_goes_on_after_the_owner_has_died_and_come_back() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_what_was_compacted_goes_on_after_the_owner_has_died_and_come_back(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         sent = await moved_about(brokers)
         old, new = await joined(brokers)
         await brokers.call("c", "replace_chunks", topic="orders", segment=0, old=old, new=new)
@@ -122,11 +119,9 @@ def test_what_was_compacted_goes_on_after_the_owner_has_died_and_come_back() -> 
         assert (await listed(brokers))[0] == new
         assert await read_all(brokers, len(sent)) == sent
 
-    with_brokers(test)
 
-
-def test_a_swap_that_is_not_possible_is_refused_and_changes_nothing() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_swap_that_is_not_possible_is_refused_and_changes_nothing(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         sent = await moved_about(brokers)
         old, new = await joined(brokers)
         for wrong, error in (
@@ -138,5 +133,3 @@ def test_a_swap_that_is_not_possible_is_refused_and_changes_nothing() -> None:
                 await brokers.call("a", "replace_chunks", topic="orders", **wrong)
         assert await listed(brokers) == old
         assert await read_all(brokers, len(sent)) == sent
-
-    with_brokers(test)

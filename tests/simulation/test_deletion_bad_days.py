@@ -14,8 +14,9 @@ from braid.metadata import paths
 from braid.metadata.store import Condition, Listing, Operation, Put, TxnResult
 from braid.model.errors import DiskError, TopicNotFound
 from braid.storage.objects.store import ObjectStat
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, running_brokers, until
 
 
 async def send(client: Client, first: int, count: int) -> None:
@@ -50,8 +51,10 @@ class SlowFirstListing(MemoryObjects):
 
 
 @pytest.mark.parametrize("cut_off", [True, False], ids=["a leader of the past", "the leader"])
-def test_a_slow_finisher_of_a_deletion_does_not_harm_a_new_topic_of_the_same_name(cut_off: bool) -> None:
-    async def main(brokers: Brokers) -> None:
+async def test_a_slow_finisher_of_a_deletion_does_not_harm_a_new_topic_of_the_same_name(
+    cut_off: bool, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, names=()) as brokers:
         objects = SlowFirstListing(brokers)
         brokers.objects = objects
         await brokers.start("a", "b", "c")
@@ -77,93 +80,84 @@ def test_a_slow_finisher_of_a_deletion_does_not_harm_a_new_topic_of_the_same_nam
             await send(client, 3, 3)
             assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 
-    with_brokers(main, names=())
+
+async def test_a_broker_that_cannot_remove_its_files_yet_leaves_a_new_topic_of_the_same_name_alone(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders")
+        await until(lambda: brokers.owner(0))
+        if brokers.owner(0) != "a":
+            await brokers.move(0, "a")
+        await send(client, 0, 5)
+        shelf = brokers.running["b"].shelf
+        sync_folder = shelf.disk.sync_folder
+        failed = asyncio.Event()
+
+        async def failing(folder: str) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise DiskError("the disk does not answer today")
+            await sync_folder(folder)
+
+        shelf.disk.sync_folder = failing  # type: ignore[method-assign]
+        await brokers.call("a", "delete_topic", topic="orders", force=True)
+        assert failed.is_set()
+        await client.admin.create_topic("orders")
+        await until(lambda: brokers.owner(0))
+        if brokers.owner(0) != "b":
+            await brokers.move(0, "b")
+        await send(client, 0, 3)
+        await asyncio.sleep(10)  # The next try comes.
+        await send(client, 3, 3)
+        assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 
 
-def test_a_broker_that_cannot_remove_its_files_yet_leaves_a_new_topic_of_the_same_name_alone() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
+async def test_what_a_copy_leaves_that_a_deletion_overtook_is_not_taken_for_history_of_a_new_topic(
+    simulation: Simulation,
+) -> None:
+    """Chunks are named by their offsets and epoch: those of the new topic have the same names."""
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=60) as client:
+        left: dict[str, bytes] = {}
+        for value in (b"old", b"new"):
             await client.admin.create_topic("orders")
             await until(lambda: brokers.owner(0))
             if brokers.owner(0) != "a":
                 await brokers.move(0, "a")
-            await send(client, 0, 5)
-            shelf = brokers.running["b"].shelf
-            sync_folder = shelf.disk.sync_folder
-            failed = asyncio.Event()
-
-            async def failing(folder: str) -> None:
-                if not failed.is_set():
-                    failed.set()
-                    raise DiskError("the disk does not answer today")
-                await sync_folder(folder)
-
-            shelf.disk.sync_folder = failing  # type: ignore[method-assign]
-            await brokers.call("a", "delete_topic", topic="orders", force=True)
-            assert failed.is_set()
-            await client.admin.create_topic("orders")
-            await until(lambda: brokers.owner(0))
-            if brokers.owner(0) != "b":
-                await brokers.move(0, "b")
-            await send(client, 0, 3)
-            await asyncio.sleep(10)  # The next try comes.
-            await send(client, 3, 3)
-            assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
-
-    with_brokers(main)
+            async with client.producer("orders") as producer:
+                await producer.send(value)
+            await brokers.move(0, "b")
+            if value == b"old":
+                objects = brokers.running["b"].shelf.objects
+                for stat in await objects.list(PATH):
+                    left[stat.name] = await objects.read(stat.name, 0, stat.size)
+                await brokers.call("a", "delete_topic", topic="orders", force=True)
+                for name, content in left.items():
+                    await brokers.running["c"].shelf.objects.create(name, [content])
+        await brokers.move(0, "c")
+        assert await read_all(client, 1) == [b"new"]
 
 
-def test_what_a_copy_leaves_that_a_deletion_overtook_is_not_taken_for_history_of_a_new_topic() -> None:
-    """Chunks are named by their offsets and epoch: those of the new topic have the same names."""
-
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            left: dict[str, bytes] = {}
-            for value in (b"old", b"new"):
-                await client.admin.create_topic("orders")
-                await until(lambda: brokers.owner(0))
-                if brokers.owner(0) != "a":
-                    await brokers.move(0, "a")
-                async with client.producer("orders") as producer:
-                    await producer.send(value)
-                await brokers.move(0, "b")
-                if value == b"old":
-                    objects = brokers.running["b"].shelf.objects
-                    for stat in await objects.list(PATH):
-                        left[stat.name] = await objects.read(stat.name, 0, stat.size)
-                    await brokers.call("a", "delete_topic", topic="orders", force=True)
-                    for name, content in left.items():
-                        await brokers.running["c"].shelf.objects.create(name, [content])
-            await brokers.move(0, "c")
-            assert await read_all(client, 1) == [b"new"]
-
-    with_brokers(main, shared=False)
+async def test_a_sender_of_the_past_leaves_nothing_in_a_new_topic_of_the_same_name(simulation: Simulation) -> None:
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders")
+        await until(lambda: brokers.owner(0))
+        broker = brokers.running[brokers.owner(0)]
+        await send(client, 0, 3)
+        (segment,) = broker.segments.all()
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id + 1, "revision": 1}
+        with pytest.raises(TopicNotFound):
+            await broker.incoming.list_history(about)
+        piece = {"object": "0.chunk", "start": 0, "size": 1, "checksum": crc32c.crc32c(b"x")}
+        with pytest.raises(TopicNotFound):
+            await broker.incoming.put_history({**about, **piece}, b"x")
+        await send(client, 3, 3)
+        assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 
 
-def test_a_sender_of_the_past_leaves_nothing_in_a_new_topic_of_the_same_name() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await client.admin.create_topic("orders")
-            await until(lambda: brokers.owner(0))
-            broker = brokers.running[brokers.owner(0)]
-            await send(client, 0, 3)
-            (segment,) = broker.segments.all()
-            about = {"segment": str(segment.name), "topic_id": segment.topic_id + 1, "revision": 1}
-            with pytest.raises(TopicNotFound):
-                await broker.incoming.list_history(about)
-            piece = {"object": "0.chunk", "start": 0, "size": 1, "checksum": crc32c.crc32c(b"x")}
-            with pytest.raises(TopicNotFound):
-                await broker.incoming.put_history({**about, **piece}, b"x")
-            await send(client, 3, 3)
-            assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
-
-    with_brokers(main, shared=False)
-
-
-def test_a_deletion_ends_although_a_segment_began_to_be_served_in_that_moment() -> None:
+async def test_a_deletion_ends_although_a_segment_began_to_be_served_in_that_moment(simulation: Simulation) -> None:
     """Opening it was cancelled, but what it had asked of the metadata store happens all the same, a little later."""
-
-    async def main(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
         store = brokers.store_of("a")
         txn, listing = store.txn, store.list
         asked, removing = asyncio.Event(), asyncio.Event()
@@ -189,5 +183,3 @@ def test_a_deletion_ends_although_a_segment_began_to_be_served_in_that_moment() 
             await brokers.call("a", "delete_topic", topic="orders", force=True)
         await creating
         assert (await brokers.store.list(paths.topic_segments_prefix(PATH))).entries == ()
-
-    with_brokers(main, ("a",))

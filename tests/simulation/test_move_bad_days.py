@@ -20,8 +20,9 @@ from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.ports.disk import Buffer
 from braid.storage.history.manifest import segment_folder
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, running_brokers, until
 
 
 def segment_of(brokers: Brokers) -> SegmentName:
@@ -67,44 +68,41 @@ async def read_all(client: Client, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
-def test_a_move_to_a_broker_that_has_died_is_given_up_and_the_segment_is_served_on(shared: bool) -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client("a", "b", timeout=60) as client:
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                brokers.kill("c")
-                await until(lambda: not brokers.running["a"].members.is_live("c"))
-                await wish(brokers, "c")
-                await until(lambda: record_of(brokers).refusal)
-                assert "broker c is not there" in record_of(brokers).refusal
-                assert (record_of(brokers).owner, record_of(brokers).move) == ("a", None)
-                await send(producer, *range(5, 10))
-                await brokers.move(0, "b")
-                assert not record_of(brokers).refusal
-                await send(producer, *range(10, 12))
-            assert await read_all(client, 12) == [b"%d" % number for number in range(12)]
-
-    with_brokers(main, shared=shared)
+async def test_a_move_to_a_broker_that_has_died_is_given_up_and_the_segment_is_served_on(
+    shared: bool, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client("a", "b", timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            brokers.kill("c")
+            await until(lambda: not brokers.running["a"].members.is_live("c"))
+            await wish(brokers, "c")
+            await until(lambda: record_of(brokers).refusal)
+            assert "broker c is not there" in record_of(brokers).refusal
+            assert (record_of(brokers).owner, record_of(brokers).move) == ("a", None)
+            await send(producer, *range(5, 10))
+            await brokers.move(0, "b")
+            assert not record_of(brokers).refusal
+            await send(producer, *range(10, 12))
+        assert await read_all(client, 12) == [b"%d" % number for number in range(12)]
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
-def test_a_move_to_a_broker_that_dies_meanwhile_ends_where_somebody_can_serve(shared: bool) -> None:
+async def test_a_move_to_a_broker_that_dies_meanwhile_ends_where_somebody_can_serve(
+    shared: bool, simulation: Simulation
+) -> None:
     """The target dies at once, but its lease goes on for a while: nobody knows."""
-
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client("a", "b", timeout=120) as client:
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                brokers.kill("c")
-                await wish(brokers, "c")
-                await send(producer, *range(5, 10))
-                await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
-                assert brokers.owner(0) in ("a", "b")
-            assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
-
-    with_brokers(main, shared=shared)
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client("a", "b", timeout=120) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            brokers.kill("c")
+            await wish(brokers, "c")
+            await send(producer, *range(5, 10))
+            await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
+            assert brokers.owner(0) in ("a", "b")
+        assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
 
 
 class FailingObjects(MemoryObjects):
@@ -134,10 +132,10 @@ class FailingObjects(MemoryObjects):
         return entry is not None and Ownership.from_json(entry.value).state is OwnershipState.DRAINING
 
 
-def test_an_export_that_fails_during_the_seal_holds_up_publishes_for_a_while_and_then_the_segment_is_taken_back() -> (
-    None
-):
-    async def main(brokers: Brokers) -> None:
+async def test_an_export_that_fails_during_the_seal_holds_up_publishes_for_a_while_and_then_the_segment_is_taken_back(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, names=()) as brokers:
         brokers.objects = objects = FailingObjects(brokers)
         await brokers.start("a", "b", "c")
         async with brokers.client(timeout=60) as client:
@@ -168,290 +166,264 @@ def test_an_export_that_fails_during_the_seal_holds_up_publishes_for_a_while_and
             assert brokers.running["a"].owners.find(name) == record_of(brokers)
             assert await read_all(client, sent) == [b"%d" % number for number in range(sent)]
 
-    with_brokers(main, names=())
-
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"], ids=["old owner", "new owner", "leader or neither"])
-def test_a_broker_that_cannot_reach_the_metadata_store_for_a_while_delays_a_move_and_harms_nothing(victim: str) -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=120) as client:
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                await wish(brokers, "b")
-                brokers.store_of(victim).disconnect()
-                sending = asyncio.create_task(send(producer, *range(5, 10)))
-                await asyncio.sleep(5)  # Shorter than a lease.
-                brokers.store_of(victim).reconnect()
-                await sending
-                await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
-                if brokers.owner(0) == "a":  # It gave the move up when the store did not answer.
-                    assert record_of(brokers).refusal
-                    await brokers.move(0, "b")
-                await send(producer, *range(10, 12))
-            assert await read_all(client, 12) == [b"%d" % number for number in range(12)]
+async def test_a_broker_that_cannot_reach_the_metadata_store_for_a_while_delays_a_move_and_harms_nothing(
+    victim: str, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=120) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            await wish(brokers, "b")
+            brokers.store_of(victim).disconnect()
+            sending = asyncio.create_task(send(producer, *range(5, 10)))
+            await asyncio.sleep(5)  # Shorter than a lease.
+            brokers.store_of(victim).reconnect()
+            await sending
+            await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
+            if brokers.owner(0) == "a":  # It gave the move up when the store did not answer.
+                assert record_of(brokers).refusal
+                await brokers.move(0, "b")
+            await send(producer, *range(10, 12))
+        assert await read_all(client, 12) == [b"%d" % number for number in range(12)]
 
-    with_brokers(main)
 
-
-def test_a_consumer_that_lags_far_behind_reads_on_through_several_moves() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await topic_at(brokers, client, "a")
-            async with (
-                client.producer("orders") as producer,
-                client.stream_consumer("orders", "billing", name="slow", start="earliest") as consumer,
-            ):
-                expected = 0
-                for round_, owner in enumerate(("b", "c", "a", "b")):
-                    await send(producer, *range(20 * round_, 20 * (round_ + 1)))
-                    await brokers.move(0, owner)
-                    for _ in range(3):
-                        message = await consumer.receive(timeout=60)
-                        assert message is not None
-                        assert (message.offset, message.value) == (expected, b"%d" % expected)
-                        await consumer.ack(message)
-                        expected += 1
-                while expected < 80:
+async def test_a_consumer_that_lags_far_behind_reads_on_through_several_moves(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with (
+            client.producer("orders") as producer,
+            client.stream_consumer("orders", "billing", name="slow", start="earliest") as consumer,
+        ):
+            expected = 0
+            for round_, owner in enumerate(("b", "c", "a", "b")):
+                await send(producer, *range(20 * round_, 20 * (round_ + 1)))
+                await brokers.move(0, owner)
+                for _ in range(3):
                     message = await consumer.receive(timeout=60)
                     assert message is not None
-                    assert message.offset == expected
+                    assert (message.offset, message.value) == (expected, b"%d" % expected)
+                    await consumer.ack(message)
                     expected += 1
-
-    with_brokers(main)
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
-def test_a_dead_owners_segment_waits_for_it_and_says_so(shared: bool) -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client("a", "b", timeout=120) as client:
-            await topic_at(brokers, client, "c")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                brokers.kill("c")
-                await until(lambda: not brokers.running["a"].members.is_live("c"))
-                await asyncio.sleep(60)
-                refused = brokers.running["a"].segments.not_here(PATH, 0)
-                assert isinstance(refused, NotServing)
-                assert "waits for its owner c, which is down" in str(refused)
-                (waits,) = brokers.running["a"].leader.waiting()
-                assert waits.brokers == ("c",)
-                sending = asyncio.create_task(send(producer, 5))
-                await brokers.start("c")
-                await sending
-            assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
-
-    with_brokers(main, shared=shared)
+            while expected < 80:
+                message = await consumer.receive(timeout=60)
+                assert message is not None
+                assert message.offset == expected
+                expected += 1
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
-def test_a_zombie_that_comes_back_after_its_segment_was_recovered_elsewhere_changes_nothing(shared: bool) -> None:
-    """I3. It is cut off from the store, past its lease; an operator accepts the loss of what only it has."""
-
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client("a", "b", timeout=120) as client:
-            await topic_at(brokers, client, "c")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                brokers.store_of("c").disconnect()
-                for other in ("a", "b"):
-                    brokers.network.cut("c", other)
-                brokers.network.cut("c", "client")
-                await until(lambda: not brokers.running["a"].members.is_live("c"))
-                with pytest.raises(MoveRefused):
-                    await brokers.call("a", "move_topic", topic="orders", to="b")
-                found = await brokers.call("a", "recover_topic", topic="orders", to="b", acceptLoss=True)
-                assert found["segments"][0]["to"] == "b"
-                epoch = record_of(brokers).epoch
-                brokers.store_of("c").reconnect()
-                brokers.network.heal("c")
-                await until(lambda: brokers.running["a"].members.is_live("c"))
-                await asyncio.sleep(30)
-                assert (record_of(brokers).owner, record_of(brokers).epoch) == ("b", epoch)
-                assert not brokers.running["c"].segments.all()
-                assert (await producer.send(b"after")).offset == 0, "none of them was in a chunk yet"
-            assert await read_all(client, 1) == [b"after"], "what only the lost disk had is gone, as was accepted"
-
-    with_brokers(main, shared=shared)
-
-
-def test_the_old_owners_copy_goes_when_the_new_one_serves_and_not_before() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                name = segment_of(brokers)
-                folder = segment_folder(name.topic.path, name.descriptor)
-
-                async def chunks(broker: str) -> int:
-                    stats = await brokers.running[broker].shelf.objects.list(folder)
-                    return sum(stat.name.endswith(".chunk") for stat in stats)
-
-                await brokers.move(0, "b")
-                assert await chunks("b") > 0
-                while await chunks("a"):  # noqa: ASYNC110 (virtual time)
-                    await asyncio.sleep(0.1)
-                await send(producer, *range(5, 8))
-                await brokers.move(0, "a")
-                await send(producer, 8)
-            assert await read_all(client, 9) == [b"%d" % number for number in range(9)]
-            assert await chunks("a") >= 2
-
-    with_brokers(main, shared=False)
-
-
-def test_a_topic_that_was_deleted_and_made_again_while_a_former_owner_was_away_has_nothing_of_the_old_one() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client("a", "b", timeout=120) as client:
-            await topic_at(brokers, client, "c")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
+async def test_a_dead_owners_segment_waits_for_it_and_says_so(shared: bool, simulation: Simulation) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client("a", "b", timeout=120) as client:
+        await topic_at(brokers, client, "c")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
             brokers.kill("c")
             await until(lambda: not brokers.running["a"].members.is_live("c"))
-            await client.admin.delete_topic("orders")
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(3))
-                await brokers.start("c")
-                await brokers.move(0, "c")
-                await send(producer, 3)
-            assert await read_all(client, 4) == [b"%d" % number for number in range(4)]
-
-    with_brokers(main, shared=False)
-
-
-def test_a_broker_that_stops_in_order_hands_everything_over_where_storage_is_shared() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client("a", "b", timeout=60) as client:
-            await topic_at(brokers, client, "c")
-            async with (
-                client.producer("orders") as producer,
-                client.stream_consumer("orders", "billing", name="worker", start="earliest") as consumer,
-            ):
-                await send(producer, *range(5))
-                sending = asyncio.create_task(send(producer, *range(5, 30)))
-                await brokers.stop("c")
-                await sending
-                assert brokers.owner(0) in ("a", "b")
-                for number in range(30):
-                    message = await consumer.receive(timeout=60)
-                    assert message is not None
-                    assert (message.offset, message.value) == (number, b"%d" % number)
-
-    with_brokers(main)
+            await asyncio.sleep(60)
+            refused = brokers.running["a"].segments.not_here(PATH, 0)
+            assert isinstance(refused, NotServing)
+            assert "waits for its owner c, which is down" in str(refused)
+            (waits,) = brokers.running["a"].leader.waiting()
+            assert waits.brokers == ("c",)
+            sending = asyncio.create_task(send(producer, 5))
+            await brokers.start("c")
+            await sending
+        assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 
 
-def test_acks_are_stored_when_a_segment_is_handed_over_not_some_time_later() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await topic_at(brokers, client, "a")
-            async with (
-                client.producer("orders") as producer,
-                client.stream_consumer("orders", "billing", name="worker", start="earliest") as consumer,
-            ):
-                await send(producer, *range(20))
-                for _ in range(14):
-                    message = await consumer.receive(timeout=60)
-                    assert message is not None
-                    await consumer.ack(message)
-                served = brokers.running["a"].segments.get(PATH, 0)
-                await until(lambda: served.cursors.offset("billing") == 14)
-                name = segment_of(brokers)
-                key = paths.cursor(name.topic.path, name.descriptor, "billing")
-                before = await brokers.store.get(key)
-                assert before is not None
-                assert decode(Cursor, before.value).offset < 14, "acks are stored by and by"
-                await brokers.move(0, "b")
-                after = await brokers.store.get(key)
-                assert after is not None
-                assert decode(Cursor, after.value).offset == 14
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+async def test_a_zombie_that_comes_back_after_its_segment_was_recovered_elsewhere_changes_nothing(
+    shared: bool, simulation: Simulation
+) -> None:
+    """I3. It is cut off from the store, past its lease; an operator accepts the loss of what only it has."""
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client("a", "b", timeout=120) as client:
+        await topic_at(brokers, client, "c")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            brokers.store_of("c").disconnect()
+            for other in ("a", "b"):
+                brokers.network.cut("c", other)
+            brokers.network.cut("c", "client")
+            await until(lambda: not brokers.running["a"].members.is_live("c"))
+            with pytest.raises(MoveRefused):
+                await brokers.call("a", "move_topic", topic="orders", to="b")
+            found = await brokers.call("a", "recover_topic", topic="orders", to="b", acceptLoss=True)
+            assert found["segments"][0]["to"] == "b"
+            epoch = record_of(brokers).epoch
+            brokers.store_of("c").reconnect()
+            brokers.network.heal("c")
+            await until(lambda: brokers.running["a"].members.is_live("c"))
+            await asyncio.sleep(30)
+            assert (record_of(brokers).owner, record_of(brokers).epoch) == ("b", epoch)
+            assert not brokers.running["c"].segments.all()
+            assert (await producer.send(b"after")).offset == 0, "none of them was in a chunk yet"
+        assert await read_all(client, 1) == [b"after"], "what only the lost disk had is gone, as was accepted"
 
-    with_brokers(main)
+
+async def test_the_old_owners_copy_goes_when_the_new_one_serves_and_not_before(simulation: Simulation) -> None:
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            name = segment_of(brokers)
+            folder = segment_folder(name.topic.path, name.descriptor)
+
+            async def chunks(broker: str) -> int:
+                stats = await brokers.running[broker].shelf.objects.list(folder)
+                return sum(stat.name.endswith(".chunk") for stat in stats)
+
+            await brokers.move(0, "b")
+            assert await chunks("b") > 0
+            while await chunks("a"):  # noqa: ASYNC110 (virtual time)
+                await asyncio.sleep(0.1)
+            await send(producer, *range(5, 8))
+            await brokers.move(0, "a")
+            await send(producer, 8)
+        assert await read_all(client, 9) == [b"%d" % number for number in range(9)]
+        assert await chunks("a") >= 2
+
+
+async def test_a_topic_that_was_deleted_and_made_again_while_a_former_owner_was_away_has_nothing_of_the_old_one(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client("a", "b", timeout=120) as client:
+        await topic_at(brokers, client, "c")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+        brokers.kill("c")
+        await until(lambda: not brokers.running["a"].members.is_live("c"))
+        await client.admin.delete_topic("orders")
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(3))
+            await brokers.start("c")
+            await brokers.move(0, "c")
+            await send(producer, 3)
+        assert await read_all(client, 4) == [b"%d" % number for number in range(4)]
+
+
+async def test_a_broker_that_stops_in_order_hands_everything_over_where_storage_is_shared(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client("a", "b", timeout=60) as client:
+        await topic_at(brokers, client, "c")
+        async with (
+            client.producer("orders") as producer,
+            client.stream_consumer("orders", "billing", name="worker", start="earliest") as consumer,
+        ):
+            await send(producer, *range(5))
+            sending = asyncio.create_task(send(producer, *range(5, 30)))
+            await brokers.stop("c")
+            await sending
+            assert brokers.owner(0) in ("a", "b")
+            for number in range(30):
+                message = await consumer.receive(timeout=60)
+                assert message is not None
+                assert (message.offset, message.value) == (number, b"%d" % number)
+
+
+async def test_acks_are_stored_when_a_segment_is_handed_over_not_some_time_later(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with (
+            client.producer("orders") as producer,
+            client.stream_consumer("orders", "billing", name="worker", start="earliest") as consumer,
+        ):
+            await send(producer, *range(20))
+            for _ in range(14):
+                message = await consumer.receive(timeout=60)
+                assert message is not None
+                await consumer.ack(message)
+            served = brokers.running["a"].segments.get(PATH, 0)
+            await until(lambda: served.cursors.offset("billing") == 14)
+            name = segment_of(brokers)
+            key = paths.cursor(name.topic.path, name.descriptor, "billing")
+            before = await brokers.store.get(key)
+            assert before is not None
+            assert decode(Cursor, before.value).offset < 14, "acks are stored by and by"
+            await brokers.move(0, "b")
+            after = await brokers.store.get(key)
+            assert after is not None
+            assert decode(Cursor, after.value).offset == 14
 
 
 @pytest.mark.parametrize("at", range(1, 9))
-def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to_nothing(at: int) -> None:
+async def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to_nothing(
+    at: int, simulation: Simulation
+) -> None:
     """I3: as a leader does that takes the assigned broker for dead. Before each of that broker's requests."""
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        name = segment_of(brokers)
+        key = paths.ownership(name.topic.path, name.descriptor)
+        server = brokers.store._server
+        given: list[Ownership] = []
+        requests = 0
 
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await topic_at(brokers, client, "a")
+        def withdraw(request: str) -> Fault:
+            nonlocal requests
+            record = server.get(key)
+            if request == "renew" or record is None or Ownership.from_json(record.value).owner != "b" or given:
+                return Fault.NONE
+            requests += 1
+            found = Ownership.from_json(record.value)
+            if requests == at and found.state is OwnershipState.ASSIGNED:
+                given.append(found.assigned("c"))
+                server.txn([], [Put(key, given[0].to_json())])
+            return Fault.NONE
+
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            brokers.store_of("b").fault = withdraw
+            await wish(brokers, "b")
+            await send(producer, *range(5, 10))
+            await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
+            if given:
+                assert record_of(brokers).owner == "c"
+                assert not brokers.running["b"].segments.all()
+            assert record_of(brokers).owner == ("c" if given else "b")
+        assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
+
+
+async def test_a_segment_whose_record_names_another_owner_is_let_go_at_once(simulation: Simulation) -> None:
+    """As after a recovery while this broker still believed in its lease."""
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
             name = segment_of(brokers)
             key = paths.ownership(name.topic.path, name.descriptor)
-            server = brokers.store._server
-            given: list[Ownership] = []
-            requests = 0
-
-            def withdraw(request: str) -> Fault:
-                nonlocal requests
-                record = server.get(key)
-                if request == "renew" or record is None or Ownership.from_json(record.value).owner != "b" or given:
-                    return Fault.NONE
-                requests += 1
-                found = Ownership.from_json(record.value)
-                if requests == at and found.state is OwnershipState.ASSIGNED:
-                    given.append(found.assigned("c"))
-                    server.txn([], [Put(key, given[0].to_json())])
-                return Fault.NONE
-
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                brokers.store_of("b").fault = withdraw
-                await wish(brokers, "b")
-                await send(producer, *range(5, 10))
-                await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
-                if given:
-                    assert record_of(brokers).owner == "c"
-                    assert not brokers.running["b"].segments.all()
-                assert record_of(brokers).owner == ("c" if given else "b")
-            assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
-
-    with_brokers(main)
+            forced = record_of(brokers).assigned("b", accept_loss=True)
+            await brokers.store.txn([], [Put(key, forced.to_json())])
+            await until(lambda: brokers.owner(0) == "b")
+            assert not brokers.running["a"].segments.all()
 
 
-def test_a_segment_whose_record_names_another_owner_is_let_go_at_once() -> None:
-    """As after a recovery while this broker still believed in its lease."""
-
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                name = segment_of(brokers)
-                key = paths.ownership(name.topic.path, name.descriptor)
-                forced = record_of(brokers).assigned("b", accept_loss=True)
-                await brokers.store.txn([], [Put(key, forced.to_json())])
-                await until(lambda: brokers.owner(0) == "b")
-                assert not brokers.running["a"].segments.all()
-
-    with_brokers(main)
-
-
-def test_a_move_is_given_up_when_the_target_has_something_else_under_the_name_of_a_chunk() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await topic_at(brokers, client, "a")
-            async with client.producer("orders") as producer:
-                await send(producer, *range(5))
-                await brokers.move(0, "b")
-                (segment,) = brokers.running["b"].segments.all()
-                (chunk,) = segment.storage.catalog.chunks
-                name = f"{segment_folder(PATH, segment.name.descriptor)}/{chunk.object}"
-                incoming = brokers.running["c"].incoming
-                known = brokers.running["b"].owners.known(segment.name)
-                assert known is not None
-                await incoming.list_history(
-                    {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": known.revision}
-                )
-                await brokers.running["c"].shelf.objects.create(name, [b"something else"])
-                await wish(brokers, "c")
-                await until(lambda: record_of(brokers).refusal)
-                assert "does not have it as it was sent" in record_of(brokers).refusal
-                await send(producer, 5)
-            assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
-
-    with_brokers(main, shared=False)
+async def test_a_move_is_given_up_when_the_target_has_something_else_under_the_name_of_a_chunk(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            await brokers.move(0, "b")
+            (segment,) = brokers.running["b"].segments.all()
+            (chunk,) = segment.storage.catalog.chunks
+            name = f"{segment_folder(PATH, segment.name.descriptor)}/{chunk.object}"
+            incoming = brokers.running["c"].incoming
+            known = brokers.running["b"].owners.known(segment.name)
+            assert known is not None
+            await incoming.list_history(
+                {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": known.revision}
+            )
+            await brokers.running["c"].shelf.objects.create(name, [b"something else"])
+            await wish(brokers, "c")
+            await until(lambda: record_of(brokers).refusal)
+            assert "does not have it as it was sent" in record_of(brokers).refusal
+            await send(producer, 5)
+        assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 
 
 class SlowObjects(MemoryObjects):
@@ -463,8 +435,8 @@ class SlowObjects(MemoryObjects):
         await super().create(name, parts)
 
 
-def test_a_segment_whose_disk_fails_while_its_move_is_prepared_is_opened_again() -> None:
-    async def main(brokers: Brokers) -> None:
+async def test_a_segment_whose_disk_fails_while_its_move_is_prepared_is_opened_again(simulation: Simulation) -> None:
+    async with running_brokers(simulation, names=()) as brokers:
         brokers.objects = SlowObjects(brokers.simulation.clock)
         await brokers.start("a", "b")
         async with brokers.client(timeout=60) as client:
@@ -477,5 +449,3 @@ def test_a_segment_whose_disk_fails_while_its_move_is_prepared_is_opened_again()
                 segment.storage.log.on_commit_failed(SyncFailed("the disk does not answer today"))
                 await send(producer, *range(5, 10))
             assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
-
-    with_brokers(main, names=())

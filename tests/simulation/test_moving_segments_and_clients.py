@@ -13,6 +13,7 @@ from braid.client.producing.producer import Producer
 from braid.model.errors import Moved, NotServing
 from braid.model.message import Message
 from braid.ports.network import Address
+from braid.testing.sim.loop import Simulation
 from braid.wire.operations import (
     RESET,
     Assignment,
@@ -27,7 +28,7 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.kits.brokers import PATH, PORT, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, PORT, Brokers, running_brokers, until, with_brokers
 
 LEASE_S = 10.0
 
@@ -113,8 +114,10 @@ class Traffic:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_segments_that_move_again_and_again_cost_clients_nothing(seed: int, shared: bool) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_segments_that_move_again_and_again_cost_clients_nothing(
+    seed: int, shared: bool, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers:
         await a_topic(brokers)
         async with brokers.client("a") as client, Traffic(client, "worker-1", "worker-2") as traffic:
             await until(lambda: traffic.count() > 100)
@@ -129,12 +132,12 @@ def test_segments_that_move_again_and_again_cost_clients_nothing(seed: int, shar
                 assert asyncio.get_running_loop().time() - started < 5
             assert [consumer.segments for consumer in traffic.consumers] == assignment, "a move is not the group's"
 
-    with_brokers(test, seed=seed, shared=shared)
-
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_broker_that_stops_hands_its_segments_and_groups_over_and_clients_go_on(seed: int) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_broker_that_stops_hands_its_segments_and_groups_over_and_clients_go_on(
+    seed: int, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
         async with brokers.client() as client, Traffic(client, "worker-1", "worker-2") as traffic:
             await until(lambda: traffic.count() > 100)
@@ -147,11 +150,11 @@ def test_a_broker_that_stops_hands_its_segments_and_groups_over_and_clients_go_o
             await until(lambda: traffic.count() > before + 100)
             assert [consumer.segments for consumer in traffic.consumers] == assignment
 
-    with_brokers(test, seed=seed)
 
-
-def test_when_the_controller_dies_consumers_read_on_and_get_the_same_segments_from_the_next() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_when_the_controller_dies_consumers_read_on_and_get_the_same_segments_from_the_next(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
         async with brokers.client("a") as client, Traffic(client, "worker-1", "worker-2") as traffic:
             await until(lambda: traffic.count() > 100)
@@ -171,11 +174,9 @@ def test_when_the_controller_dies_consumers_read_on_and_get_the_same_segments_fr
             assert [consumer.segments for consumer in traffic.consumers] == assignment
             assert asyncio.get_running_loop().time() - died_at < 2 * LEASE_S
 
-    with_brokers(test)
 
-
-def test_an_owner_that_dies_and_comes_back_is_waited_for_while_the_others_go_on() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_an_owner_that_dies_and_comes_back_is_waited_for_while_the_others_go_on(simulation: Simulation) -> None:
+    async with running_brokers(simulation, shared=False) as brokers:
         await a_topic(brokers)
         async with brokers.client(timeout=120) as client, Traffic(client, "worker-1") as traffic:
             await until(lambda: traffic.count() > 100)
@@ -184,8 +185,6 @@ def test_an_owner_that_dies_and_comes_back_is_waited_for_while_the_others_go_on(
             await asyncio.sleep(3)
             await brokers.start(victim)
             await until(lambda: all(brokers.owner(segment) for segment in range(3)))
-
-    with_brokers(test, shared=False)
 
 
 def test_acks_that_meet_a_moving_segment_are_not_lost() -> None:
@@ -234,8 +233,8 @@ def test_a_segment_that_is_asked_back_while_it_moves_is_given_back_with_its_last
         with_brokers(test, ("a", "b"), seed=seed)
 
 
-def test_a_checkpoint_consumer_rides_through_moves_too() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_checkpoint_consumer_rides_through_moves_too(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
         async with (
             brokers.client() as client,
@@ -254,8 +253,6 @@ def test_a_checkpoint_consumer_rides_through_moves_too() -> None:
                 message = await consumer.receive(timeout=30)
                 assert message is not None
                 traffic.take(message)
-
-    with_brokers(test)
 
 
 # ── one step at a time ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -287,8 +284,8 @@ class Member:
         self.lost.append(error)
 
 
-def test_whoever_joins_at_another_broker_is_told_where_the_controller_is() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_whoever_joins_at_another_broker_is_told_where_the_controller_is(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
         async with brokers.client() as client:
             links = {name: await client.pool.link(Address(name, PORT)) for name in "abc"}
@@ -304,11 +301,9 @@ def test_whoever_joins_at_another_broker_is_told_where_the_controller_is() -> No
             await client.routing.topic(PATH)
             await until(lambda: client.routing._maps[PATH].route.controller == f"b:{PORT}")
 
-    with_brokers(test)
 
-
-def test_what_an_old_controller_has_given_opens_nothing_once_a_newer_one_has() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_what_an_old_controller_has_given_opens_nothing_once_a_newer_one_has(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers:
         await a_topic(brokers, segments=1)
         async with brokers.client() as client:
             link = await client.pool.link(Address("a", PORT))
@@ -338,11 +333,9 @@ def test_what_an_old_controller_has_given_opens_nothing_once_a_newer_one_has() -
             await until(lambda: newer.closed == [RESET])
             assert again.closed == []
 
-    with_brokers(test, ("a", "b"))
 
-
-def test_brokers_know_which_generation_their_clients_have_adopted() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_brokers_know_which_generation_their_clients_have_adopted(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
         async with brokers.client("a") as client:
             await client.routing.topic(PATH)
@@ -356,11 +349,9 @@ def test_brokers_know_which_generation_their_clients_have_adopted() -> None:
             assert session.acked_generation is not None
             assert session.acked_generation > first
 
-    with_brokers(test)
 
-
-def test_a_broker_that_is_drained_gives_its_groups_away_and_takes_no_new_ones() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_broker_that_is_drained_gives_its_groups_away_and_takes_no_new_ones(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
         async with brokers.client() as client, Traffic(client, "worker-1", "worker-2") as traffic:
             await until(lambda: brokers.controller())
@@ -377,5 +368,3 @@ def test_a_broker_that_is_drained_gives_its_groups_away_and_takes_no_new_ones() 
             ):
                 await until(lambda: consumer.segments)
                 assert brokers.controller("public/default/other") not in ("", drained)
-
-    with_brokers(test)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -11,7 +12,8 @@ from braid.client.client import Client
 from braid.client.consuming.segment_range import read_segment_range
 from braid.model.batch.columns import decode_messages
 from braid.model.errors import BraidError, OffsetOutOfRange, SegmentNotFound, TimedOut, TopicNotFound
-from tests.kits.brokers import PATH, Brokers, until, with_brokers
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers, running_brokers, until
 
 RECORDS = 400
 WINDOW = 64 << 10
@@ -50,26 +52,23 @@ class Reading:
         assert event is None, "the range was read before anything could happen"
 
 
-def play(body: Callable[[Brokers, Client, int], Awaitable[None]], timeout: float = 30.0) -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=timeout) as client:
-            await body(brokers, client, await filled(brokers, client))
-
-    with_brokers(main)
+@contextlib.asynccontextmanager
+async def filled_topic(simulation: Simulation, timeout: float = 30.0) -> AsyncIterator[tuple[Brokers, Client, int]]:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=timeout) as client:
+        yield brokers, client, await filled(brokers, client)
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, RECORDS), (0, 1), (17, 33), (395, 400), (40, 50), (7, 7)])
-def test_exactly_the_offsets_of_the_range_arrive(first: int, end: int) -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_exactly_the_offsets_of_the_range_arrive(first: int, end: int, simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (_brokers, client, topic_id):
         reading = Reading(client, topic_id, first, end)
         await reading.run()
         assert reading.offsets == reading.numbers == list(range(first, end))
 
-    play(body)
 
+async def test_reading_goes_on_where_it_was_when_the_segment_moves(simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (brokers, client, topic_id):
 
-def test_reading_goes_on_where_it_was_when_the_segment_moves() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
         async def move() -> None:
             await brokers.move(0, next(name for name in brokers.running if name != brokers.owner(0)))
 
@@ -77,11 +76,10 @@ def test_reading_goes_on_where_it_was_when_the_segment_moves() -> None:
         await reading.run(move)
         assert reading.offsets == reading.numbers == list(range(RECORDS))
 
-    play(body)
 
+async def test_reading_goes_on_when_the_owner_stops_and_another_broker_takes_over(simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (brokers, client, topic_id):
 
-def test_reading_goes_on_when_the_owner_stops_and_another_broker_takes_over() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
         async def stop() -> None:
             await brokers.stop(brokers.owner(0))
 
@@ -89,11 +87,10 @@ def test_reading_goes_on_when_the_owner_stops_and_another_broker_takes_over() ->
         await reading.run(stop)
         assert reading.offsets == list(range(RECORDS))
 
-    play(body)
 
+async def test_reading_waits_for_an_owner_that_was_killed_and_comes_back(simulation: Simulation) -> None:
+    async with filled_topic(simulation, timeout=60.0) as (brokers, client, topic_id):
 
-def test_reading_waits_for_an_owner_that_was_killed_and_comes_back() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
         async def restart() -> None:
             owner = brokers.owner(0)
             brokers.kill(owner)
@@ -104,11 +101,9 @@ def test_reading_waits_for_an_owner_that_was_killed_and_comes_back() -> None:
         await reading.run(restart)
         assert reading.offsets == list(range(RECORDS))
 
-    play(body, timeout=60.0)
 
-
-def test_reading_gives_up_after_the_timeout_when_nobody_serves_the_segment() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_reading_gives_up_after_the_timeout_when_nobody_serves_the_segment(simulation: Simulation) -> None:
+    async with filled_topic(simulation, timeout=10.0) as (brokers, client, topic_id):
         begun = 0.0
 
         async def kill() -> None:
@@ -120,48 +115,36 @@ def test_reading_gives_up_after_the_timeout_when_nobody_serves_the_segment() -> 
             await Reading(client, topic_id).run(kill)
         assert 9 <= asyncio.get_running_loop().time() - begun <= 15
 
-    play(body, timeout=10.0)
 
-
-def test_offsets_that_do_not_exist_yet_time_out_and_say_which() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_offsets_that_do_not_exist_yet_time_out_and_say_which(simulation: Simulation) -> None:
+    async with filled_topic(simulation, timeout=5.0) as (_brokers, client, topic_id):
         with pytest.raises(TimedOut, match="offset 400 of segment 0"):
             await Reading(client, topic_id, 390, RECORDS + 10).run()
 
-    play(body, timeout=5.0)
 
-
-def test_offsets_far_beyond_the_end_are_out_of_range() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_offsets_far_beyond_the_end_are_out_of_range(simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (_brokers, client, topic_id):
         with pytest.raises(OffsetOutOfRange) as caught:
             await Reading(client, topic_id, RECORDS + 10, RECORDS + 20).run()
         assert (caught.value.earliest, caught.value.end) == (0, RECORDS)
 
-    play(body)
 
-
-def test_a_topic_that_was_created_again_is_another_topic() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_a_topic_that_was_created_again_is_another_topic(simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (_brokers, client, topic_id):
         with pytest.raises(TopicNotFound):
             await Reading(client, topic_id + 1).run()
 
-    play(body)
 
-
-def test_a_segment_that_the_topic_does_not_have_is_refused() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_a_segment_that_the_topic_does_not_have_is_refused(simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (_brokers, client, topic_id):
         with pytest.raises(SegmentNotFound):
             async for _ in read_segment_range(client, PATH, topic_id, 9, 0, 5):
                 pass
 
-    play(body)
 
-
-def test_who_stops_early_leaves_no_channel_open() -> None:
-    async def body(brokers: Brokers, client: Client, topic_id: int) -> None:
+async def test_who_stops_early_leaves_no_channel_open(simulation: Simulation) -> None:
+    async with filled_topic(simulation) as (_brokers, client, topic_id):
         deliveries = read_segment_range(client, PATH, topic_id, 0, 0, RECORDS, window_bytes=WINDOW)
         await anext(deliveries)
         await deliveries.aclose()
         assert all(not link._channels for link in client.pool.links())
-
-    play(body)

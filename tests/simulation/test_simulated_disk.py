@@ -42,49 +42,45 @@ def test_the_simulated_disk_is_a_disk() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_synced_survives_every_crash(seed: int) -> None:
+async def test_what_was_synced_survives_every_crash(seed: int, disk: SimulatedDisk) -> None:
     """Random writes, truncations and syncs on one file; a model keeps, for each byte, whether it may still change."""
-
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        random = Random(seed)
-        synced = b""
-        await disk.open("f", create=True)
-        for _ in range(6):
-            file = await disk.open("f")
-            settled = bytearray(synced)  # What the file held at the last sync.
-            touched = [False] * len(settled)
-            for _ in range(random.randrange(6)):
-                match random.choice(["write", "write", "write", "sync", "truncate", "reserve"]):
-                    case "write":
-                        position, size = random.randrange(6_000), random.randrange(1, 3_000)
-                        await file.write(position, [random.randbytes(size)], sync=random.random() < 0.3)
-                        if not disk.unsynced("f"):
-                            settled = bytearray(disk.content("f"))
-                            touched = [False] * len(settled)
-                        for at in range(position, min(position + size, len(settled))):
-                            touched[at] = disk.unsynced("f")
-                    case "sync":
-                        await file.sync()
-                        assert not disk.unsynced("f")
-                        settled = bytearray(await whole(disk, "f"))
+    random = Random(seed)
+    synced = b""
+    await disk.open("f", create=True)
+    for _ in range(6):
+        file = await disk.open("f")
+        settled = bytearray(synced)  # What the file held at the last sync.
+        touched = [False] * len(settled)
+        for _ in range(random.randrange(6)):
+            match random.choice(["write", "write", "write", "sync", "truncate", "reserve"]):
+                case "write":
+                    position, size = random.randrange(6_000), random.randrange(1, 3_000)
+                    await file.write(position, [random.randbytes(size)], sync=random.random() < 0.3)
+                    if not disk.unsynced("f"):
+                        settled = bytearray(disk.content("f"))
                         touched = [False] * len(settled)
-                    case "truncate":
-                        size = random.randrange(6_000)
-                        await file.truncate(size)
-                        touched[size:] = [True] * len(touched[size:])
-                    case "reserve":
-                        await file.reserve(random.randrange(6_000))
-            disk.crash()
-            after = await whole(disk, "f")
-            kept = [at for at, changed in enumerate(touched) if not changed]
-            assert len(after) > max(kept, default=-1)
-            assert all(after[at] == settled[at] for at in kept)
-            file = await disk.open("f")
-            await file.sync()
-            synced = await whole(disk, "f")
-            assert synced == after, "what a crash left is durable"
-
-    with_disk(seed, main)
+                    for at in range(position, min(position + size, len(settled))):
+                        touched[at] = disk.unsynced("f")
+                case "sync":
+                    await file.sync()
+                    assert not disk.unsynced("f")
+                    settled = bytearray(await whole(disk, "f"))
+                    touched = [False] * len(settled)
+                case "truncate":
+                    size = random.randrange(6_000)
+                    await file.truncate(size)
+                    touched[size:] = [True] * len(touched[size:])
+                case "reserve":
+                    await file.reserve(random.randrange(6_000))
+        disk.crash()
+        after = await whole(disk, "f")
+        kept = [at for at, changed in enumerate(touched) if not changed]
+        assert len(after) > max(kept, default=-1)
+        assert all(after[at] == settled[at] for at in kept)
+        file = await disk.open("f")
+        await file.sync()
+        synced = await whole(disk, "f")
+        assert synced == after, "what a crash left is durable"
 
 
 def outcomes_of_a_crash(old: bytes, new: bytes, *, seeds: range = SEEDS) -> list[bytes]:
@@ -234,20 +230,17 @@ def test_a_sync_does_not_cover_a_write_that_came_while_it_ran() -> None:
     assert not any(set(outcome) - set(b"12") for outcome in outcomes), "the first version was synced"
 
 
-def test_open_files_and_mounted_disks_are_dead_after_a_crash() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        mounted = disk.mount()
-        file = await mounted.open("f", create=True)
-        disk.crash()
-        for call in (file.write(0, [b"x"], sync=True), file.read(0, 1), file.size(), mounted.list("."), file.sync()):
-            with pytest.raises(Crashed):
-                await call
-        await file.close()
-        assert [stat.name for stat in await disk.list(".")] == ["f"]
-        assert await disk.mount().list(".") == await disk.list(".")
-        assert disk.crashes == 1
-
-    with_disk(1, main)
+async def test_open_files_and_mounted_disks_are_dead_after_a_crash(disk: SimulatedDisk) -> None:
+    mounted = disk.mount()
+    file = await mounted.open("f", create=True)
+    disk.crash()
+    for call in (file.write(0, [b"x"], sync=True), file.read(0, 1), file.size(), mounted.list("."), file.sync()):
+        with pytest.raises(Crashed):
+            await call
+    await file.close()
+    assert [stat.name for stat in await disk.list(".")] == ["f"]
+    assert await disk.mount().list(".") == await disk.list(".")
+    assert disk.crashes == 1
 
 
 def test_names_are_durable_when_the_call_has_returned() -> None:
@@ -425,89 +418,73 @@ def test_reads_fail_as_often_as_asked_and_faults_can_be_switched_off() -> None:
     assert 60 < with_disk(1, main) < 140
 
 
-def test_operations_take_virtual_time_and_sometimes_stall() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        file = await disk.open("f", create=True)
-        disk.faults = DiskFaults(write_s=(1, 2), sync_s=(10, 20))
-        before = sim.loop.time()
-        await file.write(0, [b"x"], sync=True)
-        assert 11 <= sim.loop.time() - before <= 22
-        disk.faults = DiskFaults(stall=1.0, stall_s=(100, 100))
-        before = sim.loop.time()
+async def test_operations_take_virtual_time_and_sometimes_stall(simulation: Simulation, disk: SimulatedDisk) -> None:
+    file = await disk.open("f", create=True)
+    disk.faults = DiskFaults(write_s=(1, 2), sync_s=(10, 20))
+    before = simulation.loop.time()
+    await file.write(0, [b"x"], sync=True)
+    assert 11 <= simulation.loop.time() - before <= 22
+    disk.faults = DiskFaults(stall=1.0, stall_s=(100, 100))
+    before = simulation.loop.time()
+    await file.read(0, 1)
+    assert simulation.loop.time() - before == pytest.approx(100)
+
+
+async def test_flipped_and_corrupted_bytes_are_read_and_survive_a_crash(disk: SimulatedDisk) -> None:
+    file = await disk.open("f", create=True)
+    await file.write(0, [bytes(10)], sync=True)
+    disk.flip("f", 3, 7)
+    disk.corrupt("f", 8, b"abcdef")
+    assert await file.read(0, 20) == b"\0\0\0\x80\0\0\0\0ab"
+    disk.crash()
+    assert await whole(disk, "f") == b"\0\0\0\x80\0\0\0\0ab"
+
+
+async def test_a_cancelled_write_still_happens_and_close_waits_for_it(disk: SimulatedDisk) -> None:
+    file = await disk.open("f", create=True)
+    writing = asyncio.create_task(file.write(0, [b"x"], sync=False))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert disk.content("f") == b""
+    await file.close()
+    assert disk.content("f") == b"x"
+    with pytest.raises(DiskError, match="closed"):
         await file.read(0, 1)
-        assert sim.loop.time() - before == pytest.approx(100)
-
-    with_disk(1, main)
+    await file.close()
 
 
-def test_flipped_and_corrupted_bytes_are_read_and_survive_a_crash() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        file = await disk.open("f", create=True)
-        await file.write(0, [bytes(10)], sync=True)
-        disk.flip("f", 3, 7)
-        disk.corrupt("f", 8, b"abcdef")
-        assert await file.read(0, 20) == b"\0\0\0\x80\0\0\0\0ab"
-        disk.crash()
-        assert await whole(disk, "f") == b"\0\0\0\x80\0\0\0\0ab"
-
-    with_disk(1, main)
-
-
-def test_a_cancelled_write_still_happens_and_close_waits_for_it() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        file = await disk.open("f", create=True)
-        writing = asyncio.create_task(file.write(0, [b"x"], sync=False))
-        await asyncio.sleep(0)
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-        assert disk.content("f") == b""
-        await file.close()
-        assert disk.content("f") == b"x"
-        with pytest.raises(DiskError, match="closed"):
-            await file.read(0, 1)
-        await file.close()
-
-    with_disk(1, main)
+async def test_what_a_process_gave_to_the_kernel_is_written_although_it_was_killed(
+    simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    file = await disk.open("f", create=True)
+    disk.faults = DiskFaults(write_s=(1, 1), sync_s=(1, 1))
+    process = simulation.process("writer")
+    process.start(file.write(0, [b"x"], sync=True))
+    await asyncio.sleep(0.5)
+    assert disk.content("f") == b""
+    process.kill()
+    await asyncio.sleep(5)
+    assert disk.durable("f") == b"x"
 
 
-def test_what_a_process_gave_to_the_kernel_is_written_although_it_was_killed() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        file = await disk.open("f", create=True)
-        disk.faults = DiskFaults(write_s=(1, 1), sync_s=(1, 1))
-        process = sim.process("writer")
-        process.start(file.write(0, [b"x"], sync=True))
-        await asyncio.sleep(0.5)
-        assert disk.content("f") == b""
-        process.kill()
-        await asyncio.sleep(5)
-        assert disk.durable("f") == b"x"
-
-    with_disk(1, main)
+async def test_a_buffer_that_changes_before_the_write_returns_is_written_changed(disk: SimulatedDisk) -> None:
+    file = await disk.open("f", create=True)
+    buffer = bytearray(b"before")
+    writing = asyncio.create_task(file.write(0, [buffer], sync=False))
+    await asyncio.sleep(0)
+    buffer[:] = b"after!"
+    await writing
+    assert disk.content("f") == b"after!"
 
 
-def test_a_buffer_that_changes_before_the_write_returns_is_written_changed() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        file = await disk.open("f", create=True)
-        buffer = bytearray(b"before")
-        writing = asyncio.create_task(file.write(0, [buffer], sync=False))
-        await asyncio.sleep(0)
-        buffer[:] = b"after!"
-        await writing
-        assert disk.content("f") == b"after!"
-
-    with_disk(1, main)
-
-
-def test_a_removed_file_lives_on_for_who_has_it_open() -> None:
-    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
-        file = await disk.open("f", create=True)
-        await file.write(0, [b"x"], sync=True)
-        await disk.remove("f")
-        assert await file.read(0, 1) == b"x"
-        with pytest.raises(FileMissing):
-            await disk.open("f")
-
-    with_disk(1, main)
+async def test_a_removed_file_lives_on_for_who_has_it_open(disk: SimulatedDisk) -> None:
+    file = await disk.open("f", create=True)
+    await file.write(0, [b"x"], sync=True)
+    await disk.remove("f")
+    assert await file.read(0, 1) == b"x"
+    with pytest.raises(FileMissing):
+        await disk.open("f")
 
 
 def test_the_same_seed_gives_the_same_disk() -> None:

@@ -126,17 +126,14 @@ def test_a_stuck_simulation_blames_the_task_that_failed_before() -> None:
         run_simulation(1, main)
 
 
-def test_a_task_whose_failure_was_seen_is_fine() -> None:
-    async def main(sim: Simulation) -> None:
-        async def fails() -> None:
-            raise ValueError("seen")
+async def test_a_task_whose_failure_was_seen_is_fine() -> None:
+    async def fails() -> None:
+        raise ValueError("seen")
 
-        task = asyncio.create_task(fails())
-        await asyncio.sleep(1)
-        with pytest.raises(ValueError, match="seen"):
-            await task
-
-    run_simulation(1, main)
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(1)
+    with pytest.raises(ValueError, match="seen"):
+        await task
 
 
 def test_a_callback_that_raises_fails_the_simulation_at_once() -> None:
@@ -188,26 +185,20 @@ def test_tasks_and_generators_that_are_left_are_ended() -> None:
     assert sorted(ended) == ["generator", "task"]
 
 
-def test_threads_are_refused_with_a_reason() -> None:
-    async def main(sim: Simulation) -> None:
-        with pytest.raises(RuntimeError, match="no threads"):
-            await asyncio.to_thread(print)
-
-    run_simulation(1, main)
+async def test_threads_are_refused_with_a_reason() -> None:
+    with pytest.raises(RuntimeError, match="no threads"):
+        await asyncio.to_thread(print)
 
 
-def test_the_clock_follows_virtual_time_and_its_wall_clock_can_jump() -> None:
-    async def main(sim: Simulation) -> None:
-        fast = sim.clock.skewed(3_000_000)
-        await asyncio.sleep(10)
-        assert sim.clock.now_us() == START_US + 10_000_000
-        assert fast.now_us() == START_US + 13_000_000
-        fast.jump(-8_000_000)
-        assert fast.now_us() == START_US + 5_000_000
-        assert sim.clock.now_us() == START_US + 10_000_000
-        assert fast.monotonic() == sim.clock.monotonic() == sim.loop.time()
-
-    run_simulation(1, main)
+async def test_the_clock_follows_virtual_time_and_its_wall_clock_can_jump(simulation: Simulation) -> None:
+    fast = simulation.clock.skewed(3_000_000)
+    await asyncio.sleep(10)
+    assert simulation.clock.now_us() == START_US + 10_000_000
+    assert fast.now_us() == START_US + 13_000_000
+    fast.jump(-8_000_000)
+    assert fast.now_us() == START_US + 5_000_000
+    assert simulation.clock.now_us() == START_US + 10_000_000
+    assert fast.monotonic() == simulation.clock.monotonic() == simulation.loop.time()
 
 
 def test_a_killed_process_ends_with_all_its_tasks_and_timers() -> None:

@@ -119,18 +119,17 @@ def test_a_host_of_the_simulation_and_the_sockets_are_networks() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bytes_arrive_whole_and_in_order_both_ways(seed: int) -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        network.loss = 0.1
-        client, server = await pair(network)
-        for start in range(0, len(DATA), 5_000):
-            client.transport.write(DATA[start : start + 5_000])
-            server.transport.writelines([DATA[start : start + 2_500], memoryview(DATA)[start + 2_500 : start + 5_000]])
-            await asyncio.sleep(sim.random.random() / 100)
-        assert await server.until_received(len(DATA)) == DATA
-        assert await client.until_received(len(DATA)) == DATA
-
-    simulate(seed, main)
+async def test_bytes_arrive_whole_and_in_order_both_ways(
+    seed: int, simulation: Simulation, network: SimulatedNetwork
+) -> None:
+    network.loss = 0.1
+    client, server = await pair(network)
+    for start in range(0, len(DATA), 5_000):
+        client.transport.write(DATA[start : start + 5_000])
+        server.transport.writelines([DATA[start : start + 2_500], memoryview(DATA)[start + 2_500 : start + 5_000]])
+        await asyncio.sleep(simulation.random.random() / 100)
+    assert await server.until_received(len(DATA)) == DATA
+    assert await client.until_received(len(DATA)) == DATA
 
 
 def test_pieces_are_cut_in_other_places_than_the_writes() -> None:
@@ -156,136 +155,116 @@ def test_the_same_seed_gives_the_same_stream() -> None:
     assert simulate(1, main) != simulate(2, main)
 
 
-def test_a_buffered_protocol_gets_the_bytes_in_its_own_buffer() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        servers: list[Buffered] = []
+async def test_a_buffered_protocol_gets_the_bytes_in_its_own_buffer(network: SimulatedNetwork) -> None:
+    servers: list[Buffered] = []
 
-        def accept() -> Buffered:
-            servers.append(Buffered())
-            return servers[-1]
+    def accept() -> Buffered:
+        servers.append(Buffered())
+        return servers[-1]
 
-        listener = await network.host("b").listen("b", 7_000, accept)
-        transport, _ = await network.host("a").connect("b", 7_000, Recorder)
-        transport.write(DATA)
-        transport.close()
-        await asyncio.wait_for(servers[0].lost.wait(), 1_000)
-        assert servers[0].received == DATA
-        await listener.close()
-
-    simulate(1, main)
+    listener = await network.host("b").listen("b", 7_000, accept)
+    transport, _ = await network.host("a").connect("b", 7_000, Recorder)
+    transport.write(DATA)
+    transport.close()
+    await asyncio.wait_for(servers[0].lost.wait(), 1_000)
+    assert servers[0].received == DATA
+    await listener.close()
 
 
-def test_a_peer_that_does_not_read_makes_the_writer_pause() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        client, server = await pair(network)
-        server.transport.pause_reading()
-        client.transport.set_write_buffer_limits(high=1_000, low=100)
-        client.transport.write(bytes(1_000))
-        assert client.paused == 0
-        client.transport.write(bytes(1))
-        assert client.paused == 1
-        await asyncio.sleep(1_000)
-        assert (server.received, client.resumed) == (b"", 0)
-        assert client.transport.get_write_buffer_size() == 1_001
-        server.transport.resume_reading()
-        await server.until_received(1_001)
-        assert (client.paused, client.resumed) == (1, 1)
-
-    simulate(1, main)
+async def test_a_peer_that_does_not_read_makes_the_writer_pause(network: SimulatedNetwork) -> None:
+    client, server = await pair(network)
+    server.transport.pause_reading()
+    client.transport.set_write_buffer_limits(high=1_000, low=100)
+    client.transport.write(bytes(1_000))
+    assert client.paused == 0
+    client.transport.write(bytes(1))
+    assert client.paused == 1
+    await asyncio.sleep(1_000)
+    assert (server.received, client.resumed) == (b"", 0)
+    assert client.transport.get_write_buffer_size() == 1_001
+    server.transport.resume_reading()
+    await server.until_received(1_001)
+    assert (client.paused, client.resumed) == (1, 1)
 
 
-def test_a_writer_that_never_pauses_fails_the_simulation() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        client, server = await pair(network)
-        server.transport.pause_reading()
-        for _ in range(64):
-            client.transport.write(bytes(1 << 20))
-        with pytest.raises(BufferOverrun, match="I12"):
-            client.transport.write(b"x")
-
-    simulate(1, main)
+async def test_a_writer_that_never_pauses_fails_the_simulation(network: SimulatedNetwork) -> None:
+    client, server = await pair(network)
+    server.transport.pause_reading()
+    for _ in range(64):
+        client.transport.write(bytes(1 << 20))
+    with pytest.raises(BufferOverrun, match="I12"):
+        client.transport.write(b"x")
 
 
-def test_nobody_listening_is_a_refusal() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        network.host("b")
-        with pytest.raises(ConnectionRefusedError, match="port 1 of b"):
-            await network.host("a").connect("b", 1, Recorder)
-        listener = await network.host("b").listen("b", 1, Recorder)
-        with pytest.raises(OSError, match="in use"):
-            await network.host("b").listen("b", 1, Recorder)
+async def test_nobody_listening_is_a_refusal(network: SimulatedNetwork) -> None:
+    network.host("b")
+    with pytest.raises(ConnectionRefusedError, match="port 1 of b"):
         await network.host("a").connect("b", 1, Recorder)
-        await listener.close()
-        await listener.close()
-        with pytest.raises(ConnectionRefusedError):
-            await network.host("a").connect("b", 1, Recorder)
-        with pytest.raises(OSError, match="no host called c"):
-            await network.host("a").connect("c", 1, Recorder)
-
-    simulate(1, main)
+    listener = await network.host("b").listen("b", 1, Recorder)
+    with pytest.raises(OSError, match="in use"):
+        await network.host("b").listen("b", 1, Recorder)
+    await network.host("a").connect("b", 1, Recorder)
+    await listener.close()
+    await listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        await network.host("a").connect("b", 1, Recorder)
+    with pytest.raises(OSError, match="no host called c"):
+        await network.host("a").connect("c", 1, Recorder)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cut_is_silent_and_nothing_is_lost_when_it_heals(seed: int) -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        client, server = await pair(network)
-        client.transport.write(DATA)
-        await asyncio.sleep(sim.random.random() / 50)
-        network.cut("a", "b")
-        before = len(server.received)
-        await asyncio.sleep(10_000)
-        assert len(server.received) == before
-        assert not client.lost.is_set()
-        assert not server.lost.is_set()
-        network.heal("a", "b")
-        assert await server.until_received(len(DATA)) == DATA
-
-    simulate(seed, main)
-
-
-def test_a_cut_one_way_lets_the_other_way_through() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        client, server = await pair(network)
-        network.cut("a", "b", one_way=True)
-        client.transport.write(b"lost")
-        server.transport.write(b"heard")
-        await asyncio.sleep(100)
-        assert (client.received, server.received) == (b"heard", b"")
-        network.heal("b")
-        assert await server.until_received(4) == b"lost"
-
-    simulate(1, main)
+async def test_a_cut_is_silent_and_nothing_is_lost_when_it_heals(
+    seed: int, simulation: Simulation, network: SimulatedNetwork
+) -> None:
+    client, server = await pair(network)
+    client.transport.write(DATA)
+    await asyncio.sleep(simulation.random.random() / 50)
+    network.cut("a", "b")
+    before = len(server.received)
+    await asyncio.sleep(10_000)
+    assert len(server.received) == before
+    assert not client.lost.is_set()
+    assert not server.lost.is_set()
+    network.heal("a", "b")
+    assert await server.until_received(len(DATA)) == DATA
 
 
-def test_connecting_over_a_cut_waits_and_gives_up_after_two_minutes() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        await network.host("b").listen("b", 1, Recorder)
-        network.cut("a", "b")
-        with pytest.raises(TimeoutError):
-            await network.host("a").connect("b", 1, Recorder)
-        assert 120 < sim.loop.time() < 140
-        connecting = asyncio.create_task(network.host("a").connect("b", 1, Recorder))
-        await asyncio.sleep(5)
-        network.heal()
-        await asyncio.wait_for(connecting, 10)
-
-    simulate(1, main)
+async def test_a_cut_one_way_lets_the_other_way_through(network: SimulatedNetwork) -> None:
+    client, server = await pair(network)
+    network.cut("a", "b", one_way=True)
+    client.transport.write(b"lost")
+    server.transport.write(b"heard")
+    await asyncio.sleep(100)
+    assert (client.received, server.received) == (b"heard", b"")
+    network.heal("b")
+    assert await server.until_received(4) == b"lost"
 
 
-def test_a_reset_breaks_both_sides_of_the_connections_of_two_hosts_only() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        client, server = await pair(network)
-        await network.host("b").listen("b", 1, Recorder)
-        _, other = await network.host("c").connect("b", 1, Recorder)
-        client.transport.write(DATA)
-        network.reset("a", "b")
-        await asyncio.sleep(100)
-        assert isinstance(client.error, ConnectionResetError)
-        assert isinstance(server.error, ConnectionResetError)
-        assert server.received == b""
-        assert not other.lost.is_set()
+async def test_connecting_over_a_cut_waits_and_gives_up_after_two_minutes(
+    simulation: Simulation, network: SimulatedNetwork
+) -> None:
+    await network.host("b").listen("b", 1, Recorder)
+    network.cut("a", "b")
+    with pytest.raises(TimeoutError):
+        await network.host("a").connect("b", 1, Recorder)
+    assert 120 < simulation.loop.time() < 140
+    connecting = asyncio.create_task(network.host("a").connect("b", 1, Recorder))
+    await asyncio.sleep(5)
+    network.heal()
+    await asyncio.wait_for(connecting, 10)
 
-    simulate(1, main)
+
+async def test_a_reset_breaks_both_sides_of_the_connections_of_two_hosts_only(network: SimulatedNetwork) -> None:
+    client, server = await pair(network)
+    await network.host("b").listen("b", 1, Recorder)
+    _, other = await network.host("c").connect("b", 1, Recorder)
+    client.transport.write(DATA)
+    network.reset("a", "b")
+    await asyncio.sleep(100)
+    assert isinstance(client.error, ConnectionResetError)
+    assert isinstance(server.error, ConnectionResetError)
+    assert server.received == b""
+    assert not other.lost.is_set()
 
 
 def test_close_sends_what_was_written_and_then_ends_both_sides() -> None:
@@ -328,17 +307,14 @@ def test_a_half_open_connection_still_carries_the_other_way() -> None:
         simulate(seed, main)
 
 
-def test_abort_drops_what_was_written_and_resets_the_peer() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        client, server = await pair(network)
-        client.transport.write(DATA)
-        client.transport.abort()
-        await asyncio.sleep(100)
-        assert client.error is None
-        assert isinstance(server.error, ConnectionResetError)
-        assert server.received == b""
-
-    simulate(1, main)
+async def test_abort_drops_what_was_written_and_resets_the_peer(network: SimulatedNetwork) -> None:
+    client, server = await pair(network)
+    client.transport.write(DATA)
+    client.transport.abort()
+    await asyncio.sleep(100)
+    assert client.error is None
+    assert isinstance(server.error, ConnectionResetError)
+    assert server.received == b""
 
 
 def test_a_crash_is_noticed_by_the_peer_late_or_never_and_by_the_dead_not_at_all() -> None:
@@ -377,35 +353,34 @@ def test_a_host_that_is_up_again_resets_those_who_still_send_to_its_former_self(
         simulate(seed, main)
 
 
-def test_what_a_protocol_starts_dies_with_the_process_that_listens() -> None:
-    async def main(sim: Simulation, network: SimulatedNetwork) -> None:
-        ticks: list[float] = []
+async def test_what_a_protocol_starts_dies_with_the_process_that_listens(
+    simulation: Simulation, network: SimulatedNetwork
+) -> None:
+    ticks: list[float] = []
 
-        async def tick() -> None:
-            for _ in range(1_000):
-                await asyncio.sleep(1)
-                ticks.append(sim.loop.time())
+    async def tick() -> None:
+        for _ in range(1_000):
+            await asyncio.sleep(1)
+            ticks.append(simulation.loop.time())
 
-        class Starter(Recorder):
-            def data_received(self, data: bytes) -> None:
-                self.task = asyncio.get_running_loop().create_task(tick())
+    class Starter(Recorder):
+        def data_received(self, data: bytes) -> None:
+            self.task = asyncio.get_running_loop().create_task(tick())
 
-        async def serve() -> None:
-            await network.host("b").listen("b", 1, Starter)
+    async def serve() -> None:
+        await network.host("b").listen("b", 1, Starter)
 
-        broker = sim.process("broker")
-        await broker.start(serve())
-        transport, _ = await network.host("a").connect("b", 1, Recorder)
-        transport.write(b"x")
-        await asyncio.sleep(10)
-        assert ticks
-        network.crash("b")
-        broker.kill()
-        count = len(ticks)
-        await asyncio.sleep(100)
-        assert len(ticks) == count
-
-    simulate(1, main)
+    broker = simulation.process("broker")
+    await broker.start(serve())
+    transport, _ = await network.host("a").connect("b", 1, Recorder)
+    transport.write(b"x")
+    await asyncio.sleep(10)
+    assert ticks
+    network.crash("b")
+    broker.kill()
+    count = len(ticks)
+    await asyncio.sleep(100)
+    assert len(ticks) == count
 
 
 def test_a_protocol_that_raises_fails_the_simulation() -> None:

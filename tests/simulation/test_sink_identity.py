@@ -15,7 +15,8 @@ import pytest
 from braid.client.client import Client
 from braid.client.producing.idempotent import RepeatableProducer, Written
 from braid.model.errors import BraidError, RepeatDiffers
-from tests.kits.brokers import Brokers, until, with_brokers
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import Brokers, running_brokers, until
 
 ROWS = 40
 """Of a block."""
@@ -92,8 +93,10 @@ def check_once_and_in_order(found: dict[int, list[tuple[bytes | None, bytes]]], 
 
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("keys", [True, False], ids=["keyed", "keyless"])
-def test_a_task_that_is_repeated_after_any_part_of_it_stores_each_row_once(segments: int, keys: bool) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_task_that_is_repeated_after_any_part_of_it_stores_each_row_once(
+    segments: int, keys: bool, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
         await a_topic(brokers, segments)
         expected = []
         async with brokers.client() as client:
@@ -110,12 +113,10 @@ def test_a_task_that_is_repeated_after_any_part_of_it_stores_each_row_once(segme
                 expected += tables
             check_once_and_in_order(await everything(client), expected)
 
-    with_brokers(test, ("a",))
-
 
 @pytest.mark.parametrize("seed", range(8))
-def test_attempts_beside_each_other_store_each_row_once(seed: int) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_attempts_beside_each_other_store_each_row_once(seed: int, simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers:
         random = brokers.simulation.random
         await a_topic(brokers, 2)
         tables = blocks(30)
@@ -129,12 +130,10 @@ def test_attempts_beside_each_other_store_each_row_once(seed: int) -> None:
             assert sum(each.records - each.duplicates for each in written) == 30 * ROWS
             check_once_and_in_order(await everything(one), tables)
 
-    with_brokers(test, ("a", "b"), seed=seed)
-
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
-def test_a_move_in_the_middle_is_not_noticed(shared: bool) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_move_in_the_middle_is_not_noticed(shared: bool, simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a", "b"), shared=shared) as brokers:
         await a_topic(brokers, 1)
         tables = blocks(40)
         async with brokers.client() as client, brokers.client() as other:
@@ -150,15 +149,12 @@ def test_a_move_in_the_middle_is_not_noticed(shared: bool) -> None:
             assert (await attempt(client, tables)).duplicates == 40 * ROWS, "the new owner knows them"
             check_once_and_in_order(await everything(client), tables)
 
-    with_brokers(test, ("a", "b"), shared=shared)
-
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_era_is_stored_once_and_in_order(seed: int) -> None:
+async def test_whatever_happens_every_era_is_stored_once_and_in_order(seed: int, simulation: Simulation) -> None:
     """Two parts write era after era; attempts die, run beside each other, and are repeated until one has succeeded;
     meanwhile segments move, and brokers die and come back."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("a", "b"), shared=False) as brokers:
         random = brokers.simulation.random
         await a_topic(brokers, 2)
         expected: dict[int, list[Any]] = {0: [], 1: []}
@@ -218,8 +214,6 @@ def test_whatever_happens_every_era_is_stored_once_and_in_order(seed: int) -> No
             own = {at: [each for each in records if each[1].startswith(mark)] for at, records in found.items()}
             check_once_and_in_order(own, tables)
 
-    with_brokers(test, ("a", "b"), seed=seed, shared=False)
-
 
 SWAPPED = [block(1), block(0), *blocks(12)[2:]]
 OTHER_ROW = [block(0, label="x"), *blocks(12)[1:]]
@@ -228,8 +222,10 @@ ONE_LESS = [blocks(1)[0].slice(1), *blocks(12)[1:]]
 
 @pytest.mark.parametrize("stored", [1, 3, 8])
 @pytest.mark.parametrize("repeat", [SWAPPED, OTHER_ROW, ONE_LESS], ids=["another order", "another row", "a row less"])
-def test_a_repeat_that_is_not_the_same_is_refused_before_it_stores_anything(stored: int, repeat: list[Any]) -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_repeat_that_is_not_the_same_is_refused_before_it_stores_anything(
+    stored: int, repeat: list[Any], simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
         await a_topic(brokers, 1)
         async with brokers.client() as client:
             await attempt(client, blocks(12)[:stored])
@@ -237,13 +233,10 @@ def test_a_repeat_that_is_not_the_same_is_refused_before_it_stores_anything(stor
                 await attempt(client, repeat)
             check_once_and_in_order(await everything(client), blocks(12)[:stored])
 
-    with_brokers(test, ("a",))
 
-
-def test_a_difference_far_behind_is_found_where_the_repeat_would_begin_to_store() -> None:
+async def test_a_difference_far_behind_is_found_where_the_repeat_would_begin_to_store(simulation: Simulation) -> None:
     """The log remembers 8 batches. Those before cannot be compared, but then the rest cannot be the same either."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
         await a_topic(brokers, 1)
         async with brokers.client() as client:
             await attempt(client, blocks(20))
@@ -252,11 +245,11 @@ def test_a_difference_far_behind_is_found_where_the_repeat_would_begin_to_store(
                 await attempt(client, shifted)
             check_once_and_in_order(await everything(client), blocks(20))
 
-    with_brokers(test, ("a",))
 
-
-def test_times_count_if_the_rows_bring_them_and_not_if_they_are_when_it_was_written() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_times_count_if_the_rows_bring_them_and_not_if_they_are_when_it_was_written(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
         await a_topic(brokers, 1)
         async with brokers.client() as client:
             await attempt(client, blocks(2), era=0)
@@ -271,11 +264,11 @@ def test_times_count_if_the_rows_bring_them_and_not_if_they_are_when_it_was_writ
             with pytest.raises(RepeatDiffers):
                 await attempt(client, timed(6), era=1)
 
-    with_brokers(test, ("a",))
 
-
-def test_a_repeat_after_a_later_era_says_so_and_one_that_has_fewer_rows_is_refused() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_repeat_after_a_later_era_says_so_and_one_that_has_fewer_rows_is_refused(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
         await a_topic(brokers, 1)
         async with brokers.client() as client:
             early, later = blocks(3, label="4-"), blocks(20, label="5-")
@@ -286,5 +279,3 @@ def test_a_repeat_after_a_later_era_says_so_and_one_that_has_fewer_rows_is_refus
             with pytest.raises(RepeatDiffers, match="the first try had more rows"):
                 await attempt(client, later[:5], era=5)
             check_once_and_in_order(await everything(client), [*early, *later])
-
-    with_brokers(test, ("a",))

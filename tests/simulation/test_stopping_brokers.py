@@ -10,30 +10,30 @@ import pytest
 from braid.model.errors import DiskError, ShuttingDown
 from braid.model.ownership import OwnershipState
 from braid.ports.disk import Buffer
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, running_brokers, until
 
 
-def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part_nor_for_ever_for_its_own_disk() -> None:
-    async def main(brokers: Brokers) -> None:
-        async with brokers.client(timeout=60) as client:
-            await client.admin.create_topic("orders", segments=3)
-            await until(lambda: {brokers.owner(each) for each in range(3)} == {"a", "b", "c"})
+async def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part_nor_for_ever_for_its_own_disk(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders", segments=3)
+        await until(lambda: {brokers.owner(each) for each in range(3)} == {"a", "b", "c"})
 
-            async def failing(_: str) -> None:
-                raise DiskError("the disk does not answer today")
+        async def failing(_: str) -> None:
+            raise DiskError("the disk does not answer today")
 
-            for name in ("a", "b"):
-                brokers.running[name].shelf.disk.sync_folder = failing  # type: ignore[assignment, method-assign]
-            for asked in ("c", "a"):  # One whose own part is done, and one whose own part never is.
-                deleting = asyncio.create_task(brokers.call(asked, "delete_topic", topic="orders", force=True))
-                await asyncio.sleep(5)
-                async with asyncio.timeout(15):
-                    await brokers.stop(asked)
-                with pytest.raises((ShuttingDown, asyncio.CancelledError)):
-                    await deleting
-
-    with_brokers(main)
+        for name in ("a", "b"):
+            brokers.running[name].shelf.disk.sync_folder = failing  # type: ignore[assignment, method-assign]
+        for asked in ("c", "a"):  # One whose own part is done, and one whose own part never is.
+            deleting = asyncio.create_task(brokers.call(asked, "delete_topic", topic="orders", force=True))
+            await asyncio.sleep(5)
+            async with asyncio.timeout(15):
+                await brokers.stop(asked)
+            with pytest.raises((ShuttingDown, asyncio.CancelledError)):
+                await deleting
 
 
 class SlowObjects(MemoryObjects):
@@ -47,10 +47,9 @@ class SlowObjects(MemoryObjects):
         await super().create(name, parts)
 
 
-def test_a_broker_that_stops_in_the_middle_of_a_hand_over_ends_it_first() -> None:
+async def test_a_broker_that_stops_in_the_middle_of_a_hand_over_ends_it_first(simulation: Simulation) -> None:
     """Cut short, the segment would wait for the return of a broker that left in order."""
-
-    async def main(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ()) as brokers:
         brokers.objects = objects = SlowObjects(brokers.simulation.clock)
         await brokers.start("a", "b")
         async with brokers.client(timeout=60) as client:
@@ -79,5 +78,3 @@ def test_a_broker_that_stops_in_the_middle_of_a_hand_over_ends_it_first() -> Non
                 await moving
                 await asyncio.gather(*sending)
                 assert (await producer.send(b"2")).offset == 1 + len(sending)
-
-    with_brokers(main, ())

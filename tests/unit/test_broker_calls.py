@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from braid.model.registration import Registration
 from braid.model.subscription import Cursor, encode
 from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
 from tests.kits.control import ORDERS, Machine, Readers, Recorder, faults, wait_until
 
@@ -57,13 +58,11 @@ async def keys_of_topics(machine: Machine) -> list[str]:
     return [entry.key for prefix in prefixes for entry in (await machine.store.list(prefix)).entries]
 
 
-def run_with_broker(test: Callable[[Broker, Call], Awaitable[None]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        broker = await Machine(simulation).start()
-        await test(broker, caller(broker))
-        await broker.close()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def served(simulation: Simulation) -> AsyncIterator[tuple[Broker, Call]]:
+    broker = await Machine(simulation).start()
+    yield broker, caller(broker)
+    await broker.close()
 
 
 async def publish(broker: Broker, segment: int, records: int, path: str = ORDERS.path) -> None:
@@ -71,8 +70,8 @@ async def publish(broker: Broker, segment: int, records: int, path: str = ORDERS
     await log.confirmed.reached(log.append(opaque_batch(b"body", records)).next_offset)
 
 
-def test_a_topic_is_created_shown_and_listed() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         created = await call(
             "create_topic",
             topic="orders",
@@ -109,20 +108,16 @@ def test_a_topic_is_created_shown_and_listed() -> None:
         with pytest.raises(TopicExists):
             await call("create_topic", topic="orders")
 
-    run_with_broker(test)
 
-
-def test_a_created_topic_can_be_written_at_once() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_a_created_topic_can_be_written_at_once(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders", segments=3)
         for segment in range(3):
             await publish(broker, segment, 1)
 
-    run_with_broker(test)
 
-
-def test_stats_show_what_is_there_and_how_far_subscriptions_are() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders", segments=2)
         await call("create_subscription", topic="orders", subscription="billing", start="earliest")
         await publish(broker, 0, 10)
@@ -156,11 +151,9 @@ def test_stats_show_what_is_there_and_how_far_subscriptions_are() -> None:
         assert stats["subscriptions"] == {"billing": billing}
         assert await call("list_subscriptions", topic="orders") == [billing]
 
-    run_with_broker(test)
 
-
-def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders")
         segments, broker.segments._served = broker.segments._served, {}
         stats = await call("topic_stats", topic="orders")
@@ -168,8 +161,6 @@ def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known() -> 
         assert stats["segments"]["0"]["endOffset"] is None
         assert stats["segments"]["0"]["unavailable"] == "its owner does not serve it at the moment"
         broker.segments._served = segments
-
-    run_with_broker(test)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +199,10 @@ def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known() -> 
         ("explode", {}, "the calls are activate_broker"),
     ],
 )
-def test_wrong_arguments_are_refused_with_a_sentence(name: str, arguments: dict[str, Any], error: str) -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_wrong_arguments_are_refused_with_a_sentence(
+    name: str, arguments: dict[str, Any], error: str, simulation: Simulation
+) -> None:
+    async with served(simulation) as (_broker, call):
         await call("create_topic", topic="there")
         await call("create_subscription", topic="there", subscription="billing")
         with pytest.raises(InvalidArgument, match=error):
@@ -217,11 +210,9 @@ def test_wrong_arguments_are_refused_with_a_sentence(name: str, arguments: dict[
         assert await call("list_topics", tenant="public", namespace="default") == ["topic://public/default/there"]
         assert [each["name"] for each in await call("list_subscriptions", topic="there")] == ["billing"]
 
-    run_with_broker(test)
 
-
-def test_what_is_not_there_is_not_found() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_what_is_not_there_is_not_found(simulation: Simulation) -> None:
+    async with served(simulation) as (_broker, call):
         for name in ("get_topic", "delete_topic", "topic_stats", "list_subscriptions"):
             with pytest.raises(TopicNotFound, match="orders"):
                 await call(name, topic="orders")
@@ -238,19 +229,15 @@ def test_what_is_not_there_is_not_found() -> None:
         with pytest.raises(SubscriptionExists):
             await call("create_subscription", topic="orders", subscription="billing")
 
-    run_with_broker(test)
-
 
 @pytest.mark.parametrize(
     "policies", [{"durability": "replicated"}, {"replicas": 3}, {"replicas": 3, "writeQuorum": 2}], ids=str
 )
-def test_replicas_are_said_to_come_later(policies: dict[str, Any]) -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_replicas_are_said_to_come_later(policies: dict[str, Any], simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         with pytest.raises(NotAvailable, match="replicas come in a later version"):
             await call("create_topic", topic="orders", policies=policies)
         assert broker.topics.all() == {}
-
-    run_with_broker(test)
 
 
 @pytest.mark.parametrize(
@@ -267,18 +254,15 @@ def test_replicas_are_said_to_come_later(policies: dict[str, Any]) -> None:
         ("terminate_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
     ],
 )
-def test_what_later_versions_do_says_so(name: str, arguments: dict[str, Any]) -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_what_later_versions_do_says_so(name: str, arguments: dict[str, Any], simulation: Simulation) -> None:
+    async with served(simulation) as (_broker, call):
         with pytest.raises(NotAvailable, match="not in this version yet"):
             await call(name, **arguments)
 
-    run_with_broker(test)
 
-
-def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_from() -> None:
+async def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_from(simulation: Simulation) -> None:
     """Durability `memory`: a confirm, and so a consumer, does not wait for the disk."""
-
-    async def test(broker: Broker, call: Call) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders", policies={"durability": "memory"})
         await publish(broker, 0, 10)
         segment = broker.segments.get(ORDERS.path, 0)
@@ -288,30 +272,27 @@ def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_from() 
         await publish(broker, 0, 5)
         assert segment.cursors.advance("billing", Offset(15))
 
-    run_with_broker(test)
+
+async def test_a_broker_that_stops_lets_nobody_wait_for_a_deletion_and_ends_it_when_it_starts_again(
+    simulation: Simulation,
+) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    call = caller(broker)
+    await call("create_topic", topic="orders", segments=3)
+    deleting = asyncio.ensure_future(call("delete_topic", topic="orders"))
+    await wait_until(lambda: broker.topics.find(ORDERS.path) is None)
+    await broker.close()
+    with pytest.raises(ShuttingDown):
+        await deleting
+    broker = await machine.start()
+    await wait_until(lambda: not broker.topics.all())
+    assert await keys_of_topics(machine) == []
+    await broker.close()
 
 
-def test_a_broker_that_stops_lets_nobody_wait_for_a_deletion_and_ends_it_when_it_starts_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        call = caller(broker)
-        await call("create_topic", topic="orders", segments=3)
-        deleting = asyncio.ensure_future(call("delete_topic", topic="orders"))
-        await wait_until(lambda: broker.topics.find(ORDERS.path) is None)
-        await broker.close()
-        with pytest.raises(ShuttingDown):
-            await deleting
-        broker = await machine.start()
-        await wait_until(lambda: not broker.topics.all())
-        assert await keys_of_topics(machine) == []
-        await broker.close()
-
-    run_simulation(1, main)
-
-
-def test_seeking_and_skipping() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_seeking_and_skipping(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders", segments=2)
         await publish(broker, 0, 10)
         await publish(broker, 1, 5)
@@ -328,11 +309,11 @@ def test_seeking_and_skipping() -> None:
         result = await broker.calls.call("seek_subscription", {**of_billing, "offsets": {1: 3}}, ANONYMOUS)
         assert result == {"offsets": {"1": 3}}
 
-    run_with_broker(test)
 
-
-def test_a_topic_or_subscription_with_connected_consumers_is_deleted_only_by_force() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_a_topic_or_subscription_with_connected_consumers_is_deleted_only_by_force(
+    simulation: Simulation,
+) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders")
         for name in ("billing", "audit"):
             await call("create_subscription", topic="orders", subscription=name)
@@ -352,69 +333,63 @@ def test_a_topic_or_subscription_with_connected_consumers_is_deleted_only_by_for
         await call("delete_topic", topic="orders", force=True)
         assert broker.groups.of_topic(ORDERS.path) == {}
 
-    run_with_broker(test)
 
-
-def test_a_deleted_topic_leaves_nothing_and_its_name_can_be_used_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        call = caller(broker)
-        old = await call("create_topic", topic="orders", segments=2)
-        await call("create_subscription", topic="orders", subscription="billing")
-        await publish(broker, 0, 10)
-        await call("delete_topic", topic="orders")
-        assert await keys_of_topics(machine) == []
-        assert not [path for path in machine.disk.paths() if "orders" in path]
-        new = await call("create_topic", topic="orders")
-        assert new["topicId"] != old["topicId"]
-        assert (await call("topic_stats", topic="orders"))["segments"]["0"]["endOffset"] == 0
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_a_deleted_topic_leaves_nothing_and_its_name_can_be_used_again(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    call = caller(broker)
+    old = await call("create_topic", topic="orders", segments=2)
+    await call("create_subscription", topic="orders", subscription="billing")
+    await publish(broker, 0, 10)
+    await call("delete_topic", topic="orders")
+    assert await keys_of_topics(machine) == []
+    assert not [path for path in machine.disk.paths() if "orders" in path]
+    new = await call("create_topic", topic="orders")
+    assert new["topicId"] != old["topicId"]
+    assert (await call("topic_stats", topic="orders"))["segments"]["0"]["endOffset"] == 0
+    await broker.close()
 
 
 @pytest.mark.parametrize("at", range(12))
-def test_a_deletion_that_is_interrupted_anywhere_is_finished_by_asking_again_or_by_the_next_start(at: int) -> None:
-    async def main(simulation: Simulation) -> None:
-        for by_restart in (False, True):
-            machine = Machine(simulation)
-            broker = await machine.start()
-            call = caller(broker)
-            await call("create_topic", topic="orders", segments=2)
-            await call("create_subscription", topic="orders", subscription="billing")
-            requests = 0
+async def test_a_deletion_that_is_interrupted_anywhere_is_finished_by_asking_again_or_by_the_next_start(
+    at: int, simulation: Simulation
+) -> None:
+    for by_restart in (False, True):
+        machine = Machine(simulation)
+        broker = await machine.start()
+        call = caller(broker)
+        await call("create_topic", topic="orders", segments=2)
+        await call("create_subscription", topic="orders", subscription="billing")
+        requests = 0
 
-            def fail(_: str) -> Fault:
-                nonlocal requests
-                requests += 1
-                return Fault.UNAVAILABLE if requests == at + 1 else Fault.NONE
+        def fail(_: str) -> Fault:
+            nonlocal requests
+            requests += 1
+            return Fault.UNAVAILABLE if requests == at + 1 else Fault.NONE
 
-            machine.store.fault = fail
-            failed = False
-            try:
-                await call("delete_topic", topic="orders")
-            except MetadataUnavailable:
-                failed = True
-            machine.store.fault = lambda _: Fault.NONE
-            marked = broker.topics.find(ORDERS.path) is None
-            if failed and by_restart:
-                await broker.close()
-                broker = await machine.start()
-            elif failed:
-                await caller(broker)("delete_topic", topic="orders")
-            if marked or not by_restart:
-                assert await keys_of_topics(machine) == []
-                assert not [path for path in machine.disk.paths() if "orders" in path]
-            else:
-                await publish(broker, 0, 1)  # it had not begun: the topic is as it was
+        machine.store.fault = fail
+        failed = False
+        try:
+            await call("delete_topic", topic="orders")
+        except MetadataUnavailable:
+            failed = True
+        machine.store.fault = lambda _: Fault.NONE
+        marked = broker.topics.find(ORDERS.path) is None
+        if failed and by_restart:
             await broker.close()
+            broker = await machine.start()
+        elif failed:
+            await caller(broker)("delete_topic", topic="orders")
+        if marked or not by_restart:
+            assert await keys_of_topics(machine) == []
+            assert not [path for path in machine.disk.paths() if "orders" in path]
+        else:
+            await publish(broker, 0, 1)  # it had not begun: the topic is as it was
+        await broker.close()
 
-    run_simulation(1, main)
 
-
-def test_a_deletion_goes_on_when_the_one_who_asked_is_gone() -> None:
-    async def test(broker: Broker, call: Call) -> None:
+async def test_a_deletion_goes_on_when_the_one_who_asked_is_gone(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
         await call("create_topic", topic="orders")
         marked = asyncio.Event()
         broker.topics.on_change.append(lambda _: marked.set())
@@ -425,101 +400,84 @@ def test_a_deletion_goes_on_when_the_one_who_asked_is_gone() -> None:
         await wait_until(lambda: not broker.topics.all())
         await broker.calls.close()
 
-    run_with_broker(test)
+
+async def test_a_topic_whose_creator_never_heard_of_it_is_served_all_the_same(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    call = caller(broker)
+    answers = iter([Fault.UNCERTAIN, Fault.UNAVAILABLE])  # the write's, and that of reading it back
+    machine.store.fault = lambda _: next(answers, Fault.NONE)
+    with pytest.raises(MetadataUnavailable):
+        await call("create_topic", topic="orders")
+    await wait_until(lambda: len(broker.segments.of_topic(ORDERS.path)) == 1)
+    await publish(broker, 0, 1)
+    with pytest.raises(TopicExists):
+        await call("create_topic", topic="orders")
+    await broker.close()
 
 
-def test_a_topic_whose_creator_never_heard_of_it_is_served_all_the_same() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        call = caller(broker)
-        answers = iter([Fault.UNCERTAIN, Fault.UNAVAILABLE])  # the write's, and that of reading it back
-        machine.store.fault = lambda _: next(answers, Fault.NONE)
-        with pytest.raises(MetadataUnavailable):
-            await call("create_topic", topic="orders")
-        await wait_until(lambda: len(broker.segments.of_topic(ORDERS.path)) == 1)
-        await publish(broker, 0, 1)
-        with pytest.raises(TopicExists):
-            await call("create_topic", topic="orders")
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_cursors_without_a_subscription_are_swept_at_start(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    await caller(broker)("create_topic", topic="orders")
+    await caller(broker)("create_subscription", topic="orders", subscription="billing")
+    await broker.close()
+    key = paths.cursor(ORDERS.path, "0000-ffff-0", "ghost")
+    await machine.store.txn([], [Put(key, encode(Cursor(offset=Offset(0), epoch=Epoch(1))))])
+    broker = await machine.start()
+    assert await machine.store.get(key) is None
+    assert broker.segments.get(ORDERS.path, 0).cursors.all() == {"billing": 0}
+    await broker.close()
 
 
-def test_cursors_without_a_subscription_are_swept_at_start() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        await caller(broker)("create_topic", topic="orders")
-        await caller(broker)("create_subscription", topic="orders", subscription="billing")
-        await broker.close()
-        key = paths.cursor(ORDERS.path, "0000-ffff-0", "ghost")
-        await machine.store.txn([], [Put(key, encode(Cursor(offset=Offset(0), epoch=Epoch(1))))])
-        broker = await machine.start()
-        assert await machine.store.get(key) is None
-        assert broker.segments.get(ORDERS.path, 0).cursors.all() == {"billing": 0}
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_a_lost_answer_does_not_create_a_topic_twice(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    machine.store.fault = faults(Fault.UNCERTAIN)
+    created = await caller(broker)("create_topic", topic="orders")
+    assert created["topicId"] == broker.topics.get(ORDERS.path).id
+    await publish(broker, 0, 1)
+    await broker.close()
 
 
-def test_a_lost_answer_does_not_create_a_topic_twice() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        machine.store.fault = faults(Fault.UNCERTAIN)
-        created = await caller(broker)("create_topic", topic="orders")
-        assert created["topicId"] == broker.topics.get(ORDERS.path).id
-        await publish(broker, 0, 1)
-        await broker.close()
-
-    run_simulation(1, main)
-
-
-def test_brokers_and_topology_are_shown() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        call = caller(broker)
-        await call("create_topic", topic="orders", segments=2)
-        other = Registration(address="elsewhere:6660", admin="", version="1")
-        await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
-        first, second = await call("list_brokers")
-        assert first == {
-            "id": "broker-1", "address": "machine:6660", "admin": "127.0.0.1:8660", "state": "active",
-            "version": first["version"], "startedAt": broker.started_at, "labels": {}, "segments": 2,
-            "leader": True, "load": first["load"],
-        }  # fmt: skip
-        assert (second["id"], second["segments"]) == ("broker-2", 0)
-        topology = await call("topology")
-        assert topology["generation"] == broker.topology.generation
-        (orders,) = topology["topics"]
-        assert (orders["topic"], orders["topicId"]) == (ORDERS.path, broker.topics.get(ORDERS.path).id)
-        assert [(each["segmentId"], each["owner"], each["epoch"]) for each in orders["segments"]] == [
-            (0, "machine:6660", 1),
-            (1, "machine:6660", 1),
-        ]
-        assert orders["segments"][1]["hashRange"] == {"start": 0x8000, "end": 0xFFFF}
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_brokers_and_topology_are_shown(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    call = caller(broker)
+    await call("create_topic", topic="orders", segments=2)
+    other = Registration(address="elsewhere:6660", admin="", version="1")
+    await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
+    first, second = await call("list_brokers")
+    assert first == {
+        "id": "broker-1", "address": "machine:6660", "admin": "127.0.0.1:8660", "state": "active",
+        "version": first["version"], "startedAt": broker.started_at, "labels": {}, "segments": 2,
+        "leader": True, "load": first["load"],
+    }  # fmt: skip
+    assert (second["id"], second["segments"]) == ("broker-2", 0)
+    topology = await call("topology")
+    assert topology["generation"] == broker.topology.generation
+    (orders,) = topology["topics"]
+    assert (orders["topic"], orders["topicId"]) == (ORDERS.path, broker.topics.get(ORDERS.path).id)
+    assert [(each["segmentId"], each["owner"], each["epoch"]) for each in orders["segments"]] == [
+        (0, "machine:6660", 1),
+        (1, "machine:6660", 1),
+    ]
+    assert orders["segments"][1]["hashRange"] == {"start": 0x8000, "end": 0xFFFF}
+    await broker.close()
 
 
-def test_a_topic_that_is_being_deleted_is_shown_to_nobody() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await machine.start()
-        gone = Topic(id=7, layout=Layout.initial(1), deleting=True)
-        await machine.store.txn([], [Put(paths.layout(ORDERS.path), gone.to_json())])
-        await wait_until(lambda: ORDERS.path in broker.topics.all())
-        call = caller(broker)
-        assert await call("list_topics", tenant="public", namespace="default") == []
-        assert (await call("topology"))["topics"] == []
-        with pytest.raises(TopicNotFound):
-            await call("get_topic", topic="orders")
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_a_topic_that_is_being_deleted_is_shown_to_nobody(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    gone = Topic(id=7, layout=Layout.initial(1), deleting=True)
+    await machine.store.txn([], [Put(paths.layout(ORDERS.path), gone.to_json())])
+    await wait_until(lambda: ORDERS.path in broker.topics.all())
+    call = caller(broker)
+    assert await call("list_topics", tenant="public", namespace="default") == []
+    assert (await call("topology"))["topics"] == []
+    with pytest.raises(TopicNotFound):
+        await call("get_topic", topic="orders")
+    await broker.close()
 
 
 GRANTS = (
@@ -532,19 +490,18 @@ GRANTS = (
 
 
 @pytest.mark.parametrize("storage", ["local", "file:///history", "s3://bucket/prefix?region=eu"])
-def test_readers_are_told_where_storage_is_unless_each_broker_keeps_its_own(storage: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        machine.config = msgspec.structs.replace(machine.config, storage=storage)
-        broker = await machine.start(MemoryObjects(simulation.clock) if storage != "local" else None)
-        call = caller(broker)
-        await call("create_topic", topic="orders")
-        assert await call("topic_storage", topic="orders") == {"storage": "" if storage == "local" else storage}
-        with pytest.raises(TopicNotFound):
-            await call("topic_storage", topic="absent")
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_readers_are_told_where_storage_is_unless_each_broker_keeps_its_own(
+    storage: str, simulation: Simulation
+) -> None:
+    machine = Machine(simulation)
+    machine.config = msgspec.structs.replace(machine.config, storage=storage)
+    broker = await machine.start(MemoryObjects(simulation.clock) if storage != "local" else None)
+    call = caller(broker)
+    await call("create_topic", topic="orders")
+    assert await call("topic_storage", topic="orders") == {"storage": "" if storage == "local" else storage}
+    with pytest.raises(TopicNotFound):
+        await call("topic_storage", topic="absent")
+    await broker.close()
 
 
 TOPIC_CALLS: dict[str, dict[str, Any]] = {
@@ -573,65 +530,59 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("role", ALLOWED)
-def test_who_may_do_what(role: str, tmp_path: Path) -> None:
+async def test_who_may_do_what(role: str, tmp_path: Path, simulation: Simulation) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"x" * 32)
+    auth = AuthConfig(secret_file=str(secret), superusers=("root",), grants=GRANTS)
+    broker = await Machine(simulation, auth).start()
+    root = caller(broker, Principal("root", ("root",), None))
+    call = caller(broker, Principal("somebody", (role,), None))
+    for topic in ("orders", "other"):
+        await root("create_topic", topic=topic)
+    await root("create_subscription", topic="orders", subscription="billing")
 
-    async def main(simulation: Simulation) -> None:
-        auth = AuthConfig(secret_file=str(secret), superusers=("root",), grants=GRANTS)
-        broker = await Machine(simulation, auth).start()
-        root = caller(broker, Principal("root", ("root",), None))
-        call = caller(broker, Principal("somebody", (role,), None))
-        for topic in ("orders", "other"):
-            await root("create_topic", topic=topic)
-        await root("create_subscription", topic="orders", subscription="billing")
-
-        async def may(name: str, **arguments: Any) -> bool:
-            try:
-                await call(name, **arguments)
-            except NotAvailable:
-                return True
-            except PermissionDenied:
-                return False
+    async def may(name: str, **arguments: Any) -> bool:
+        try:
+            await call(name, **arguments)
+        except NotAvailable:
             return True
+        except PermissionDenied:
+            return False
+        return True
 
-        allowed = {name for name, rest in TOPIC_CALLS.items() if await may(name, topic="orders", **rest)}
-        if await may("create_topic", topic="made-now"):
-            allowed.add("create_topic")
-        for name, arguments in {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "broker-1"}}.items():
-            if await may(name, **arguments):
-                allowed.add(name)
-        assert allowed == ALLOWED[role]
-        listed = await call("list_topics", tenant="public", namespace="default")
-        seen = {name.rpartition("/")[2] for name in listed}
-        assert (
-            seen
-            == {
-                "producer": {"orders"},
-                "consumer": {"orders"},
-                "owner": {"other", "made-now"},  # it has just deleted orders
-                "operator": {"other", "made-now"},
-                "stranger": {"other"},
-                "nobody": set[str](),
-            }[role]
-        )
-        await broker.close()
-
-    run_simulation(1, main)
+    allowed = {name for name, rest in TOPIC_CALLS.items() if await may(name, topic="orders", **rest)}
+    if await may("create_topic", topic="made-now"):
+        allowed.add("create_topic")
+    for name, arguments in {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "broker-1"}}.items():
+        if await may(name, **arguments):
+            allowed.add(name)
+    assert allowed == ALLOWED[role]
+    listed = await call("list_topics", tenant="public", namespace="default")
+    seen = {name.rpartition("/")[2] for name in listed}
+    assert (
+        seen
+        == {
+            "producer": {"orders"},
+            "consumer": {"orders"},
+            "owner": {"other", "made-now"},  # it has just deleted orders
+            "operator": {"other", "made-now"},
+            "stranger": {"other"},
+            "nobody": set[str](),
+        }[role]
+    )
+    await broker.close()
 
 
-def test_who_may_not_know_of_a_topic_cannot_tell_whether_it_exists(tmp_path: Path) -> None:
+async def test_who_may_not_know_of_a_topic_cannot_tell_whether_it_exists(
+    tmp_path: Path, simulation: Simulation
+) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"x" * 32)
-
-    async def main(simulation: Simulation) -> None:
-        broker = await Machine(simulation, AuthConfig(secret_file=str(secret))).start()
-        call = caller(broker, Principal("somebody", ("nobody",), None))
-        for name, rest in TOPIC_CALLS.items():
-            with pytest.raises(PermissionDenied):
-                await call(name, topic="absent", **rest)
-        with pytest.raises(InvalidName):
-            await call("get_topic", topic="a b")
-        await broker.close()
-
-    run_simulation(1, main)
+    broker = await Machine(simulation, AuthConfig(secret_file=str(secret))).start()
+    call = caller(broker, Principal("somebody", ("nobody",), None))
+    for name, rest in TOPIC_CALLS.items():
+        with pytest.raises(PermissionDenied):
+            await call(name, topic="absent", **rest)
+    with pytest.raises(InvalidName):
+        await call("get_topic", topic="a b")
+    await broker.close()

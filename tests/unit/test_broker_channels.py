@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -19,24 +19,21 @@ from braid.model.ids import Offset
 from braid.model.message import Message
 from braid.model.subscription import Cursor, decode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, Machine, own
 from tests.kits.storage import make_batch
 
 
-def play(test: Callable[[Machine, Broker, Client], Awaitable[None]]) -> None:
+@contextlib.asynccontextmanager
+async def filled(simulation: Simulation) -> AsyncIterator[tuple[Machine, Broker, Client]]:
     """With ten records in the one segment of topic `orders`."""
-
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        machine.config = msgspec.structs.replace(machine.config, cache_bytes=0)  # Everything is read from the disk.
-        async with running(machine) as broker, client_of(machine) as client:
-            await client.admin.create_topic("orders", segments=1)
-            async with client.producer("orders") as producer:
-                await producer.send_many([b"%d" % number for number in range(10)])
-            await test(machine, broker, client)
-
-    run_simulation(1, main)
+    machine = Machine(simulation)
+    machine.config = msgspec.structs.replace(machine.config, cache_bytes=0)  # Everything is read from the disk.
+    async with running(machine) as broker, client_of(machine) as client:
+        await client.admin.create_topic("orders", segments=1)
+        async with client.producer("orders") as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        yield machine, broker, client
 
 
 @contextlib.asynccontextmanager
@@ -67,8 +64,8 @@ async def stored(machine: Machine, broker: Broker) -> int:
     return decode(Cursor, entry.value).offset
 
 
-def test_a_segment_that_has_ended_still_takes_acks_and_follows_a_seek() -> None:
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+async def test_a_segment_that_has_ended_still_takes_acks_and_follows_a_seek(simulation: Simulation) -> None:
+    async with filled(simulation) as (machine, broker, client):
         segment = broker.segments.get(ORDERS.path, 0)
         await segment.storage.log.seal()
         async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
@@ -83,11 +80,9 @@ def test_a_segment_that_has_ended_still_takes_acks_and_follows_a_seek() -> None:
             assert [message.offset for message in await receive(consumer, 6)] == [4, 5, 6, 7, 8, 9]
         assert not segment._channels
 
-    play(test)
 
-
-def test_a_checkpoint_consumers_channel_is_gone_when_the_segment_has_ended() -> None:
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+async def test_a_checkpoint_consumers_channel_is_gone_when_the_segment_has_ended(simulation: Simulation) -> None:
+    async with filled(simulation) as (_machine, broker, client):
         segment = broker.segments.get(ORDERS.path, 0)
         async with client.checkpoint_consumer("orders", start="earliest") as consumer:
             for _ in range(10):
@@ -97,13 +92,10 @@ def test_a_checkpoint_consumers_channel_is_gone_when_the_segment_has_ended() -> 
             assert await consumer.receive(timeout=1) is None
             assert not segment._channels
 
-    play(test)
 
-
-def test_a_consumer_hears_of_the_end_when_the_seal_is_durable() -> None:
+async def test_a_consumer_hears_of_the_end_when_the_seal_is_durable(simulation: Simulation) -> None:
     """Were it lost in a crash, the log would go on, and the consumer would not look there again."""
-
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+    async with filled(simulation) as (_machine, broker, client):
         segment = broker.segments.get(ORDERS.path, 0)
         async with client.checkpoint_consumer("orders", start="earliest") as consumer:
             for _ in range(10):
@@ -117,13 +109,10 @@ def test_a_consumer_hears_of_the_end_when_the_seal_is_durable() -> None:
             assert await consumer.receive(timeout=1) is None
             assert not segment._channels
 
-    play(test)
 
-
-def test_a_segment_is_called_sealed_only_when_consumers_may_see_all_of_it() -> None:
+async def test_a_segment_is_called_sealed_only_when_consumers_may_see_all_of_it(simulation: Simulation) -> None:
     """Who hears that it is sealed takes its end for the last one, and never reads what is confirmed later."""
-
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+    async with filled(simulation) as (_machine, broker, _client):
         segment = broker.segments.get(ORDERS.path, 0)
         segment.storage.append(make_batch(5))
         sealing = asyncio.create_task(segment.storage.log.seal())
@@ -135,22 +124,18 @@ def test_a_segment_is_called_sealed_only_when_consumers_may_see_all_of_it() -> N
         told = await LocalAccess(segment).ask(FindPositions())
         assert (told.end, told.sealed) == (15, True)
 
-    play(test)
 
-
-def test_a_read_that_fails_is_tried_again() -> None:
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+async def test_a_read_that_fails_is_tried_again(simulation: Simulation) -> None:
+    async with filled(simulation) as (machine, _broker, client):
         machine.disk.faults = DiskFaults(read_failure=1.0)
         async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
             assert await consumer.receive(timeout=5) is None
             machine.disk.faults = NO_FAULTS
             assert [message.offset for message in await receive(consumer, 10)] == [*range(10)]
 
-    play(test)
 
-
-def test_records_that_are_damaged_end_their_consumer() -> None:
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
+async def test_records_that_are_damaged_end_their_consumer(simulation: Simulation) -> None:
+    async with filled(simulation) as (machine, _broker, client):
         (path,) = [path for path in machine.disk.paths() if path.endswith(".wal")]
         content = machine.disk.content(path)
         machine.disk.flip(path, content.rindex(b"789") + 1, 0)
@@ -158,21 +143,19 @@ def test_records_that_are_damaged_end_their_consumer() -> None:
             with pytest.raises(LogDamaged):
                 await receive(consumer, 10)
 
-    play(test)
 
-
-def test_a_segment_whose_cursors_are_fenced_is_not_served_any_more() -> None:
-    async def test(machine: Machine, broker: Broker, client: Client) -> None:
-        async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
-            await receive(consumer, 5)
-            segment = broker.segments.get(ORDERS.path, 0)
-            segment.cursors.advance("billing", Offset(5))
-            await own(machine.store, segment.name, owner="broker-2", epoch=9)
-            with pytest.raises(Fenced):
-                await segment.cursors.flush()
-            assert not segment.serving
-            assert not segment._channels
-            with pytest.raises(NotServing):
-                broker.segments.get(ORDERS.path, 0)
-
-    play(test)
+async def test_a_segment_whose_cursors_are_fenced_is_not_served_any_more(simulation: Simulation) -> None:
+    async with (
+        filled(simulation) as (machine, broker, client),
+        client.stream_consumer("orders", "billing", start="earliest") as consumer,
+    ):
+        await receive(consumer, 5)
+        segment = broker.segments.get(ORDERS.path, 0)
+        segment.cursors.advance("billing", Offset(5))
+        await own(machine.store, segment.name, owner="broker-2", epoch=9)
+        with pytest.raises(Fenced):
+            await segment.cursors.flush()
+        assert not segment.serving
+        assert not segment._channels
+        with pytest.raises(NotServing):
+            broker.segments.get(ORDERS.path, 0)

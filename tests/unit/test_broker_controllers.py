@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
@@ -19,7 +21,7 @@ from braid.metadata.view import View
 from braid.model.errors import BraidError, Moved, NotServing, ShuttingDown, SubscriptionNotFound, TopicNotFound
 from braid.model.registration import Registration
 from braid.model.subscription import Subscription, encode
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic, wait_until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
@@ -101,17 +103,15 @@ class World:
             await node.stop()
 
 
-def play(body: object, seed: int = 1) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        await body(world)  # type: ignore[operator]
-        await world.stop()
-
-    run_simulation(seed, main)
+@contextlib.asynccontextmanager
+async def running_world(simulation: Simulation) -> AsyncIterator[World]:
+    world = await World.make(simulation)
+    yield world
+    await world.stop()
 
 
-def test_who_is_asked_first_becomes_the_controller_and_the_others_say_who_it_is() -> None:
-    async def body(world: World) -> None:
+async def test_who_is_asked_first_becomes_the_controller_and_the_others_say_who_it_is(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         a, b, _ = world.nodes.values()
         assert a.controllers.address(PATH) == ""
         member = await world.join("a", "one")
@@ -127,12 +127,10 @@ def test_who_is_asked_first_becomes_the_controller_and_the_others_say_who_it_is(
         with pytest.raises(NotServing):
             b.controllers.fence(PATH)
 
-    play(body)
-
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_brokers_that_are_asked_at_the_same_moment_one_wins(seed: int) -> None:
-    async def body(world: World) -> None:
+async def test_of_brokers_that_are_asked_at_the_same_moment_one_wins(seed: int, simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         random = Random(seed)
 
         async def join(at: str, number: int) -> Recorder:
@@ -149,11 +147,9 @@ def test_of_brokers_that_are_asked_at_the_same_moment_one_wins(seed: int) -> Non
         assert all(winner.expulsion is None for winner in winners)
         assert sum(node.controllers.is_here(PATH) for node in world.nodes.values()) == 1
 
-    play(body, seed)
 
-
-def test_a_broker_whose_view_is_behind_does_not_take_a_topic_from_its_controller() -> None:
-    async def body(world: World) -> None:
+async def test_a_broker_whose_view_is_behind_does_not_take_a_topic_from_its_controller(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         a, b, _ = world.nodes.values()
         await b.view.stop()
         await a.groups.control(ORDERS)
@@ -164,12 +160,10 @@ def test_a_broker_whose_view_is_behind_does_not_take_a_topic_from_its_controller
         assert Controller.from_json(entry.value).broker == "a"
         assert a.controllers.is_here(PATH)
 
-    play(body)
-
 
 @pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.UNCERTAIN])
-def test_a_claim_whose_answer_is_lost_is_read_back(fault: Fault) -> None:
-    async def body(world: World) -> None:
+async def test_a_claim_whose_answer_is_lost_is_read_back(fault: Fault, simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         a = world.nodes["a"]
         a.store.fault = faults(fault)
         if fault is Fault.UNAVAILABLE:
@@ -178,11 +172,9 @@ def test_a_claim_whose_answer_is_lost_is_read_back(fault: Fault) -> None:
         await a.groups.control(ORDERS)
         assert a.controllers.is_here(PATH)
 
-    play(body)
 
-
-def test_a_broker_without_a_lease_and_a_topic_that_is_gone_get_no_controller() -> None:
-    async def body(world: World) -> None:
+async def test_a_broker_without_a_lease_and_a_topic_that_is_gone_get_no_controller(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         a, b, _ = world.nodes.values()
         await a.lose_lease()
         with pytest.raises(NotServing, match="lost its lease"):
@@ -192,12 +184,12 @@ def test_a_broker_without_a_lease_and_a_topic_that_is_gone_get_no_controller() -
             await b.groups.control(ORDERS)
         assert await world.store.get(paths.controller(PATH)) is None
 
-    play(body)
-
 
 @pytest.mark.parametrize("how", ["stops", "loses its lease"])
-def test_the_next_controller_gives_the_same_segments_to_the_same_names_in_a_higher_term(how: str) -> None:
-    async def body(world: World) -> None:
+async def test_the_next_controller_gives_the_same_segments_to_the_same_names_in_a_higher_term(
+    how: str, simulation: Simulation
+) -> None:
+    async with running_world(simulation) as world:
         a, b, _ = world.nodes.values()
         before = [await world.join("a", name) for name in ("one", "two")]
         await asyncio.sleep(0.1)
@@ -218,11 +210,11 @@ def test_the_next_controller_gives_the_same_segments_to_the_same_names_in_a_high
             assert all(seat > had[member.name][segment] for segment, seat in member.seats.items())
             assert len(member.assigned) == 1, "nothing wandered"
 
-    play(body)
 
-
-def test_an_old_controller_that_was_cut_off_can_write_nothing_and_expels_its_members_when_it_hears() -> None:
-    async def body(world: World) -> None:
+async def test_an_old_controller_that_was_cut_off_can_write_nothing_and_expels_its_members_when_it_hears(
+    simulation: Simulation,
+) -> None:
+    async with running_world(simulation) as world:
         a, _, _ = world.nodes.values()
         member = await world.join("a", "one")
         await asyncio.sleep(0.1)
@@ -238,11 +230,11 @@ def test_an_old_controller_that_was_cut_off_can_write_nothing_and_expels_its_mem
         assert entry is not None, "the next controller goes on from it"
         assert await world.store.get(paths.consumer(PATH, "billing", "late")) is None
 
-    play(body)
 
-
-def test_sessions_whose_consumers_do_not_come_to_the_new_controller_end_after_their_grace() -> None:
-    async def body(world: World) -> None:
+async def test_sessions_whose_consumers_do_not_come_to_the_new_controller_end_after_their_grace(
+    simulation: Simulation,
+) -> None:
+    async with running_world(simulation) as world:
         a, b, _ = world.nodes.values()
         for name in ("one", "two"):
             await world.join("a", name)
@@ -254,11 +246,9 @@ def test_sessions_whose_consumers_do_not_come_to_the_new_controller_end_after_th
         await wait_until(lambda: b.groups.members(PATH, "billing") == {"two": (0, 1, 2, 3)})
         assert await world.store.get(paths.consumer(PATH, "billing", "one")) is None
 
-    play(body)
 
-
-def test_a_subscription_that_is_deleted_anywhere_ends_its_group() -> None:
-    async def body(world: World) -> None:
+async def test_a_subscription_that_is_deleted_anywhere_ends_its_group(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         member = await world.join("a", "one")
         await world.store.txn([], [Delete(paths.subscription(PATH, "billing"))])
         await world.caught_up()
@@ -267,11 +257,9 @@ def test_a_subscription_that_is_deleted_anywhere_ends_its_group() -> None:
         await asyncio.sleep(1)
         assert await world.store.get(paths.consumer(PATH, "billing", "one")) is None
 
-    play(body)
 
-
-def test_grants_rise_also_for_a_group_that_ended_and_began_anew() -> None:
-    async def body(world: World) -> None:
+async def test_grants_rise_also_for_a_group_that_ended_and_began_anew(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         a = world.nodes["a"]
         first = Recorder(world.readers, "one")
         number = await a.groups.join(ORDERS, "billing", "one", first)
@@ -284,5 +272,3 @@ def test_grants_rise_also_for_a_group_that_ended_and_began_anew() -> None:
         await asyncio.sleep(0.1)
         assert all(seat > had[segment] for segment, seat in second.seats.items())
         assert len(second.seats) == 4
-
-    play(body)

@@ -109,43 +109,38 @@ def test_they_stay_while_this_disk_may_be_the_one_that_goes_on(record: Ownership
     run_simulation(1, main)
 
 
-def test_what_the_catalog_names_goes_when_another_broker_serves_and_what_it_does_not_name_stays() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start(MOVING)
-        await world.put(SERVING)
-        await wait_until(lambda: not world.copies._here)
-        assert await world.here() == [STRANGER]
-        await world.copies.stop()
-        await world.view.stop()
+async def test_what_the_catalog_names_goes_when_another_broker_serves_and_what_it_does_not_name_stays(
+    simulation: Simulation,
+) -> None:
+    world = World(simulation)
+    await world.start(MOVING)
+    await world.put(SERVING)
+    await wait_until(lambda: not world.copies._here)
+    assert await world.here() == [STRANGER]
+    await world.copies.stop()
+    await world.view.stop()
 
-    run_simulation(1, main)
 
-
-def test_a_broker_that_hears_late_of_a_move_keeps_what_the_owner_counts_on() -> None:
+async def test_a_broker_that_hears_late_of_a_move_keeps_what_the_owner_counts_on(simulation: Simulation) -> None:
     """Its view still shows the record from before the wish, when the owner copies to it."""
-
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start(SERVING)
-        await wait_until(lambda: not world.copies._here)
-        await world.objects.create(f"{FOLDER}/{CHUNK}", [b"chunk"])
-        known = world.owners.known(NAME)
-        assert known is not None
-        world.copies.count_on(NAME, Revision(known.revision + 1))
-        world.copies.left(NAME)
-        await asyncio.sleep(10)
-        assert CHUNK in await world.here()
-        await world.put(MOVING)
-        await asyncio.sleep(10)
-        assert CHUNK in await world.here()
-        await world.put(MOVING.kept("it was given up"))
-        await wait_until(lambda: not world.copies._here)
-        assert CHUNK not in await world.here()
-        await world.copies.stop()
-        await world.view.stop()
-
-    run_simulation(1, main)
+    world = World(simulation)
+    await world.start(SERVING)
+    await wait_until(lambda: not world.copies._here)
+    await world.objects.create(f"{FOLDER}/{CHUNK}", [b"chunk"])
+    known = world.owners.known(NAME)
+    assert known is not None
+    world.copies.count_on(NAME, Revision(known.revision + 1))
+    world.copies.left(NAME)
+    await asyncio.sleep(10)
+    assert CHUNK in await world.here()
+    await world.put(MOVING)
+    await asyncio.sleep(10)
+    assert CHUNK in await world.here()
+    await world.put(MOVING.kept("it was given up"))
+    await wait_until(lambda: not world.copies._here)
+    assert CHUNK not in await world.here()
+    await world.copies.stop()
+    await world.view.stop()
 
 
 class SlowDeletion(MemoryObjects):
@@ -159,33 +154,29 @@ class SlowDeletion(MemoryObjects):
         await super().delete(name)
 
 
-def test_whoever_counts_on_what_lies_here_is_told_of_it_when_no_removal_is_under_way() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation, objects := SlowDeletion())
-        await world.start(SERVING)
-        await objects.begun.wait()
-        world.copies.count_on(NAME, await world.put(MOVING))
-        asking = asyncio.create_task(world.copies.settled(NAME))
-        await asyncio.sleep(10)
-        assert not asking.done()
-        objects.go_on.set()
-        await asking
-        assert NAME in world.copies._here
-        await world.copies.stop()
-        await world.view.stop()
+async def test_whoever_counts_on_what_lies_here_is_told_of_it_when_no_removal_is_under_way(
+    simulation: Simulation,
+) -> None:
+    world = World(simulation, objects := SlowDeletion())
+    await world.start(SERVING)
+    await objects.begun.wait()
+    world.copies.count_on(NAME, await world.put(MOVING))
+    asking = asyncio.create_task(world.copies.settled(NAME))
+    await asyncio.sleep(10)
+    assert not asking.done()
+    objects.go_on.set()
+    await asking
+    assert NAME in world.copies._here
+    await world.copies.stop()
+    await world.view.stop()
 
-    run_simulation(1, main)
 
-
-def test_nothing_is_removed_by_a_broker_that_has_stopped() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start(MOVING)
-        await world.copies.stop()
-        await world.view.caught_up(await world.put(SERVING))
-        world.copies.left(NAME)
-        await asyncio.sleep(10)
-        assert await world.here() == [CHUNK, STRANGER]
-        await world.view.stop()
-
-    run_simulation(1, main)
+async def test_nothing_is_removed_by_a_broker_that_has_stopped(simulation: Simulation) -> None:
+    world = World(simulation)
+    await world.start(MOVING)
+    await world.copies.stop()
+    await world.view.caught_up(await world.put(SERVING))
+    world.copies.left(NAME)
+    await asyncio.sleep(10)
+    assert await world.here() == [CHUNK, STRANGER]
+    await world.view.stop()

@@ -8,11 +8,10 @@ from braid.broker.metrics import TopicMetrics
 from braid.broker.segments.delivery import Channel, ReadAhead
 from braid.model.ids import Offset
 from braid.wire.operations import Kind
-from tests.kits.storage import World, fill, make_batch, simulated
+from tests.kits.storage import World, fill, make_batch
 from tests.kits.wire import Recorder, RecordingTransport
 
 
-@simulated
 async def test_a_delivery_at_the_tail_is_written_before_the_next_follower_hears_of_the_rise(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 1)

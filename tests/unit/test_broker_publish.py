@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,7 +16,7 @@ from braid.model.layout import HashRange
 from braid.storage.log.log import Log, LogConfig
 from braid.testing.batches import opaque_batch, opaque_header
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.wire.frame import FrameReader
 from braid.wire.operations import Kind, Published, decode
 from tests.kits.storage import NotingDisk, open_log, until
@@ -67,20 +68,20 @@ class Bench:
         await until(lambda: not len(self.queue))
 
 
-def publish_test(test: Callable[[Bench], Awaitable[None]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        disk = SimulatedDisk(simulation.random)
-        noting = NotingDisk(disk)
-        log = await open_log(noting, simulation, config=LogConfig())
-        noting.writes.clear()
-        await test(Bench(disk, noting, log))
-        await log.abandon()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def open_bench(simulation: Simulation) -> AsyncIterator[Bench]:
+    disk = SimulatedDisk(simulation.random)
+    noting = NotingDisk(disk)
+    log = await open_log(noting, simulation, config=LogConfig())
+    noting.writes.clear()
+    yield Bench(disk, noting, log)
+    await log.abandon()
 
 
-def test_batches_that_came_together_are_written_at_once_and_confirmed_in_one_write_for_each_connection() -> None:
-    async def test(bench: Bench) -> None:
+async def test_batches_that_came_together_are_written_at_once_and_confirmed_in_one_write_for_each_connection(
+    simulation: Simulation,
+) -> None:
+    async with open_bench(simulation) as bench:
         one, two = Connection(), Connection()
         size = bench.take(one, 11)
         bench.take(two, 21)
@@ -94,11 +95,9 @@ def test_batches_that_came_together_are_written_at_once_and_confirmed_in_one_wri
         assert one.bytes == 2 * size
         assert bench.metrics.publish_latency_s.count == bench.metrics.batch_bytes.count == 3
 
-    publish_test(test)
 
-
-def test_a_retry_is_told_the_offset_of_the_first_try_also_when_nothing_is_written() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_retry_is_told_the_offset_of_the_first_try_also_when_nothing_is_written(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         connection = Connection()
         bench.take(connection, 1, producer=7)
         bench.take(connection, 2, producer=7)
@@ -114,11 +113,11 @@ def test_a_retry_is_told_the_offset_of_the_first_try_also_when_nothing_is_writte
         await asyncio.sleep(1)
         assert len(bench.noting.writes) == writes
 
-    publish_test(test)
 
-
-def test_a_batch_that_has_no_place_is_refused_at_once_and_the_others_are_not_held_up() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_batch_that_has_no_place_is_refused_at_once_and_the_others_are_not_held_up(
+    simulation: Simulation,
+) -> None:
+    async with open_bench(simulation) as bench:
         connection = Connection()
         bench.take(connection, 1)
         with pytest.raises(OutOfSequence):
@@ -130,11 +129,11 @@ def test_a_batch_that_has_no_place_is_refused_at_once_and_the_others_are_not_hel
         await bench.answered()
         assert connection.left == [[(1, Published(0, False))]]
 
-    publish_test(test)
 
-
-def test_when_the_log_fails_everything_that_waits_is_refused_and_nothing_is_confirmed() -> None:
-    async def test(bench: Bench) -> None:
+async def test_when_the_log_fails_everything_that_waits_is_refused_and_nothing_is_confirmed(
+    simulation: Simulation,
+) -> None:
+    async with open_bench(simulation) as bench:
         connection = Connection()
         bench.disk.faults = DiskFaults(sync_failure=1.0)
         bench.take(connection, 1)
@@ -144,5 +143,3 @@ def test_when_the_log_fails_everything_that_waits_is_refused_and_nothing_is_conf
         await bench.answered()
         assert [request for request, _ in connection.refused] == [1, 2]
         assert connection.left == [[]]
-
-    publish_test(test)

@@ -11,7 +11,7 @@ from braid.broker.broker import Broker
 from braid.client.producing.segment_writer import NOT_STORED
 from braid.model.errors import BraidError, Fenced, NotServing, ShuttingDown
 from braid.testing.batches import opaque_batch
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.wire.link import connect_link
 from braid.wire.operations import Join, Joined, Kind, encode
 from tests.kits.control import ORDERS, Machine, own
@@ -41,82 +41,68 @@ async def with_orders(machine: Machine) -> Broker:
     return broker
 
 
-def test_a_batch_that_a_log_had_taken_is_never_said_to_be_not_stored() -> None:
+async def test_a_batch_that_a_log_had_taken_is_never_said_to_be_not_stored(simulation: Simulation) -> None:
     """I10: a producer may send again under another number what it is told was not stored. This one was."""
-
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await with_orders(machine)
-        segment, publisher = broker.segments.get(ORDERS.path, 0), Waiting()
-        segment.publishes.take(memoryview(opaque_batch(b"body", 3)), publisher, 1)
-        segment.publishes.commit()
-        await asyncio.sleep(0)  # Its write is on the way to the disk.
-        await broker.segments.abandon_all(NotServing("the lease is lost"))
-        await publisher.told.wait()
-        (error,) = publisher.refused
-        assert error.retriable
-        assert not isinstance(error, NOT_STORED)
-        await broker.segments.start()
-        assert broker.segments.get(ORDERS.path, 0).end == 3
-        await broker.close()
-
-    run_simulation(1, main)
+    machine = Machine(simulation)
+    broker = await with_orders(machine)
+    segment, publisher = broker.segments.get(ORDERS.path, 0), Waiting()
+    segment.publishes.take(memoryview(opaque_batch(b"body", 3)), publisher, 1)
+    segment.publishes.commit()
+    await asyncio.sleep(0)  # Its write is on the way to the disk.
+    await broker.segments.abandon_all(NotServing("the lease is lost"))
+    await publisher.told.wait()
+    (error,) = publisher.refused
+    assert error.retriable
+    assert not isinstance(error, NOT_STORED)
+    await broker.segments.start()
+    assert broker.segments.get(ORDERS.path, 0).end == 3
+    await broker.close()
 
 
-def test_a_call_that_finds_its_segment_owned_by_another_broker_may_be_tried_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await with_orders(machine)
-        arguments = {"topic": "orders", "subscription": "billing"}
-        await broker.calls.call("create_subscription", arguments, ANONYMOUS)
-        await own(machine.store, broker.segments.get(ORDERS.path, 0).name, owner="broker-2", epoch=9)
-        with pytest.raises(NotServing):
-            await broker.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
-        await broker.close()
-
-    run_simulation(1, main)
+async def test_a_call_that_finds_its_segment_owned_by_another_broker_may_be_tried_again(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await with_orders(machine)
+    arguments = {"topic": "orders", "subscription": "billing"}
+    await broker.calls.call("create_subscription", arguments, ANONYMOUS)
+    await own(machine.store, broker.segments.get(ORDERS.path, 0).name, owner="broker-2", epoch=9)
+    with pytest.raises(NotServing):
+        await broker.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
+    await broker.close()
 
 
-def test_a_request_that_finds_its_segment_owned_by_another_broker_may_be_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_request_that_finds_its_segment_owned_by_another_broker_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, simulation: Simulation
 ) -> None:
     """That its log is fenced is the broker's affair; a client that heard of it would give up."""
+    machine = Machine(simulation)
+    broker = await with_orders(machine)
+    link = await connect_link(
+        machine.host, broker.address, client="test", token="", timeout_s=10, on_topology=lambda _: None
+    )
 
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation)
-        broker = await with_orders(machine)
-        link = await connect_link(
-            machine.host, broker.address, client="test", token="", timeout_s=10, on_topology=lambda _: None
-        )
+    async def fenced(*_: object, **__: object) -> None:
+        raise Fenced("segment 0 has another owner now")
 
-        async def fenced(*_: object, **__: object) -> None:
-            raise Fenced("segment 0 has another owner now")
+    monkeypatch.setattr(broker.subscriptions, "ensure", fenced)
+    with pytest.raises(NotServing):
+        await link.ask(Kind.JOIN, encode(Join(ORDERS.path, "billing", "worker-1")), Joined, 10)
+    assert broker.metrics.errors["join", NotServing.code] == 1
+    link.close(BraidError("done"))
+    await link.lost
+    await broker.close()
 
-        monkeypatch.setattr(broker.subscriptions, "ensure", fenced)
-        with pytest.raises(NotServing):
-            await link.ask(Kind.JOIN, encode(Join(ORDERS.path, "billing", "worker-1")), Joined, 10)
-        assert broker.metrics.errors["join", NotServing.code] == 1
-        link.close(BraidError("done"))
-        await link.lost
+
+async def test_a_broker_that_breaks_says_that_it_has_to_be_started_again(simulation: Simulation) -> None:
+    broker = await Machine(simulation).start()
+
+    def broken(path: str) -> None:
+        raise LookupError(path)
+
+    broker.topics.on_change.append(broken)
+    await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
+    with pytest.raises(ShuttingDown):
+        await broker.calls.call("create_topic", {"topic": "later"}, ANONYMOUS)
+    assert isinstance(broker.failed.result(), LookupError)
+    assert not broker.ready
+    with pytest.raises(LookupError):
         await broker.close()
-
-    run_simulation(1, main)
-
-
-def test_a_broker_that_breaks_says_that_it_has_to_be_started_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        broker = await Machine(simulation).start()
-
-        def broken(path: str) -> None:
-            raise LookupError(path)
-
-        broker.topics.on_change.append(broken)
-        await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
-        with pytest.raises(ShuttingDown):
-            await broker.calls.call("create_topic", {"topic": "later"}, ANONYMOUS)
-        assert isinstance(broker.failed.result(), LookupError)
-        assert not broker.ready
-        with pytest.raises(LookupError):
-            await broker.close()
-
-    run_simulation(1, main)

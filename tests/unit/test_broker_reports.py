@@ -19,12 +19,11 @@ from braid.model.ownership import Move, Ownership
 from braid.ports.network import Address
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.disk import SimulatedDisk
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Open, Opened, Published, Route, decode, encode
-from tests.kits import brokers as brokers_kit
-from tests.kits.brokers import until, with_brokers
+from tests.kits.brokers import running_brokers, until
 from tests.kits.control import ORDERS, wait_until
 
 
@@ -93,94 +92,82 @@ async def publish(cluster: Brokers, through: str, segment: int, records: int) ->
     return decode(Published, reply.body).base_offset
 
 
-def test_any_broker_tells_of_all_segments_and_subscriptions() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with opened(simulation, "a", "b", "c", segments=2) as cluster:
-            owners = [cluster.owner(0), cluster.owner(1)]
-            assert len(set(owners)) == 2
-            await publish(cluster, owners[0], 0, 3)
-            await publish(cluster, owners[1], 1, 4)
-            await cluster.call("c", "create_subscription", subscription="billing", start="earliest")
-            moved = await cluster.call("b", "seek_subscription", subscription="billing", offsets={"1": 3})
-            assert moved == {"offsets": {"1": 3}}
-            for through in cluster.names:
-                stats = await cluster.call(through, "topic_stats")
-                segments = stats["segments"]
-                assert [segments[each]["owner"] for each in "01"] == owners
-                assert [segments[each]["endOffset"] for each in "01"] == [3, 4]
-                assert [segments[each]["unavailable"] for each in "01"] == [None, None]
-                assert (stats["publishedBatches"], stats["publishedRecords"]) == (2, 7)
-                shown = await cluster.call(through, "get_subscription", subscription="billing")
-                assert shown["backlog"] == 4
-                assert [shown["segments"][each]["offset"] for each in "01"] == [0, 3]
-                assert shown["unavailable"] == {}
-                assert stats["subscriptions"] == {"billing": shown}
-                assert await cluster.call(through, "list_subscriptions") == [shown]
-            await cluster.call("a", "skip_subscription", subscription="billing")
-            assert (await cluster.call("c", "get_subscription", subscription="billing"))["backlog"] == 0
-            await cluster.call("a", "delete_subscription", subscription="billing")
-            with pytest.raises(SubscriptionNotFound):
-                await cluster.call("c", "get_subscription", subscription="billing")
-
-    run_simulation(1, main)
+async def test_any_broker_tells_of_all_segments_and_subscriptions(simulation: Simulation) -> None:
+    async with opened(simulation, "a", "b", "c", segments=2) as cluster:
+        owners = [cluster.owner(0), cluster.owner(1)]
+        assert len(set(owners)) == 2
+        await publish(cluster, owners[0], 0, 3)
+        await publish(cluster, owners[1], 1, 4)
+        await cluster.call("c", "create_subscription", subscription="billing", start="earliest")
+        moved = await cluster.call("b", "seek_subscription", subscription="billing", offsets={"1": 3})
+        assert moved == {"offsets": {"1": 3}}
+        for through in cluster.names:
+            stats = await cluster.call(through, "topic_stats")
+            segments = stats["segments"]
+            assert [segments[each]["owner"] for each in "01"] == owners
+            assert [segments[each]["endOffset"] for each in "01"] == [3, 4]
+            assert [segments[each]["unavailable"] for each in "01"] == [None, None]
+            assert (stats["publishedBatches"], stats["publishedRecords"]) == (2, 7)
+            shown = await cluster.call(through, "get_subscription", subscription="billing")
+            assert shown["backlog"] == 4
+            assert [shown["segments"][each]["offset"] for each in "01"] == [0, 3]
+            assert shown["unavailable"] == {}
+            assert stats["subscriptions"] == {"billing": shown}
+            assert await cluster.call(through, "list_subscriptions") == [shown]
+        await cluster.call("a", "skip_subscription", subscription="billing")
+        assert (await cluster.call("c", "get_subscription", subscription="billing"))["backlog"] == 0
+        await cluster.call("a", "delete_subscription", subscription="billing")
+        with pytest.raises(SubscriptionNotFound):
+            await cluster.call("c", "get_subscription", subscription="billing")
 
 
-def test_what_an_owner_does_not_tell_is_shown_as_unavailable_with_its_name() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with opened(simulation, "a", "b", segments=2) as cluster:
-            here, there = (0, 1) if cluster.owner(0) == "a" else (1, 0)
-            await publish(cluster, "a", here, 3)
-            await cluster.call("a", "create_subscription", subscription="billing", start="earliest")
-            cluster.network.cut("a", "b")
-            began = simulation.clock.monotonic()
-            stats = await cluster.call("a", "topic_stats")
-            assert simulation.clock.monotonic() - began <= ANSWER_S + 0.1
-            lost, kept = stats["segments"][str(there)], stats["segments"][str(here)]
-            assert (lost["owner"], lost["endOffset"], lost["records"]) == ("b", None, None)
-            assert "broker b" in lost["unavailable"]
-            assert (kept["endOffset"], kept["unavailable"]) == (3, None)
-            shown = stats["subscriptions"]["billing"]
-            assert (list(shown["segments"]), shown["backlog"]) == ([str(here)], 3)
-            assert shown["unavailable"][str(there)]["owner"] == "b"
-            cluster.network.heal()
-            assert (await cluster.call("a", "topic_stats"))["segments"][str(there)]["unavailable"] is None
-
-    run_simulation(1, main)
+async def test_what_an_owner_does_not_tell_is_shown_as_unavailable_with_its_name(simulation: Simulation) -> None:
+    async with opened(simulation, "a", "b", segments=2) as cluster:
+        here, there = (0, 1) if cluster.owner(0) == "a" else (1, 0)
+        await publish(cluster, "a", here, 3)
+        await cluster.call("a", "create_subscription", subscription="billing", start="earliest")
+        cluster.network.cut("a", "b")
+        began = simulation.clock.monotonic()
+        stats = await cluster.call("a", "topic_stats")
+        assert simulation.clock.monotonic() - began <= ANSWER_S + 0.1
+        lost, kept = stats["segments"][str(there)], stats["segments"][str(here)]
+        assert (lost["owner"], lost["endOffset"], lost["records"]) == ("b", None, None)
+        assert "broker b" in lost["unavailable"]
+        assert (kept["endOffset"], kept["unavailable"]) == (3, None)
+        shown = stats["subscriptions"]["billing"]
+        assert (list(shown["segments"]), shown["backlog"]) == ([str(here)], 3)
+        assert shown["unavailable"][str(there)]["owner"] == "b"
+        cluster.network.heal()
+        assert (await cluster.call("a", "topic_stats"))["segments"][str(there)]["unavailable"] is None
 
 
-def test_a_broker_that_does_not_serve_a_segment_names_the_one_that_does() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with opened(simulation, "a", "b", segments=2) as cluster:
-            topic = cluster.brokers["a"].topics.get(ORDERS.path)
-            for segment in (0, 1):
-                owner = cluster.owner(segment)
-                other = "b" if owner == "a" else "a"
+async def test_a_broker_that_does_not_serve_a_segment_names_the_one_that_does(simulation: Simulation) -> None:
+    async with opened(simulation, "a", "b", segments=2) as cluster:
+        topic = cluster.brokers["a"].topics.get(ORDERS.path)
+        for segment in (0, 1):
+            owner = cluster.owner(segment)
+            other = "b" if owner == "a" else "a"
+            with pytest.raises(Moved) as caught:
+                await publish(cluster, other, segment, 1)
+            assert (caught.value.owner, caught.value.epoch) == (f"{owner}:6660", 1)
+            opening = encode(Open(1, ORDERS.path, topic.id, segment, 1_000))
+            async with linked(cluster, other) as link:
                 with pytest.raises(Moved) as caught:
-                    await publish(cluster, other, segment, 1)
-                assert (caught.value.owner, caught.value.epoch) == (f"{owner}:6660", 1)
-                opening = encode(Open(1, ORDERS.path, topic.id, segment, 1_000))
-                async with linked(cluster, other) as link:
-                    with pytest.raises(Moved) as caught:
-                        await link.ask(Kind.OPEN, opening, Opened, 5)
-                assert caught.value.owner == f"{owner}:6660"
-                assert await publish(cluster, owner, segment, 1) == 0
-
-    run_simulation(1, main)
+                    await link.ask(Kind.OPEN, opening, Opened, 5)
+            assert caught.value.owner == f"{owner}:6660"
+            assert await publish(cluster, owner, segment, 1) == 0
 
 
-def test_the_topology_call_tells_what_clients_are_told() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with opened(simulation, "a", "b", segments=2) as cluster:
-            shown = [await broker.calls.call("topology", {}, ANONYMOUS) for broker in cluster.brokers.values()]
-            assert shown[0] == shown[1]
-            (orders,) = shown[0]["topics"]
-            assert sorted(each["owner"] for each in orders["segments"]) == ["a:6660", "b:6660"]
-
-    run_simulation(1, main)
+async def test_the_topology_call_tells_what_clients_are_told(simulation: Simulation) -> None:
+    async with opened(simulation, "a", "b", segments=2) as cluster:
+        shown = [await broker.calls.call("topology", {}, ANONYMOUS) for broker in cluster.brokers.values()]
+        assert shown[0] == shown[1]
+        (orders,) = shown[0]["topics"]
+        assert sorted(each["owner"] for each in orders["segments"]) == ["a:6660", "b:6660"]
 
 
-def test_consumers_are_shown_by_every_broker_wherever_their_group_is_run() -> None:
-    async def test(brokers: brokers_kit.Brokers) -> None:
+async def test_consumers_are_shown_by_every_broker_wherever_their_group_is_run(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
         await brokers.call("a", "create_topic", topic="orders", segments=3)
         async with (
             brokers.client("b") as client,
@@ -195,8 +182,6 @@ def test_consumers_are_shown_by_every_broker_wherever_their_group_is_run() -> No
                     await brokers.call(name, "delete_subscription", topic="orders", subscription="billing")
                 with pytest.raises(SubscriptionBusy, match="worker-1"):
                     await brokers.call(name, "delete_topic", topic="orders")
-
-    with_brokers(test)
 
 
 ASSIGNED = Ownership.first("a")

@@ -24,326 +24,286 @@ from braid.model.errors import (
 from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, RequestId, Revision
 from braid.model.names import TopicName
 from braid.model.topic import Durability, Topic, TopicPolicies
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, faults, loaded_topics, make_topic, wait_until
 
 
-def test_a_created_topic_is_in_view_when_create_returns() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
-        changes: list[str] = []
-        topics.on_change.append(changes.append)
-        policies = TopicPolicies(durability=Durability.MEMORY, retention_bytes=1_000)
-        topic = await topics.create(ORDERS, segments=3, policies=policies, properties={"team": "billing"})
-        assert topics.find(ORDERS.path) == topics.get(ORDERS.path) == topics.all()[ORDERS.path] == topic
-        assert 1 <= topic.id <= MAX_RANDOM_ID
-        assert len(topic.layout.active) == 3
-        assert topic.layout.properties == {"team": "billing"}
-        assert topic.policies == policies
-        assert topic.created_at == simulation.clock.now_us()
-        assert changes == [ORDERS.path]
-        assert topics.generation >= 1
+async def test_a_created_topic_is_in_view_when_create_returns(simulation: Simulation) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    changes: list[str] = []
+    topics.on_change.append(changes.append)
+    policies = TopicPolicies(durability=Durability.MEMORY, retention_bytes=1_000)
+    topic = await topics.create(ORDERS, segments=3, policies=policies, properties={"team": "billing"})
+    assert topics.find(ORDERS.path) == topics.get(ORDERS.path) == topics.all()[ORDERS.path] == topic
+    assert 1 <= topic.id <= MAX_RANDOM_ID
+    assert len(topic.layout.active) == 3
+    assert topic.layout.properties == {"team": "billing"}
+    assert topic.policies == policies
+    assert topic.created_at == simulation.clock.now_us()
+    assert changes == [ORDERS.path]
+    assert topics.generation >= 1
+    await topics.view.stop()
+
+
+async def test_a_view_that_breaks_says_so_and_keeps_nobody_waiting(simulation: Simulation) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    failures: list[BaseException] = []
+    topics.view.on_failure = failures.append
+
+    def broken(path: str) -> None:
+        raise LookupError(path)
+
+    topics.on_change.append(broken)
+    await make_topic(topics)
+    with pytest.raises(ShuttingDown):
+        await make_topic(topics, TopicName("public", "default", "later"))
+    assert [type(failure) for failure in failures] == [LookupError]
+    with pytest.raises(LookupError):
         await topics.view.stop()
 
-    run_simulation(1, main)
 
-
-def test_a_view_that_breaks_says_so_and_keeps_nobody_waiting() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
-        failures: list[BaseException] = []
-        topics.view.on_failure = failures.append
-
-        def broken(path: str) -> None:
-            raise LookupError(path)
-
-        topics.on_change.append(broken)
-        await make_topic(topics)
-        with pytest.raises(ShuttingDown):
-            await make_topic(topics, TopicName("public", "default", "later"))
-        assert [type(failure) for failure in failures] == [LookupError]
-        with pytest.raises(LookupError):
-            await topics.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_topic_that_exists_cannot_be_created_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
-        first = await make_topic(topics)
-        with pytest.raises(TopicExists):
-            await make_topic(topics, segments=2)
-        assert topics.get(ORDERS.path) == first
-        await topics.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_of_two_brokers_that_create_a_topic_one_succeeds_and_both_show_its_topic() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        here = await loaded_topics(simulation, store)
-        there = Topics(View(store.client()), simulation.clock, random.Random(99))
-        await there.view.load()
-        results = await asyncio.gather(make_topic(here), make_topic(there), return_exceptions=True)
-        assert sorted(type(result).__name__ for result in results) == ["Topic", "TopicExists"]
-        await wait_until(lambda: here.generation == there.generation)
-        assert here.get(ORDERS.path) == there.get(ORDERS.path)
-        await here.view.stop()
-        await there.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_create_that_is_repeated_through_another_broker_finds_its_own_topic_and_nobody_elses() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        here = await loaded_topics(simulation, store)
-        there = Topics(View(store.client()), simulation.clock, random.Random(99))
-        await there.view.load()
-
-        def create(topics: Topics, request_id: int) -> Awaitable[Topic]:
-            request = RequestId(request_id)
-            return topics.create(ORDERS, segments=2, policies=TopicPolicies(), properties={}, request_id=request)
-
-        first = await create(here, 5)
-        assert await create(there, 5) == first
-        assert there.get(ORDERS.path) == first
-        for other in (6, NO_REQUEST):
-            with pytest.raises(TopicExists):
-                await create(there, other)
-        await here.mark_deleting(ORDERS)
-        with pytest.raises(TopicExists, match="still being deleted"):
-            await create(there, 5)
-        await here.remove(ORDERS)
-        again = await create(there, 5)
-        assert again.id != first.id, "what is left of the first one is not the second one's"
-        await here.view.stop()
-        await there.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_two_creates_that_are_not_to_be_repeated_are_never_taken_for_one() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+async def test_a_topic_that_exists_cannot_be_created_again(simulation: Simulation) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    first = await make_topic(topics)
+    with pytest.raises(TopicExists):
         await make_topic(topics, segments=2)
+    assert topics.get(ORDERS.path) == first
+    await topics.view.stop()
+
+
+async def test_of_two_brokers_that_create_a_topic_one_succeeds_and_both_show_its_topic(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    here = await loaded_topics(simulation, store)
+    there = Topics(View(store.client()), simulation.clock, random.Random(99))
+    await there.view.load()
+    results = await asyncio.gather(make_topic(here), make_topic(there), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["Topic", "TopicExists"]
+    await wait_until(lambda: here.generation == there.generation)
+    assert here.get(ORDERS.path) == there.get(ORDERS.path)
+    await here.view.stop()
+    await there.view.stop()
+
+
+async def test_a_create_that_is_repeated_through_another_broker_finds_its_own_topic_and_nobody_elses(
+    simulation: Simulation,
+) -> None:
+    store = MemoryStore(simulation.clock)
+    here = await loaded_topics(simulation, store)
+    there = Topics(View(store.client()), simulation.clock, random.Random(99))
+    await there.view.load()
+
+    def create(topics: Topics, request_id: int) -> Awaitable[Topic]:
+        request = RequestId(request_id)
+        return topics.create(ORDERS, segments=2, policies=TopicPolicies(), properties={}, request_id=request)
+
+    first = await create(here, 5)
+    assert await create(there, 5) == first
+    assert there.get(ORDERS.path) == first
+    for other in (6, NO_REQUEST):
         with pytest.raises(TopicExists):
-            await make_topic(topics, segments=2)
-        await topics.view.stop()
+            await create(there, other)
+    await here.mark_deleting(ORDERS)
+    with pytest.raises(TopicExists, match="still being deleted"):
+        await create(there, 5)
+    await here.remove(ORDERS)
+    again = await create(there, 5)
+    assert again.id != first.id, "what is left of the first one is not the second one's"
+    await here.view.stop()
+    await there.view.stop()
 
-    run_simulation(1, main)
+
+async def test_two_creates_that_are_not_to_be_repeated_are_never_taken_for_one(simulation: Simulation) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    await make_topic(topics, segments=2)
+    with pytest.raises(TopicExists):
+        await make_topic(topics, segments=2)
+    await topics.view.stop()
 
 
-def test_a_deletion_that_comes_late_does_not_touch_the_next_topic_of_that_name() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
-        old = await make_topic(topics)
+async def test_a_deletion_that_comes_late_does_not_touch_the_next_topic_of_that_name(simulation: Simulation) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    old = await make_topic(topics)
+    await topics.mark_deleting(ORDERS, old.id)
+    await topics.mark_deleting(ORDERS, old.id)
+    await topics.remove(ORDERS)
+    new = await make_topic(topics)
+    with pytest.raises(TopicNotFound, match="created again"):
         await topics.mark_deleting(ORDERS, old.id)
-        await topics.mark_deleting(ORDERS, old.id)
-        await topics.remove(ORDERS)
-        new = await make_topic(topics)
-        with pytest.raises(TopicNotFound, match="created again"):
-            await topics.mark_deleting(ORDERS, old.id)
-        assert topics.get(ORDERS.path) == new
-        await topics.view.stop()
-
-    run_simulation(1, main)
+    assert topics.get(ORDERS.path) == new
+    await topics.view.stop()
 
 
-def test_an_absent_topic_is_not_found() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
-        assert topics.find(ORDERS.path) is None
-        for ask in (topics.get, topics.unchanged):
-            with pytest.raises(TopicNotFound, match="orders"):
-                ask(ORDERS.path)
-        with pytest.raises(TopicNotFound):
-            await topics.mark_deleting(ORDERS)
-        await topics.remove(ORDERS)  # the last step of a deletion, repeated
-        await topics.view.stop()
-
-    run_simulation(1, main)
+async def test_an_absent_topic_is_not_found(simulation: Simulation) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    assert topics.find(ORDERS.path) is None
+    for ask in (topics.get, topics.unchanged):
+        with pytest.raises(TopicNotFound, match="orders"):
+            ask(ORDERS.path)
+    with pytest.raises(TopicNotFound):
+        await topics.mark_deleting(ORDERS)
+    await topics.remove(ORDERS)  # the last step of a deletion, repeated
+    await topics.view.stop()
 
 
-def test_a_topic_that_is_being_deleted_is_absent_for_clients_and_its_name_is_taken_until_its_record_goes() -> None:
-    async def main(simulation: Simulation) -> None:
-        topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
-        old = await make_topic(topics)
-        marked = await topics.mark_deleting(ORDERS)
-        assert marked.deleting
-        assert marked.id == old.id
-        assert topics.find(ORDERS.path) is None
-        assert topics.all()[ORDERS.path].deleting
-        assert await topics.mark_deleting(ORDERS) == marked
-        with pytest.raises(TopicExists, match="being deleted"):
-            await make_topic(topics)
-        await topics.remove(ORDERS)
-        assert topics.all() == {}
-        new = await make_topic(topics)
-        assert new.id != old.id
-        await topics.remove(ORDERS)  # a late repetition does not take the new one
-        assert topics.get(ORDERS.path) == new
-        await topics.view.stop()
-
-    run_simulation(1, main)
+async def test_a_topic_that_is_being_deleted_is_absent_for_clients_and_its_name_is_taken_until_its_record_goes(
+    simulation: Simulation,
+) -> None:
+    topics = await loaded_topics(simulation, MemoryStore(simulation.clock))
+    old = await make_topic(topics)
+    marked = await topics.mark_deleting(ORDERS)
+    assert marked.deleting
+    assert marked.id == old.id
+    assert topics.find(ORDERS.path) is None
+    assert topics.all()[ORDERS.path].deleting
+    assert await topics.mark_deleting(ORDERS) == marked
+    with pytest.raises(TopicExists, match="being deleted"):
+        await make_topic(topics)
+    await topics.remove(ORDERS)
+    assert topics.all() == {}
+    new = await make_topic(topics)
+    assert new.id != old.id
+    await topics.remove(ORDERS)  # a late repetition does not take the new one
+    assert topics.get(ORDERS.path) == new
+    await topics.view.stop()
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_creation_whose_answer_was_lost_is_read_back_and_happens_once(applied: bool) -> None:
+async def test_a_creation_whose_answer_was_lost_is_read_back_and_happens_once(
+    applied: bool, simulation: Simulation
+) -> None:
     """Applied or not, the caller gets the topic that is stored, and no second one."""
-
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        store.fault = faults(Fault.UNCERTAIN if applied else Fault.UNAVAILABLE)
-        if applied:
-            topic = await make_topic(topics)
-            entry = await store.get(paths.layout(ORDERS.path))
-            assert entry is not None
-            assert Topic.from_json(entry.value) == topic == topics.get(ORDERS.path)
-        else:
-            with pytest.raises(MetadataUnavailable):
-                await make_topic(topics)
-            assert await store.get(paths.layout(ORDERS.path)) is None
-        await topics.view.stop()
-
-    run_simulation(1, main)
-
-
-def test_deleting_rides_out_lost_answers() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        await make_topic(topics)
-        store.fault = faults(Fault.UNCERTAIN)
-        assert (await topics.mark_deleting(ORDERS)).deleting
-        store.fault = faults(Fault.UNCERTAIN)
-        await topics.remove(ORDERS)
-        assert topics.all() == {}
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    store.fault = faults(Fault.UNCERTAIN if applied else Fault.UNAVAILABLE)
+    if applied:
+        topic = await make_topic(topics)
+        entry = await store.get(paths.layout(ORDERS.path))
+        assert entry is not None
+        assert Topic.from_json(entry.value) == topic == topics.get(ORDERS.path)
+    else:
+        with pytest.raises(MetadataUnavailable):
+            await make_topic(topics)
         assert await store.get(paths.layout(ORDERS.path)) is None
-        await topics.view.stop()
-
-    run_simulation(1, main)
+    await topics.view.stop()
 
 
-def test_a_store_that_never_says_what_happened_ends_in_an_error_that_can_be_retried() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        await make_topic(topics)
-        other = store.client()
-        # Each try meets a change of somebody else.
-        current = await store.get(paths.layout(ORDERS.path))
-        assert current is not None
-
-        def meddle(request: str) -> Fault:
-            if request == "txn":
-                store._server.txn([], [Put(current.key, current.value)])
-            return Fault.NONE
-
-        store.fault = meddle
-        with pytest.raises(MetadataUncertain):
-            await topics.mark_deleting(ORDERS)
-        store.fault = lambda _: Fault.NONE
-        assert topics.find(ORDERS.path) is not None
-        await other.close()
-        await topics.view.stop()
-
-    run_simulation(1, main)
+async def test_deleting_rides_out_lost_answers(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    await make_topic(topics)
+    store.fault = faults(Fault.UNCERTAIN)
+    assert (await topics.mark_deleting(ORDERS)).deleting
+    store.fault = faults(Fault.UNCERTAIN)
+    await topics.remove(ORDERS)
+    assert topics.all() == {}
+    assert await store.get(paths.layout(ORDERS.path)) is None
+    await topics.view.stop()
 
 
-def test_the_view_follows_others_and_counts_no_other_keys() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        writer = await loaded_topics(simulation, store)
-        reader = Topics(View(store.client()), simulation.clock, random.Random(5))
-        await reader.view.load()
-        changes: list[str] = []
-        reader.on_change.append(changes.append)
-        topic = await make_topic(writer)
-        await store.txn([], [Put(paths.subscription(ORDERS.path, "billing"), b"{}")])
-        await wait_until(lambda: reader.generation == store.history.revision)
-        assert reader.all() == {ORDERS.path: topic}
-        assert changes == [ORDERS.path]
-        assert reader.unchanged(ORDERS.path) == writer.unchanged(ORDERS.path)
-        await writer.view.stop()
-        await reader.view.stop()
+async def test_a_store_that_never_says_what_happened_ends_in_an_error_that_can_be_retried(
+    simulation: Simulation,
+) -> None:
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    await make_topic(topics)
+    other = store.client()
+    # Each try meets a change of somebody else.
+    current = await store.get(paths.layout(ORDERS.path))
+    assert current is not None
 
-    run_simulation(1, main)
+    def meddle(request: str) -> Fault:
+        if request == "txn":
+            store._server.txn([], [Put(current.key, current.value)])
+        return Fault.NONE
 
-
-def test_a_compacted_watch_lists_again_and_tells_of_everything_that_changed_meanwhile() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        gone, kept = TopicName("t", "n", "gone"), TopicName("t", "n", "kept")
-        await make_topic(topics, gone)
-        await make_topic(topics, kept)
-        changes: list[str] = []
-        topics.on_change.append(changes.append)
-        other = store.client("other")
-        elsewhere = Topics(View(other), simulation.clock, random.Random(7))
-        await elsewhere.view.load()
-        store.disconnect()
-        await elsewhere.mark_deleting(gone)
-        await elsewhere.remove(gone)
-        new = await make_topic(elsewhere)
-        store.compact()
-        assert topics.find(gone.path) is not None
-        store.reconnect()
-        store.fault = faults(Fault.UNAVAILABLE, of="list")  # the listing is tried again, too
-        await wait_until(lambda: topics.find(ORDERS.path) is not None)
-        assert topics.get(ORDERS.path) == new
-        assert set(topics.all()) == {kept.path, ORDERS.path}
-        assert sorted(changes) == sorted([gone.path, ORDERS.path])
-        assert topics.generation == store.history.revision
-        await topics.view.stop()
-        await elsewhere.view.stop()
-
-    run_simulation(1, main)
+    store.fault = meddle
+    with pytest.raises(MetadataUncertain):
+        await topics.mark_deleting(ORDERS)
+    store.fault = lambda _: Fault.NONE
+    assert topics.find(ORDERS.path) is not None
+    await other.close()
+    await topics.view.stop()
 
 
-def test_content_never_changes_at_an_unchanged_generation() -> None:
+async def test_the_view_follows_others_and_counts_no_other_keys(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    writer = await loaded_topics(simulation, store)
+    reader = Topics(View(store.client()), simulation.clock, random.Random(5))
+    await reader.view.load()
+    changes: list[str] = []
+    reader.on_change.append(changes.append)
+    topic = await make_topic(writer)
+    await store.txn([], [Put(paths.subscription(ORDERS.path, "billing"), b"{}")])
+    await wait_until(lambda: reader.generation == store.history.revision)
+    assert reader.all() == {ORDERS.path: topic}
+    assert changes == [ORDERS.path]
+    assert reader.unchanged(ORDERS.path) == writer.unchanged(ORDERS.path)
+    await writer.view.stop()
+    await reader.view.stop()
+
+
+async def test_a_compacted_watch_lists_again_and_tells_of_everything_that_changed_meanwhile(
+    simulation: Simulation,
+) -> None:
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    gone, kept = TopicName("t", "n", "gone"), TopicName("t", "n", "kept")
+    await make_topic(topics, gone)
+    await make_topic(topics, kept)
+    changes: list[str] = []
+    topics.on_change.append(changes.append)
+    other = store.client("other")
+    elsewhere = Topics(View(other), simulation.clock, random.Random(7))
+    await elsewhere.view.load()
+    store.disconnect()
+    await elsewhere.mark_deleting(gone)
+    await elsewhere.remove(gone)
+    new = await make_topic(elsewhere)
+    store.compact()
+    assert topics.find(gone.path) is not None
+    store.reconnect()
+    store.fault = faults(Fault.UNAVAILABLE, of="list")  # the listing is tried again, too
+    await wait_until(lambda: topics.find(ORDERS.path) is not None)
+    assert topics.get(ORDERS.path) == new
+    assert set(topics.all()) == {kept.path, ORDERS.path}
+    assert sorted(changes) == sorted([gone.path, ORDERS.path])
+    assert topics.generation == store.history.revision
+    await topics.view.stop()
+    await elsewhere.view.stop()
+
+
+async def test_content_never_changes_at_an_unchanged_generation(simulation: Simulation) -> None:
     """A client takes a push only if its generation is newer: two contents under one generation would be lost on it."""
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    elsewhere = Topics(View(store.client()), simulation.clock, random.Random(7))
+    await elsewhere.view.load()
+    seen: dict[int, dict[str, Topic]] = {}
 
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        elsewhere = Topics(View(store.client()), simulation.clock, random.Random(7))
-        await elsewhere.view.load()
-        seen: dict[int, dict[str, Topic]] = {}
+    def note(_: str) -> None:
+        assert seen.setdefault(topics.generation, topics.all()) == topics.all()
 
-        def note(_: str) -> None:
-            assert seen.setdefault(topics.generation, topics.all()) == topics.all()
-
-        topics.on_change.append(note)
-        for number in range(20):
-            await asyncio.gather(
-                make_topic(topics, TopicName("t", "n", f"here-{number}")),
-                make_topic(elsewhere, TopicName("t", "n", f"there-{number}")),
-            )
-        await wait_until(lambda: len(topics.all()) == 40)
-        assert len(seen) == 40
-        await topics.view.stop()
-        await elsewhere.view.stop()
-
-    run_simulation(1, main)
+    topics.on_change.append(note)
+    for number in range(20):
+        await asyncio.gather(
+            make_topic(topics, TopicName("t", "n", f"here-{number}")),
+            make_topic(elsewhere, TopicName("t", "n", f"there-{number}")),
+        )
+    await wait_until(lambda: len(topics.all()) == 40)
+    assert len(seen) == 40
+    await topics.view.stop()
+    await elsewhere.view.stop()
 
 
-def test_a_record_that_cannot_be_read_hides_only_itself() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        bad_json, bad_layout = TopicName("t", "n", "json"), TopicName("t", "n", "layout")
-        await store.txn([], [Put(paths.layout(bad_json.path), b"{"), Put(paths.layout(bad_layout.path),
-            b'{"id":1,"layout":{"epoch":0,"nextSegmentId":0,"segments":{}}}')])  # fmt: skip
-        topics = await loaded_topics(simulation, store)
-        await make_topic(topics)
-        assert set(topics.all()) == {ORDERS.path}
-        await topics.view.stop()
-
-    run_simulation(1, main)
+async def test_a_record_that_cannot_be_read_hides_only_itself(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    bad_json, bad_layout = TopicName("t", "n", "json"), TopicName("t", "n", "layout")
+    await store.txn([], [Put(paths.layout(bad_json.path), b"{"), Put(paths.layout(bad_layout.path),
+        b'{"id":1,"layout":{"epoch":0,"nextSegmentId":0,"segments":{}}}')])  # fmt: skip
+    topics = await loaded_topics(simulation, store)
+    await make_topic(topics)
+    assert set(topics.all()) == {ORDERS.path}
+    await topics.view.stop()
 
 
 class SilentStore(MemoryStore):
@@ -353,17 +313,14 @@ class SilentStore(MemoryStore):
         return super().watch("/nothing" + prefix, after)
 
 
-def test_whoever_waits_for_the_view_is_told_when_the_broker_stops() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = SilentStore(simulation.clock)
-        topics = await loaded_topics(simulation, store)
-        creating = asyncio.ensure_future(make_topic(topics))
-        await asyncio.sleep(100.0)
-        assert not creating.done()
-        await topics.view.stop()
-        with pytest.raises(ShuttingDown):
-            await creating
-        with pytest.raises(ShuttingDown):
-            await make_topic(topics, TopicName("t", "n", "late"))
-
-    run_simulation(1, main)
+async def test_whoever_waits_for_the_view_is_told_when_the_broker_stops(simulation: Simulation) -> None:
+    store = SilentStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    creating = asyncio.ensure_future(make_topic(topics))
+    await asyncio.sleep(100.0)
+    assert not creating.done()
+    await topics.view.stop()
+    with pytest.raises(ShuttingDown):
+        await creating
+    with pytest.raises(ShuttingDown):
+        await make_topic(topics, TopicName("t", "n", "late"))

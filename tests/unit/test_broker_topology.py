@@ -13,7 +13,7 @@ from braid.model.errors import ProtocolError
 from braid.model.names import TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.topic import TopicPolicies
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.wire.operations import HERE, Kind, SegmentRoute, TopicRoute, Topology, TopologyAck, decode, encode
 from tests.kits.cluster import ClientLink, Cluster, Node
 from tests.kits.control import ORDERS, wait_until
@@ -25,69 +25,60 @@ def owners(route: TopicRoute) -> list[str]:
     return [segment.owner for segment in route.segments]
 
 
-def test_a_route_names_the_owners_that_serve_and_are_registered() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            for node in ("a", "b"):
-                assert owners(cluster[node].topology.route(ORDERS.path)) == ["a:6660", "b:6660"]
-            for state in (OwnershipState.DRAINING, OwnershipState.SEALED, OwnershipState.ASSIGNED):
-                await cluster.put(1, state)
-                await cluster.agree()
-                assert owners(cluster["a"].topology.route(ORDERS.path)) == ["a:6660", ""]
-            await cluster.put(1, OwnershipState.SERVING)
-            await cluster["b"].unregister()
+async def test_a_route_names_the_owners_that_serve_and_are_registered(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        for node in ("a", "b"):
+            assert owners(cluster[node].topology.route(ORDERS.path)) == ["a:6660", "b:6660"]
+        for state in (OwnershipState.DRAINING, OwnershipState.SEALED, OwnershipState.ASSIGNED):
+            await cluster.put(1, state)
             await cluster.agree()
             assert owners(cluster["a"].topology.route(ORDERS.path)) == ["a:6660", ""]
-            await cluster["b"].register("b.example:1")
-            await cluster.agree()
-            route = cluster["a"].topology.route(ORDERS.path)
-            assert route.segments[1] == SegmentRoute(1, 0x8000, 0xFFFF, True, (), (), "b.example:1", 1)
-            assert cluster["a"].topology.route(OTHER.path) == TopicRoute(OTHER.path, 0, 0, ())
-
-    run_simulation(1, main)
-
-
-def test_a_broker_on_every_address_of_its_machine_tells_clients_here() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            node = cluster["a"]
-            topology = TopologyView("a", node.topics, node.owners, node.members, lambda _: "a:6660")
-            topology.own_address, topology.told_address = "a:6660", HERE
-            told = decode(Topology, encoded_topology(7, [topology.encoded(ORDERS.path)]))
-            assert told.generation == 7
-            assert owners(told.topics[0]) == [HERE, "b:6660"]
-            assert told.topics[0].controller == HERE
-            assert owners(topology.route(ORDERS.path)) == ["a:6660", "b:6660"]
-            assert topology.route(ORDERS.path).controller == "a:6660"
-
-    run_simulation(1, main)
+        await cluster.put(1, OwnershipState.SERVING)
+        await cluster["b"].unregister()
+        await cluster.agree()
+        assert owners(cluster["a"].topology.route(ORDERS.path)) == ["a:6660", ""]
+        await cluster["b"].register("b.example:1")
+        await cluster.agree()
+        route = cluster["a"].topology.route(ORDERS.path)
+        assert route.segments[1] == SegmentRoute(1, 0x8000, 0xFFFF, True, (), (), "b.example:1", 1)
+        assert cluster["a"].topology.route(OTHER.path) == TopicRoute(OTHER.path, 0, 0, ())
 
 
-def test_a_route_that_was_encoded_before_does_not_outlive_a_change() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            topology = cluster["a"].topology
+async def test_a_broker_on_every_address_of_its_machine_tells_clients_here(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        node = cluster["a"]
+        topology = TopologyView("a", node.topics, node.owners, node.members, lambda _: "a:6660")
+        topology.own_address, topology.told_address = "a:6660", HERE
+        told = decode(Topology, encoded_topology(7, [topology.encoded(ORDERS.path)]))
+        assert told.generation == 7
+        assert owners(told.topics[0]) == [HERE, "b:6660"]
+        assert told.topics[0].controller == HERE
+        assert owners(topology.route(ORDERS.path)) == ["a:6660", "b:6660"]
+        assert topology.route(ORDERS.path).controller == "a:6660"
 
-            def told() -> list[str]:
-                return owners(decode(TopicRoute, topology.encoded(ORDERS.path)))
 
-            assert told() == ["a:6660", "b:6660"]
-            await cluster["b"].register("elsewhere:1")
-            await cluster.agree()
-            assert told() == ["a:6660", "elsewhere:1"]
-            await cluster["b"].unregister()
-            await cluster.agree()
-            assert told() == ["a:6660", ""]
-            await cluster.put(0, OwnershipState.SEALED)
-            await cluster.agree()
-            assert told() == ["", ""]
-            await cluster["a"].topics.mark_deleting(ORDERS)
-            assert decode(TopicRoute, topology.encoded(ORDERS.path)).topic_id == 0
+async def test_a_route_that_was_encoded_before_does_not_outlive_a_change(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        topology = cluster["a"].topology
 
-    run_simulation(1, main)
+        def told() -> list[str]:
+            return owners(decode(TopicRoute, topology.encoded(ORDERS.path)))
+
+        assert told() == ["a:6660", "b:6660"]
+        await cluster["b"].register("elsewhere:1")
+        await cluster.agree()
+        assert told() == ["a:6660", "elsewhere:1"]
+        await cluster["b"].unregister()
+        await cluster.agree()
+        assert told() == ["a:6660", ""]
+        await cluster.put(0, OwnershipState.SEALED)
+        await cluster.agree()
+        assert told() == ["", ""]
+        await cluster["a"].topics.mark_deleting(ORDERS)
+        assert decode(TopicRoute, topology.encoded(ORDERS.path)).topic_id == 0
 
 
 async def changes_nothing(cluster: Cluster) -> None:
@@ -104,177 +95,151 @@ async def changes_nothing(cluster: Cluster) -> None:
     await cluster["b"].register("b:6660")
 
 
-def test_a_change_of_content_is_pushed_and_a_higher_generation_is_not() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            client = await ClientLink.open(cluster, "a")
-            first = await client.watch(ORDERS.path)
-            assert owners(first.topics[0]) == ["a:6660", "b:6660"]
-            await changes_nothing(cluster)
-            await cluster.agree()
-            await client.settled()
-            assert client.pushes == []
-            assert cluster["a"].topology.generation > first.generation + 4
+async def test_a_change_of_content_is_pushed_and_a_higher_generation_is_not(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        client = await ClientLink.open(cluster, "a")
+        first = await client.watch(ORDERS.path)
+        assert owners(first.topics[0]) == ["a:6660", "b:6660"]
+        await changes_nothing(cluster)
+        await cluster.agree()
+        await client.settled()
+        assert client.pushes == []
+        assert cluster["a"].topology.generation > first.generation + 4
 
-            await cluster["b"].register("b.example:1")  # started again elsewhere
-            push = await client.next_push()
-            assert owners(push.topics[0]) == ["a:6660", "b.example:1"]
-            assert push.generation > first.generation
-            await cluster["b"].unregister()  # died
-            assert owners((await client.next_push()).topics[0]) == ["a:6660", ""]
-            await cluster.serve(1, "a", epoch=2)  # moved
-            last = await client.next_push()
-            assert [(each.owner, each.epoch) for each in last.topics[0].segments] == [("a:6660", 1), ("a:6660", 2)]
-            await cluster["a"].topics.mark_deleting(ORDERS)
-            assert (await client.next_push()).topics[0].topic_id == 0
-            await client.settled()
-            assert client.pushes == []
-            client.close()
-
-    run_simulation(1, main)
+        await cluster["b"].register("b.example:1")  # started again elsewhere
+        push = await client.next_push()
+        assert owners(push.topics[0]) == ["a:6660", "b.example:1"]
+        assert push.generation > first.generation
+        await cluster["b"].unregister()  # died
+        assert owners((await client.next_push()).topics[0]) == ["a:6660", ""]
+        await cluster.serve(1, "a", epoch=2)  # moved
+        last = await client.next_push()
+        assert [(each.owner, each.epoch) for each in last.topics[0].segments] == [("a:6660", 1), ("a:6660", 2)]
+        await cluster["a"].topics.mark_deleting(ORDERS)
+        assert (await client.next_push()).topics[0].topic_id == 0
+        await client.settled()
+        assert client.pushes == []
+        client.close()
 
 
-def test_changes_of_one_turn_are_told_together() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("b", "b", "b")
-            client = await ClientLink.open(cluster, "a")
-            await client.watch(ORDERS.path)
-            names = [cluster.name(segment) for segment in range(3)]
-            record = Ownership(state=OwnershipState.SEALED, owner="b", epoch=1)  # type: ignore[arg-type]
-            writes = [Put(paths.ownership(ORDERS.path, name.descriptor), record.to_json()) for name in names]
-            await cluster.store.txn([], [*writes, Delete(paths.broker("b"))])
-            assert owners((await client.next_push()).topics[0]) == ["", "", ""]
-            await client.settled()
-            assert client.pushes == []
-            client.close()
-
-    run_simulation(1, main)
+async def test_changes_of_one_turn_are_told_together(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("b", "b", "b")
+        client = await ClientLink.open(cluster, "a")
+        await client.watch(ORDERS.path)
+        names = [cluster.name(segment) for segment in range(3)]
+        record = Ownership(state=OwnershipState.SEALED, owner="b", epoch=1)  # type: ignore[arg-type]
+        writes = [Put(paths.ownership(ORDERS.path, name.descriptor), record.to_json()) for name in names]
+        await cluster.store.txn([], [*writes, Delete(paths.broker("b"))])
+        assert owners((await client.next_push()).topics[0]) == ["", "", ""]
+        await client.settled()
+        assert client.pushes == []
+        client.close()
 
 
-def test_a_change_that_is_undone_in_the_same_turn_is_told_to_nobody() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            client = await ClientLink.open(cluster, "a")
-            await client.watch(ORDERS.path)
-            seen: list[str] = []
-            cluster["a"].topology.on_change.append(seen.append)
-            await asyncio.gather(cluster["b"].unregister(), cluster["b"].register("b:6660"))
-            await cluster.agree()
-            await client.settled()
-            assert seen == [ORDERS.path] * 2
-            assert client.pushes == []
-            client.close()
-
-    run_simulation(1, main)
+async def test_a_change_that_is_undone_in_the_same_turn_is_told_to_nobody(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        client = await ClientLink.open(cluster, "a")
+        await client.watch(ORDERS.path)
+        seen: list[str] = []
+        cluster["a"].topology.on_change.append(seen.append)
+        await asyncio.gather(cluster["b"].unregister(), cluster["b"].register("b:6660"))
+        await cluster.agree()
+        await client.settled()
+        assert seen == [ORDERS.path] * 2
+        assert client.pushes == []
+        client.close()
 
 
-def test_only_those_are_told_who_asked_for_the_topic() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            asked, other = await ClientLink.open(cluster, "a"), await ClientLink.open(cluster, "a")
-            await asked.watch(ORDERS.path)
-            await other.watch(OTHER.path)
-            await cluster["b"].unregister()
-            await asked.next_push()
-            await other.settled()
-            assert other.pushes == []
-            asked.close()
-            other.close()
-
-    run_simulation(1, main)
+async def test_only_those_are_told_who_asked_for_the_topic(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        asked, other = await ClientLink.open(cluster, "a"), await ClientLink.open(cluster, "a")
+        await asked.watch(ORDERS.path)
+        await other.watch(OTHER.path)
+        await cluster["b"].unregister()
+        await asked.next_push()
+        await other.settled()
+        assert other.pushes == []
+        asked.close()
+        other.close()
 
 
-def test_who_asks_between_two_changes_is_told_the_difference_to_what_he_knows() -> None:
+async def test_who_asks_between_two_changes_is_told_the_difference_to_what_he_knows(simulation: Simulation) -> None:
     """Each connection is compared with what it was told itself."""
-
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b") as cluster:
-            await cluster.make_topic("a", "b")
-            early, late = await ClientLink.open(cluster, "a"), await ClientLink.open(cluster, "a")
-            await early.watch(ORDERS.path)
-            await cluster["b"].unregister()
-            await early.next_push()
-            assert owners((await late.watch(ORDERS.path)).topics[0]) == ["a:6660", ""]
-            await cluster["b"].register("b:6660")
-            for client in (early, late):
-                assert owners((await client.next_push()).topics[0]) == ["a:6660", "b:6660"]
-                client.close()
-
-    run_simulation(1, main)
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        early, late = await ClientLink.open(cluster, "a"), await ClientLink.open(cluster, "a")
+        await early.watch(ORDERS.path)
+        await cluster["b"].unregister()
+        await early.next_push()
+        assert owners((await late.watch(ORDERS.path)).topics[0]) == ["a:6660", ""]
+        await cluster["b"].register("b:6660")
+        for client in (early, late):
+            assert owners((await client.next_push()).topics[0]) == ["a:6660", "b:6660"]
+            client.close()
 
 
-def test_content_at_one_generation_is_the_same_for_everybody() -> None:
+async def test_content_at_one_generation_is_the_same_for_everybody(simulation: Simulation) -> None:
     """What clients rely on when they throw away whatever is not newer than what they have."""
+    async with Cluster(simulation, "a", "b", "c") as cluster:
+        await cluster.make_topic("a", "b", "c")
+        seen: dict[int, TopicRoute] = {}
 
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a", "b", "c") as cluster:
-            await cluster.make_topic("a", "b", "c")
-            seen: dict[int, TopicRoute] = {}
+        def look(node: Node) -> None:
+            route = node.topology.route(ORDERS.path)
+            assert seen.setdefault(node.topology.generation, route) == route
 
-            def look(node: Node) -> None:
-                route = node.topology.route(ORDERS.path)
-                assert seen.setdefault(node.topology.generation, route) == route
-
-            for node in cluster.nodes.values():
-                node.topology.on_change.append(lambda _, node=node: look(node))  # type: ignore[misc]
-            for step in range(40):
-                segment, owner = simulation.random.randrange(3), simulation.random.choice("abc")
-                match simulation.random.randrange(4):
-                    case 0:
-                        await cluster.serve(segment, owner, epoch=2 + step)
-                    case 1:
-                        await cluster.put(segment, simulation.random.choice(list(OwnershipState)))
-                    case 2:
-                        await cluster[owner].unregister()
-                    case _:
-                        await cluster[owner].register(f"{owner}:{step}")
-            await cluster.agree()
-            assert len(seen) > 20
-            assert len(set(map(repr, seen.values()))) > 10
-
-    run_simulation(1, main)
+        for node in cluster.nodes.values():
+            node.topology.on_change.append(lambda _, node=node: look(node))  # type: ignore[misc]
+        for step in range(40):
+            segment, owner = simulation.random.randrange(3), simulation.random.choice("abc")
+            match simulation.random.randrange(4):
+                case 0:
+                    await cluster.serve(segment, owner, epoch=2 + step)
+                case 1:
+                    await cluster.put(segment, simulation.random.choice(list(OwnershipState)))
+                case 2:
+                    await cluster[owner].unregister()
+                case _:
+                    await cluster[owner].register(f"{owner}:{step}")
+        await cluster.agree()
+        assert len(seen) > 20
+        assert len(set(map(repr, seen.values()))) > 10
 
 
-def test_the_lowest_acked_generation_is_known_of_connections_that_ack() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a") as cluster:
-            await cluster.make_topic("a")
-            server = cluster["a"].server
-            clients = [await ClientLink.open(cluster, "a") for _ in range(3)]
+async def test_the_lowest_acked_generation_is_known_of_connections_that_ack(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a") as cluster:
+        await cluster.make_topic("a")
+        server = cluster["a"].server
+        clients = [await ClientLink.open(cluster, "a") for _ in range(3)]
 
-            async def ack(client: ClientLink, generation: int) -> None:
-                client.link.send(Kind.TOPOLOGY_ACK, encode(TopologyAck(generation)))
-                await client.settled()
+        async def ack(client: ClientLink, generation: int) -> None:
+            client.link.send(Kind.TOPOLOGY_ACK, encode(TopologyAck(generation)))
+            await client.settled()
 
-            await clients[0].watch(ORDERS.path)
-            assert server.adopted_generation() is None, "one that never acks holds nobody back"
-            await ack(clients[0], 9)
-            assert server.adopted_generation() == 9
-            await ack(clients[1], 7)
-            assert server.adopted_generation() == 7
-            await ack(clients[1], 12)
-            await ack(clients[1], 11)
-            assert server.adopted_generation() == 9, "an older ack takes nothing back"
-            clients[0].close()
-            await wait_until(lambda: server.adopted_generation() == 12)
-            for client in clients[1:]:
-                client.close()
-            await wait_until(lambda: server.adopted_generation() is None)
-
-    run_simulation(1, main)
+        await clients[0].watch(ORDERS.path)
+        assert server.adopted_generation() is None, "one that never acks holds nobody back"
+        await ack(clients[0], 9)
+        assert server.adopted_generation() == 9
+        await ack(clients[1], 7)
+        assert server.adopted_generation() == 7
+        await ack(clients[1], 12)
+        await ack(clients[1], 11)
+        assert server.adopted_generation() == 9, "an older ack takes nothing back"
+        clients[0].close()
+        await wait_until(lambda: server.adopted_generation() == 12)
+        for client in clients[1:]:
+            client.close()
+        await wait_until(lambda: server.adopted_generation() is None)
 
 
-def test_a_malformed_ack_ends_the_connection() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with Cluster(simulation, "a") as cluster:
-            client = await ClientLink.open(cluster, "a")
-            client.link.send(Kind.TOPOLOGY_ACK, encode(["many"]))
-            async with asyncio.timeout(10):
-                with pytest.raises(ProtocolError):
-                    raise await client.link.lost
-
-    run_simulation(1, main)
+async def test_a_malformed_ack_ends_the_connection(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a") as cluster:
+        client = await ClientLink.open(cluster, "a")
+        client.link.send(Kind.TOPOLOGY_ACK, encode(["many"]))
+        async with asyncio.timeout(10):
+            with pytest.raises(ProtocolError):
+                raise await client.link.lost

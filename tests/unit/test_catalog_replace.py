@@ -12,7 +12,7 @@ from braid.metadata.store import MAX_TXN_OPERATIONS
 from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, InvalidArgument
 from braid.model.ids import Epoch, Offset
 from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, Catalog, ChunkDescriptor
-from tests.kits.storage import DESCRIPTOR, TOPIC, World, simulated
+from tests.kits.storage import DESCRIPTOR, TOPIC, World
 
 
 def chunk(base: int, end: int, name: str = "") -> ChunkDescriptor:
@@ -43,7 +43,6 @@ def bases(catalog: Catalog) -> list[tuple[int, int]]:
 JOINED = chunk(10, 30, "joined.chunk")
 
 
-@simulated
 async def test_neighbours_are_replaced_in_one_transaction_and_the_next_owner_loads_the_new_one(world: World) -> None:
     a = await filled(world.store)
     before = (await world.store.list("/")).revision
@@ -65,7 +64,6 @@ async def test_neighbours_are_replaced_in_one_transaction_and_the_next_owner_loa
     assert (await loaded(world.store)).chunks == a.chunks, "history grows on behind it"
 
 
-@simulated
 async def test_a_fenced_owner_replaces_nothing(world: World) -> None:
     a = await filled(world.store)
     b = await loaded(world.store)
@@ -80,7 +78,6 @@ async def test_a_fenced_owner_replaces_nothing(world: World) -> None:
     await b.check_held()
 
 
-@simulated
 async def test_a_lost_answer_counts_once_and_a_repeated_call_finds_it_done(world: World) -> None:
     a = await filled(world.a.store)
     old = a.chunks[1:3]
@@ -93,7 +90,6 @@ async def test_a_lost_answer_counts_once_and_a_repeated_call_finds_it_done(world
     assert (await loaded(world.store)).chunks == a.chunks
 
 
-@simulated
 async def test_only_neighbours_that_are_there_can_be_replaced(world: World) -> None:
     a = await filled(world.store)
     everything = list(a.chunks)
@@ -105,18 +101,15 @@ async def test_only_neighbours_that_are_there_can_be_replaced(world: World) -> N
 
 
 @pytest.mark.parametrize(("base", "end"), [(10, 29), (11, 30), (0, 30), (10, 31)])
-def test_a_replacement_that_would_leave_a_gap_or_an_overlap_breaks_an_invariant(base: int, end: int) -> None:
-    @simulated
-    async def check(world: World) -> None:
-        a = await filled(world.store)
-        with pytest.raises(BrokenInvariant, match="I1"):
-            await a.replace(a.chunks[1:3], chunk(base, end, "joined.chunk"))
-        assert len((await loaded(world.store)).chunks) == 4
-
-    check()
+async def test_a_replacement_that_would_leave_a_gap_or_an_overlap_breaks_an_invariant(
+    base: int, end: int, world: World
+) -> None:
+    a = await filled(world.store)
+    with pytest.raises(BrokenInvariant, match="I1"):
+        await a.replace(a.chunks[1:3], chunk(base, end, "joined.chunk"))
+    assert len((await loaded(world.store)).chunks) == 4
 
 
-@simulated
 async def test_as_many_chunks_as_a_transaction_holds_are_replaced_at_once_and_no_more(world: World) -> None:
     assert MAX_REPLACED_CHUNKS == MAX_TXN_OPERATIONS - 1
     a = await filled(world.store, MAX_REPLACED_CHUNKS + 1)
@@ -127,7 +120,6 @@ async def test_as_many_chunks_as_a_transaction_holds_are_replaced_at_once_and_no
     assert bases(await loaded(world.store)) == [(0, end - 10), (end - 10, end)]
 
 
-@simulated
 async def test_replacing_exporting_and_retention_at_the_same_time_do_not_fence_each_other(world: World) -> None:
     a = await filled(world.store, 6)
     await asyncio.gather(

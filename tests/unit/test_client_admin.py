@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -23,7 +24,6 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.testing.scripted_broker import CUT, ScriptedBroker
-from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 
 KNOWN = {"subscriptionId": 7, "placements": {"0": 41, "1": 40}}
@@ -47,30 +47,25 @@ class Calls:
         return [arguments for name, arguments in self.seen if name == call]
 
 
-def play(calls: Calls, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        network = SimulatedNetwork(Random(1))
-        broker = ScriptedBroker(network.host("broker"))
-        broker.on_admin = calls
-        await broker.start("broker", 6660)
-        async with connect(
-            "braid://broker:6660", network=network.host("client"), random=Random(1), timeout=5
-        ) as client:
-            await body(client)
-        await broker.stop()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def connected(calls: Calls) -> AsyncIterator[Client]:
+    network = SimulatedNetwork(Random(1))
+    broker = ScriptedBroker(network.host("broker"))
+    broker.on_admin = calls
+    await broker.start("broker", 6660)
+    async with connect("braid://broker:6660", network=network.host("client"), random=Random(1), timeout=5) as client:
+        yield client
+    await broker.stop()
 
 
-def test_arguments_travel_as_the_broker_reads_them() -> None:
+async def test_arguments_travel_as_the_broker_reads_them() -> None:
     calls = Calls(
         create_topic=[{"name": "orders"}],
         identify_subscription=[KNOWN] * 3,
         seek_subscription=[{}] * 3,
         list_topics=[["topic://a/b/c"]],
     )
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         assert await client.admin.create_topic("orders", segments=2, retention_ms=5) == {"name": "orders"}
         await client.admin.seek("orders", "billing", to="earliest")
         await client.admin.seek("orders", "billing", to={0: 17})
@@ -78,8 +73,6 @@ def test_arguments_travel_as_the_broker_reads_them() -> None:
         assert await client.admin.list_topics("a/b") == ["topic://a/b/c"]
         with pytest.raises(InvalidArgument):
             await client.admin.list_topics("a")
-
-    play(calls, body)
     create, *seeks, listed = [arguments for call, arguments in calls.seen if call != "identify_subscription"]
     assert create["topic"] == "orders"
     assert create["segments"] == 2
@@ -93,53 +86,43 @@ def test_arguments_travel_as_the_broker_reads_them() -> None:
     assert listed == {"tenant": "a", "namespace": "b"}
 
 
-def test_what_becomes_of_lost_owners_travels_only_when_it_is_not_the_default() -> None:
+async def test_what_becomes_of_lost_owners_travels_only_when_it_is_not_the_default() -> None:
     """Brokers of the version before refuse what they have no word for."""
     calls = Calls(create_topic=[{}, {}])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         await client.admin.create_topic("orders")
         await client.admin.create_topic("orders", on_owner_loss="continue", owner_loss_after_ms=5)
-
-    play(calls, body)
     first, second = (arguments["policies"] for _, arguments in calls.seen)
     assert "onOwnerLoss" not in first
     assert (second["onOwnerLoss"], second["ownerLossAfterMs"]) == ("continue", 5)
 
 
-def test_a_move_to_a_named_broker_is_asked_for_again_when_its_answer_was_lost() -> None:
+async def test_a_move_to_a_named_broker_is_asked_for_again_when_its_answer_was_lost() -> None:
     calls = Calls(move_topic=[CUT, {"segments": []}, CUT], drain_broker=[CUT, {"state": "draining"}])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         assert await client.admin.move("orders", to="b", timeout=7) == {"segments": []}
         with pytest.raises(ConnectionLost):
             await client.admin.move("orders")  # Another try would move it once more.
         assert await client.admin.drain("b") == {"state": "draining"}
-
-    play(calls, body)
     assert calls.seen[0] == calls.seen[1] == ("move_topic", {"topic": "orders", "to": "b", "timeout": 7})
 
 
-def test_recovering_and_balancing_say_what_may_be_lost_and_what_may_move() -> None:
+async def test_recovering_and_balancing_say_what_may_be_lost_and_what_may_move() -> None:
     calls = Calls(recover_topic=[{}], balance=[{}])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         await client.admin.recover("orders", segment=3, accept_loss=True)
         await client.admin.balance(dry_run=True)
-
-    play(calls, body)
     recover = {"topic": "orders", "segment": 3, "acceptLoss": True, "timeout": 60.0}
     assert calls.seen == [("recover_topic", recover), ("balance", {"dryRun": True})]
 
 
-def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is_raised() -> None:
+async def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is_raised() -> None:
     calls = Calls(
         get_topic=[MetadataUnavailable("later"), {"name": "x"}, TopicNotFound("no")],
         topology=[MetadataUnavailable("later")] * 100,
         split_segment=[NotAvailable("not yet")],
     )
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         assert await client.admin.topic("x") == {"name": "x"}
         with pytest.raises(TopicNotFound):
             await client.admin.topic("x")
@@ -148,19 +131,14 @@ def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is_raise
         with pytest.raises(NotAvailable):
             await client.admin.split("x", 0)
 
-    play(calls, body)
 
-
-def test_every_try_of_a_create_brings_the_same_id_and_no_two_creates_the_same() -> None:
+async def test_every_try_of_a_create_brings_the_same_id_and_no_two_creates_the_same() -> None:
     """The broker then knows its own work (tests/unit/test_broker_topics.py)."""
     calls = Calls(create_topic=[CUT, {"name": "x"}, {"name": "y"}], create_subscription=[CUT, {"name": "s"}])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         assert await client.admin.create_topic("x", segments=2) == {"name": "x"}
         await client.admin.create_topic("x", segments=2)
         assert await client.admin.create_subscription("x", "s") == {"name": "s"}
-
-    play(calls, body)
     first, again, other = calls.of("create_topic")
     assert first == again
     assert first["requestId"] != other["requestId"]
@@ -170,20 +148,17 @@ def test_every_try_of_a_create_brings_the_same_id_and_no_two_creates_the_same() 
     assert first["requestId"] > 0
 
 
-def test_a_create_whose_answer_was_lost_does_not_take_what_somebody_else_made_for_its_own() -> None:
+async def test_a_create_whose_answer_was_lost_does_not_take_what_somebody_else_made_for_its_own() -> None:
     """However much it looks like it: the other one deletes it, or reads other records from it."""
     calls = Calls(create_topic=[CUT, TopicExists("x")], create_subscription=[CUT, SubscriptionExists("s")])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         with pytest.raises(TopicExists):
             await client.admin.create_topic("x", segments=2)
         with pytest.raises(SubscriptionExists):
             await client.admin.create_subscription("x", "s")
 
-    play(calls, body)
 
-
-def test_without_doubt_exists_and_not_found_are_errors() -> None:
+async def test_without_doubt_exists_and_not_found_are_errors() -> None:
     calls = Calls(
         create_topic=[TopicExists("x")],
         get_topic=[TopicNotFound("x"), {"topicId": 5}],
@@ -192,8 +167,7 @@ def test_without_doubt_exists_and_not_found_are_errors() -> None:
         identify_subscription=[KNOWN],
         delete_subscription=[SubscriptionNotFound("s")],
     )
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         with pytest.raises(TopicExists):
             await client.admin.create_topic("x")
         for _ in range(2):
@@ -204,22 +178,17 @@ def test_without_doubt_exists_and_not_found_are_errors() -> None:
         with pytest.raises(SubscriptionNotFound):
             await client.admin.delete_subscription("x", "s")
 
-    play(calls, body)
 
-
-def test_a_delete_names_what_it_means_and_succeeds_when_an_earlier_try_has_done_it() -> None:
+async def test_a_delete_names_what_it_means_and_succeeds_when_an_earlier_try_has_done_it() -> None:
     calls = Calls(
         get_topic=[{"topicId": 5}],
         delete_topic=[CUT, TopicNotFound("x")],
         identify_subscription=[KNOWN],
         delete_subscription=[CUT, SubscriptionNotFound("s")],
     )
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         await client.admin.delete_topic("x")
         await client.admin.delete_subscription("x", "s", force=True)
-
-    play(calls, body)
     assert calls.of("get_topic") == [{"topic": "x", "deleting": True}]
     assert calls.of("delete_topic") == [{"topic": "x", "topicId": 5, "force": False}] * 2
     about = {"topic": "x", "subscription": "s", "subscriptionId": 7, "force": True}
@@ -227,64 +196,49 @@ def test_a_delete_names_what_it_means_and_succeeds_when_an_earlier_try_has_done_
 
 
 @pytest.mark.parametrize("count", [None, 5])
-def test_a_seek_or_skip_says_where_it_began_and_says_the_same_when_it_is_repeated(count: int | None) -> None:
+async def test_a_seek_or_skip_says_where_it_began_and_says_the_same_when_it_is_repeated(count: int | None) -> None:
     calls = Calls(identify_subscription=[KNOWN], skip_subscription=[CUT, CUT, {"offsets": {"0": 9}}])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         segment = None if count is None else 0
         assert await client.admin.skip("x", "s", segment=segment, count=count) == {"offsets": {"0": 9}}
-
-    play(calls, body)
     first, second, third = calls.of("skip_subscription")
     assert first == second == third
     assert first["since"] == {"0": 41, "1": 40}
     assert first["requestId"] > 0
 
 
-def test_a_skip_that_met_a_seek_begins_again_where_that_has_set_the_subscription() -> None:
+async def test_a_skip_that_met_a_seek_begins_again_where_that_has_set_the_subscription() -> None:
     later = {"subscriptionId": 7, "placements": {"0": 60, "1": 40}}
     calls = Calls(
         identify_subscription=[KNOWN, later],
         skip_subscription=[ConditionFailed("placed since"), {"offsets": {"0": 5}}],
     )
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         assert await client.admin.skip("x", "s", segment=0, count=5) == {"offsets": {"0": 5}}
-
-    play(calls, body)
     first, second = calls.of("skip_subscription")
     assert second["since"] == later["placements"]
     assert first["requestId"] != second["requestId"], "a try of the first that is late must not pass for the second"
 
 
-def test_a_skip_whose_answer_was_lost_and_that_then_met_a_seek_says_that_it_is_not_known() -> None:
+async def test_a_skip_whose_answer_was_lost_and_that_then_met_a_seek_says_that_it_is_not_known() -> None:
     """It may have happened before the seek: skipping once more would be wrong then."""
     calls = Calls(identify_subscription=[KNOWN], skip_subscription=[CUT, ConditionFailed("placed since")])
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         with pytest.raises(TimedOut, match="not known"):
             await client.admin.skip("x", "s", segment=0, count=5)
 
-    play(calls, body)
 
-
-def test_a_seek_whose_answer_was_lost_and_that_then_met_another_is_made_again() -> None:
+async def test_a_seek_whose_answer_was_lost_and_that_then_met_another_is_made_again() -> None:
     calls = Calls(
         identify_subscription=[KNOWN, KNOWN],
         seek_subscription=[CUT, ConditionFailed("placed since"), {"offsets": {"0": 0}}],
     )
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         assert await client.admin.seek("x", "s", "earliest") == {"offsets": {"0": 0}}
 
-    play(calls, body)
 
-
-def test_seeks_that_meet_others_again_and_again_end_with_the_timeout() -> None:
+async def test_seeks_that_meet_others_again_and_again_end_with_the_timeout() -> None:
     calls = Calls(identify_subscription=[KNOWN] * 100, seek_subscription=[ConditionFailed("placed since")] * 100)
-
-    async def body(client: Client) -> None:
+    async with connected(calls) as client:
         with pytest.raises(ConditionFailed):
             await client.admin.seek("x", "s", "earliest")
-
-    play(calls, body)

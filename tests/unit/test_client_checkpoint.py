@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from braid.client.client import Client
 from braid.client.consuming.checkpoint import (
     END,
     Checkpoint,
@@ -26,9 +25,10 @@ from braid.model.errors import (
     SegmentNotFound,
     TopicNotFound,
 )
+from braid.testing.sim.loop import Simulation
 from braid.wire.operations import SegmentPositions
 from tests.kits.scripted_broker import TOPIC, ScriptedBroker
-from tests.unit.test_client_stream import play, until, with_records
+from tests.unit.test_client_stream import connected, until, with_records
 
 # Which segments may be read: pure.
 
@@ -138,8 +138,8 @@ async def read(consumer: CheckpointConsumer, count: int) -> list[tuple[int, int]
     return ids
 
 
-def test_a_checkpoint_continues_exactly_behind_the_last_record_handed_out() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
+async def test_a_checkpoint_continues_exactly_behind_the_last_record_handed_out(simulation: Simulation) -> None:
+    async with connected(simulation, with_records(10, segments=2, per_batch=4)) as (_broker, client):
         seen = []
         saved: bytes | str = "earliest"
         for count in (7, 1, 12):
@@ -152,11 +152,9 @@ def test_a_checkpoint_continues_exactly_behind_the_last_record_handed_out() -> N
         assert sorted(seen) == [(segment, offset) for segment in (0, 1) for offset in range(10)]
         assert Checkpoint.from_bytes(bytes(saved)).positions == {0: 10, 1: 10}  # type: ignore[arg-type]
 
-    play(test, with_records(10, segments=2, per_batch=4))
 
-
-def test_latest_begins_at_the_end_and_a_time_at_that_time() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
+async def test_latest_begins_at_the_end_and_a_time_at_that_time(simulation: Simulation) -> None:
+    async with connected(simulation, with_records(10)) as (broker, client):
         async with client.checkpoint_consumer("orders", start="latest") as consumer:
             broker.append(0, b"new")
             assert await read(consumer, 1) == [(0, 10)]
@@ -164,13 +162,11 @@ def test_latest_begins_at_the_end_and_a_time_at_that_time() -> None:
         async with client.checkpoint_consumer("orders", start=noon) as consumer:
             assert await read(consumer, 1) == [(0, 5)]
         assert broker.frames[-3].topic == TOPIC
-
-    broker = play(test, with_records(10))
     assert 1_794_744_000_000_000 in [getattr(frame, "timestamp", None) for frame in broker.frames]
 
 
-def test_a_start_that_makes_no_sense_is_refused() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
+async def test_a_start_that_makes_no_sense_is_refused(simulation: Simulation) -> None:
+    async with connected(simulation) as (_broker, client):
         with pytest.raises(InvalidArgument, match="zone"):
             client.checkpoint_consumer("orders", start=datetime.datetime(2026, 1, 1))  # noqa: DTZ001
         with pytest.raises(InvalidArgument, match="'earliest', 'latest'"):
@@ -184,11 +180,9 @@ def test_a_start_that_makes_no_sense_is_refused() -> None:
         with pytest.raises(TopicNotFound):
             await client.checkpoint_consumer("unknown", start="earliest").start()
 
-    play(test)
 
-
-def test_a_position_that_retention_has_deleted_is_an_error_that_says_what_to_do() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
+async def test_a_position_that_retention_has_deleted_is_an_error_that_says_what_to_do(simulation: Simulation) -> None:
+    async with connected(simulation, with_records(10)) as (broker, client):
         broker.segments[0].earliest = 6
         saved = Checkpoint(topic=TOPIC, topic_id=11, positions={0: 2}).to_bytes()
         async with client.checkpoint_consumer("orders", start=saved) as consumer:
@@ -202,38 +196,36 @@ def test_a_position_that_retention_has_deleted_is_an_error_that_says_what_to_do(
             with pytest.raises(OffsetOutOfRange, match="ends at 10"):
                 await consumer.receive()
 
-    play(test, with_records(10))
+
+async def test_retention_that_overtakes_an_open_channel_is_the_same_error(simulation: Simulation) -> None:
+    async with (
+        connected(simulation) as (broker, client),
+        client.checkpoint_consumer("orders", start="earliest") as consumer,
+    ):
+        await until(lambda: broker.opened)
+        broker.segments[0].earliest = broker.segments[0].end = 6
+        broker.opened[0].fail(OffsetOutOfRange("gone", 6, 6))
+        with pytest.raises(OffsetOutOfRange, match="retention has deleted"):
+            await consumer.receive()
 
 
-def test_retention_that_overtakes_an_open_channel_is_the_same_error() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
-        async with client.checkpoint_consumer("orders", start="earliest") as consumer:
-            await until(lambda: broker.opened)
-            broker.segments[0].earliest = broker.segments[0].end = 6
-            broker.opened[0].fail(OffsetOutOfRange("gone", 6, 6))
-            with pytest.raises(OffsetOutOfRange, match="retention has deleted"):
-                await consumer.receive()
-
-    play(test)
-
-
-def test_broken_connections_repeat_nothing() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
-        async with client.checkpoint_consumer("orders", start="earliest", window_bytes=64 << 10) as consumer:
-            seen = await read(consumer, 3)
-            broker.cut()
-            await until(lambda: len(broker.opened) == 2)
-            seen += await read(consumer, 3)
-            broker.opened[1].fail(NotServing("the log failed"))
-            await until(lambda: len(broker.opened) == 3)
-            seen += await read(consumer, 4)
-            assert seen == [(0, offset) for offset in range(10)]
-
-    play(test, with_records(10, per_batch=4))
+async def test_broken_connections_repeat_nothing(simulation: Simulation) -> None:
+    async with (
+        connected(simulation, with_records(10, per_batch=4)) as (broker, client),
+        client.checkpoint_consumer("orders", start="earliest", window_bytes=64 << 10) as consumer,
+    ):
+        seen = await read(consumer, 3)
+        broker.cut()
+        await until(lambda: len(broker.opened) == 2)
+        seen += await read(consumer, 3)
+        broker.opened[1].fail(NotServing("the log failed"))
+        await until(lambda: len(broker.opened) == 3)
+        seen += await read(consumer, 4)
+        assert seen == [(0, offset) for offset in range(10)]
 
 
-def test_children_are_read_after_their_parents_and_from_their_beginning() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
+async def test_children_are_read_after_their_parents_and_from_their_beginning(simulation: Simulation) -> None:
+    async with connected(simulation, with_records(10, segments=2, per_batch=3)) as (broker, client):
         async with client.checkpoint_consumer("orders", start="earliest") as consumer:
             first = await read(consumer, 5)
             broker.split(0, 2, 3)
@@ -255,32 +247,28 @@ def test_children_are_read_after_their_parents_and_from_their_beginning() -> Non
             assert await read(consumer, 1) == [(4, 1)]
             assert await consumer.receive(timeout=5) is None
 
-    play(test, with_records(10, segments=2, per_batch=3))
+
+async def test_children_that_become_visible_later_are_waited_for(simulation: Simulation) -> None:
+    async with (
+        connected(simulation, with_records(10)) as (broker, client),
+        client.checkpoint_consumer("orders", start="earliest") as consumer,
+    ):
+        broker.segments[0].sealed = True
+        broker.pump()
+        assert len(await read(consumer, 10)) == 10
+        assert await consumer.receive(timeout=5) is None
+        broker.split(0, 1)
+        broker.append(1, b"child")
+        assert await read(consumer, 1) == [(1, 0)]
 
 
-def test_children_that_become_visible_later_are_waited_for() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
-        async with client.checkpoint_consumer("orders", start="earliest") as consumer:
-            broker.segments[0].sealed = True
-            broker.pump()
-            assert len(await read(consumer, 10)) == 10
-            assert await consumer.receive(timeout=5) is None
-            broker.split(0, 1)
-            broker.append(1, b"child")
-            assert await read(consumer, 1) == [(1, 0)]
-
-    play(test, with_records(10))
-
-
-def test_a_consumer_that_never_reads_costs_one_window_for_each_segment() -> None:
-    async def test(broker: ScriptedBroker, client: Client) -> None:
-        async with client.checkpoint_consumer("orders", start="earliest", window_bytes=64 << 10):
-            await asyncio.sleep(10)
-        for channel in broker.opened:
-            assert channel.granted_bytes == 64 << 10
-
+async def test_a_consumer_that_never_reads_costs_one_window_for_each_segment(simulation: Simulation) -> None:
     broker = ScriptedBroker(3)
     for segment in broker.segments.values():
         for _ in range(100):
             segment.append(bytes(2_000))
-    play(test, broker)
+    async with connected(simulation, broker) as (broker, client):
+        async with client.checkpoint_consumer("orders", start="earliest", window_bytes=64 << 10):
+            await asyncio.sleep(10)
+        for channel in broker.opened:
+            assert channel.granted_bytes == 64 << 10

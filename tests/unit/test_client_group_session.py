@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from braid.client.client import Client, connect
 from braid.model.errors import Moved, NotServing, ShuttingDown, SubscriptionNotFound
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open, TopicRoute, TopologyRequest
 from tests.kits.scripted_broker import PORT, ScriptedBroker
@@ -41,21 +42,17 @@ class Pair:
         self.network: SimulatedNetwork
 
 
-def play(test: Test) -> Pair:
+@contextlib.asynccontextmanager
+async def connected(simulation: Simulation) -> AsyncIterator[tuple[Pair, Client]]:
     pair = Pair()
-
-    async def main(simulation: Simulation) -> None:
-        pair.network = network = SimulatedNetwork(simulation.random, latency_s=(1e-4, 1e-3))
-        for name, broker in (("broker", pair.owner), ("first", pair.first), ("second", pair.second)):
-            await broker.listen(network.host(name))
-        client = connect(
-            f"braid://first:{PORT}", network=network.host("client"), clock=simulation.clock, random=simulation.random
-        )
-        async with client:
-            await test(pair, client)
-
-    run_simulation(1, main)
-    return pair
+    pair.network = network = SimulatedNetwork(simulation.random, latency_s=(1e-4, 1e-3))
+    for name, broker in (("broker", pair.owner), ("first", pair.first), ("second", pair.second)):
+        await broker.listen(network.host(name))
+    client = connect(
+        f"braid://first:{PORT}", network=network.host("client"), clock=simulation.clock, random=simulation.random
+    )
+    async with client:
+        yield pair, client
 
 
 def expel(broker: ScriptedBroker, error: type[Any] = NotServing) -> None:
@@ -63,8 +60,8 @@ def expel(broker: ScriptedBroker, error: type[Any] = NotServing) -> None:
     next(peer for peer in broker.peers if broker.last_session in peer.sessions).push(Kind.EXPEL, expelled)
 
 
-def test_a_consumer_joins_where_the_map_says() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_a_consumer_joins_where_the_map_says(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         pair.first.controller = f"second:{PORT}"
         async with client.stream_consumer("orders", "billing") as consumer:
             assert offsets(await receive(consumer, 5)) == [0, 1, 2, 3, 4]
@@ -72,11 +69,9 @@ def test_a_consumer_joins_where_the_map_says() -> None:
         assert len(pair.second.got(Join)) == 1
         assert len(pair.second.got(Leave)) == 1
 
-    play(test)
 
-
-def test_a_consumer_that_is_sent_to_the_controller_goes_there_at_once() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_a_consumer_that_is_sent_to_the_controller_goes_there_at_once(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         pair.first.refusals[Kind.JOIN] = [Moved("not here", f"second:{PORT}", 7)]
         started = asyncio.get_running_loop().time()
         async with client.stream_consumer("orders", "billing") as consumer:
@@ -84,12 +79,12 @@ def test_a_consumer_that_is_sent_to_the_controller_goes_there_at_once() -> None:
             assert offsets(await receive(consumer, 5)) == [0, 1, 2, 3, 4]
         assert len(pair.first.got(Join)) == len(pair.second.got(Join)) == 1
 
-    play(test)
-
 
 @pytest.mark.parametrize("error", [NotServing, ShuttingDown, Moved])
-def test_a_lost_session_is_joined_again_while_the_channel_reads_on(error: type[Any]) -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_a_lost_session_is_joined_again_while_the_channel_reads_on(
+    error: type[Any], simulation: Simulation
+) -> None:
+    async with connected(simulation) as (pair, client):
         async with client.stream_consumer("orders", "billing", name="worker-1") as consumer:
             assert offsets(await receive(consumer, 5)) == [0, 1, 2, 3, 4]
             pair.first.refusals[Kind.JOIN] = [NotServing("not yet")] * 10
@@ -104,11 +99,9 @@ def test_a_lost_session_is_joined_again_while_the_channel_reads_on(error: type[A
         assert [join.create for join in pair.first.got(Join)] == [True] + [False] * 11
         assert len(pair.owner.opened) == 1, "the channel was not touched"
 
-    play(test)
 
-
-def test_when_the_controllers_link_breaks_the_next_controller_is_found_by_the_map() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_when_the_controllers_link_breaks_the_next_controller_is_found_by_the_map(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         pair.first.controller = f"second:{PORT}"
         async with client.stream_consumer("orders", "billing") as consumer:
             await receive(consumer, 5)
@@ -122,11 +115,9 @@ def test_when_the_controllers_link_breaks_the_next_controller_is_found_by_the_ma
             assert offsets(await receive(consumer, 15)) == list(range(5, 20))
         assert len(pair.owner.opened) == 1
 
-    play(test)
 
-
-def test_a_session_that_ends_for_good_ends_the_consumer() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_a_session_that_ends_for_good_ends_the_consumer(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         async with client.stream_consumer("orders", "billing") as consumer:
             await receive(consumer, 5)
             expel(pair.first, SubscriptionNotFound)
@@ -135,11 +126,9 @@ def test_a_session_that_ends_for_good_ends_the_consumer() -> None:
                 await consumer.receive()
         await until(lambda: not pair.owner.channels)
 
-    play(test)
 
-
-def test_channels_are_opened_by_the_seat_that_was_assigned_last() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_channels_are_opened_by_the_seat_that_was_assigned_last(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         pair.first.term, pair.first.grants = 5, {0: 3}
         async with client.stream_consumer("orders", "billing") as consumer:
             await receive(consumer, 5)
@@ -154,11 +143,9 @@ def test_channels_are_opened_by_the_seat_that_was_assigned_last() -> None:
             assert pair.owner.opened[1].seat == (8, 1)
             assert offsets(await receive(consumer, 15)) == list(range(5, 20))
 
-    play(test)
 
-
-def test_a_seat_that_is_out_of_date_waits_for_the_next_assignment_and_no_longer() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_a_seat_that_is_out_of_date_waits_for_the_next_assignment_and_no_longer(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         pair.owner.refusals[Kind.OPEN] = [NotServing("out of date")] * 12
         async with client.stream_consumer("orders", "billing") as consumer:
             await until(lambda: len(pair.owner.got(Open)) == 10)  # By now it tries once a second.
@@ -169,11 +156,9 @@ def test_a_seat_that_is_out_of_date_waits_for_the_next_assignment_and_no_longer(
             await receive(consumer, 1)
             assert asyncio.get_running_loop().time() - started < 0.1
 
-    play(test)
 
-
-def test_an_ack_that_met_a_closed_channel_goes_first_on_the_next() -> None:
-    async def test(pair: Pair, client: Client) -> None:
+async def test_an_ack_that_met_a_closed_channel_goes_first_on_the_next(simulation: Simulation) -> None:
+    async with connected(simulation) as (pair, client):
         consumer = client.stream_consumer("orders", "billing")
         await consumer.start()
         messages = await receive(consumer, 10)
@@ -190,20 +175,17 @@ def test_an_ack_that_met_a_closed_channel_goes_first_on_the_next() -> None:
         await consumer.close()
         assert pair.owner.segments[0].stored == 9, "close has waited for it"
 
-    play(test)
 
-
-def test_a_segment_that_is_asked_back_while_its_channel_is_closed_is_given_back_with_its_ack() -> None:
-    async def test(pair: Pair, client: Client) -> None:
-        async with client.stream_consumer("orders", "billing") as consumer:
-            messages = await receive(consumer, 10)
-            pair.owner.refusals[Kind.OPEN] = [NotServing("moving")] * 6
-            pair.owner.opened[0].fail(Moved("it is moving"))
-            await asyncio.sleep(0.01)
-            for message in messages:
-                await consumer.ack(message)
-            pair.first.assign()
-            await until(lambda: not consumer.segments)
-            await until(lambda: pair.owner.segments[0].cursor == 10)
-
-    play(test)
+async def test_a_segment_that_is_asked_back_while_its_channel_is_closed_is_given_back_with_its_ack(
+    simulation: Simulation,
+) -> None:
+    async with connected(simulation) as (pair, client), client.stream_consumer("orders", "billing") as consumer:
+        messages = await receive(consumer, 10)
+        pair.owner.refusals[Kind.OPEN] = [NotServing("moving")] * 6
+        pair.owner.opened[0].fail(Moved("it is moving"))
+        await asyncio.sleep(0.01)
+        for message in messages:
+            await consumer.ack(message)
+        pair.first.assign()
+        await until(lambda: not consumer.segments)
+        await until(lambda: pair.owner.segments[0].cursor == 10)

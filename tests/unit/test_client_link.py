@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
 
 from braid.model.errors import BraidError, ClientClosed, ConnectFailed, ConnectionLost, TimedOut, UnknownOperation
 from braid.testing.scripted_broker import ScriptedBroker
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.frame import Flags, Frame
 from braid.wire.link import TURN_FRAMES, Link, connect_link
@@ -35,20 +36,18 @@ class World:
         )
 
 
-def play(body: Callable[[World, Link], Awaitable[None]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.broker.start("broker", 6660)
-        link = await world.connect()
-        await body(world, link)
-        link.close(ClientClosed("done"))
-        await world.broker.stop()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def linked(simulation: Simulation) -> AsyncIterator[tuple[World, Link]]:
+    world = World(simulation)
+    await world.broker.start("broker", 6660)
+    link = await world.connect()
+    yield world, link
+    link.close(ClientClosed("done"))
+    await world.broker.stop()
 
 
-def test_requests_are_pipelined_and_each_gets_its_own_answer() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_requests_are_pipelined_and_each_gets_its_own_answer(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         world.broker.add_topic("a/b/c")
         asked = [link.ask(Kind.TOPOLOGY, encode(TopologyRequest((f"a/b/{name}",))), Topology) for name in "cde"]
         answers = await asyncio.gather(*asked)
@@ -58,11 +57,9 @@ def test_requests_are_pipelined_and_each_gets_its_own_answer() -> None:
             await link.request(Kind.JOIN)
         assert world.broker.hellos[0].token == "secret"
 
-    play(body)
 
-
-def test_a_lost_link_fails_every_open_request_and_later_ones_at_once() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_a_lost_link_fails_every_open_request_and_later_ones_at_once(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         world.broker.answer_delay_s = lambda: 100.0
         open_requests = [link.request(Kind.PING) for _ in range(3)]
         await asyncio.sleep(0.1)
@@ -75,11 +72,9 @@ def test_a_lost_link_fails_every_open_request_and_later_ones_at_once() -> None:
         with pytest.raises(ConnectionLost):
             await link.request(Kind.PING)
 
-    play(body)
 
-
-def test_a_request_without_an_answer_times_out_and_the_link_lives() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_a_request_without_an_answer_times_out_and_the_link_lives(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         delays = iter([2.0])
         world.broker.answer_delay_s = lambda: next(delays, 0.0)
         with pytest.raises(TimedOut, match="TOPOLOGY"):
@@ -88,11 +83,9 @@ def test_a_request_without_an_answer_times_out_and_the_link_lives() -> None:
         assert link.alive
         await link.request(Kind.PING)
 
-    play(body)
 
-
-def test_a_silent_broker_is_noticed_by_the_heartbeat() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_a_silent_broker_is_noticed_by_the_heartbeat(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         world.network.cut("client", "broker")
         error = await link.lost
         assert isinstance(error, ConnectionLost)
@@ -100,11 +93,9 @@ def test_a_silent_broker_is_noticed_by_the_heartbeat() -> None:
         assert world.loop.time() < 60
         world.network.heal()
 
-    play(body)
 
-
-def test_nobody_who_listens_or_answers_is_a_failed_connect() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_nobody_who_listens_or_answers_is_a_failed_connect(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, _link):
         world.network.cut("client", "broker")
         with pytest.raises(ConnectFailed, match="did not answer"):
             await world.connect()
@@ -112,8 +103,6 @@ def test_nobody_who_listens_or_answers_is_a_failed_connect() -> None:
         await world.broker.stop()
         with pytest.raises(ConnectFailed, match="cannot be reached"):
             await world.connect()
-
-    play(body)
 
 
 # ── many answers that come together ──────────────────────────────────────────────────────────────────────────────────
@@ -136,17 +125,15 @@ def asked(world: World, link: Link, count: int) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("count", [TURN_FRAMES, TURN_FRAMES + 1, 2 * TURN_FRAMES + 1])
-def test_each_of_many_answers_is_told_once(count: int) -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_each_of_many_answers_is_told_once(count: int, simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         heard = asked(world, link, count)
         link.on_frames(answers(count))
         assert [len(each) for each in heard] == [1] * count
 
-    play(body)
 
-
-def test_those_who_waited_for_the_first_go_on_before_the_last_is_looked_at() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_those_who_waited_for_the_first_go_on_before_the_last_is_looked_at(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         heard = asked(world, link, TURN_FRAMES + 1)
         seen: list[int] = []
         first = link._requests[1]
@@ -160,11 +147,9 @@ def test_those_who_waited_for_the_first_go_on_before_the_last_is_looked_at() -> 
         assert seen == [TURN_FRAMES]
         assert sum(map(len, heard)) == TURN_FRAMES + 1
 
-    play(body)
 
-
-def test_one_who_goes_on_may_close_the_link() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_one_who_goes_on_may_close_the_link(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         heard = asked(world, link, 2 * TURN_FRAMES)
         first = link._requests[1]
 
@@ -178,11 +163,9 @@ def test_one_who_goes_on_may_close_the_link() -> None:
         assert [len(each) for each in heard] == [1] * (2 * TURN_FRAMES)
         assert all(isinstance(error, ClientClosed) for (error,) in heard[TURN_FRAMES:])
 
-    play(body)
 
-
-def test_one_who_ends_the_program_leaves_nobody_without_an_answer() -> None:
-    async def body(world: World, link: Link) -> None:
+async def test_one_who_ends_the_program_leaves_nobody_without_an_answer(simulation: Simulation) -> None:
+    async with linked(simulation) as (world, link):
         heard = asked(world, link, 2 * TURN_FRAMES + 1)
         first = link._requests[1]
 
@@ -198,5 +181,3 @@ def test_one_who_ends_the_program_leaves_nobody_without_an_answer() -> None:
             link.on_frames(answers(2 * TURN_FRAMES + 1))
         await asyncio.sleep(1)
         assert [len(each) for each in heard] == [1] * (2 * TURN_FRAMES + 1)
-
-    play(body)

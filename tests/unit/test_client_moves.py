@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ from braid.model.errors import BraidError, ConnectFailed, ConnectionLost, Moved,
 from braid.model.message import MessageId
 from braid.ports.network import Address
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Kind, Route
 
@@ -49,17 +49,15 @@ class World:
             broker.logs = brokers[0].logs
 
 
-def play(body: Callable[[World], Awaitable[None]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        for name, broker in world.brokers.items():
-            await broker.start(name, PORT)
-            broker.add_topic(PATH)
-        await body(world)
-        for broker in world.brokers.values():
-            await broker.stop()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def running_world(simulation: Simulation) -> AsyncIterator[World]:
+    world = World(simulation)
+    for name, broker in world.brokers.items():
+        await broker.start(name, PORT)
+        broker.add_topic(PATH)
+    yield world
+    for broker in world.brokers.values():
+        await broker.stop()
 
 
 def owner_of(client: Client) -> tuple[str, int]:
@@ -70,32 +68,29 @@ def owner_of(client: Client) -> tuple[str, int]:
 # ── the map ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_redirect_counts_at_once_and_nothing_older_undoes_it() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            await client.routing.topic(PATH)
-            client.routing.redirect(PATH, 0, Moved("gone", f"two:{PORT}", 5))
-            assert owner_of(client) == (f"two:{PORT}", 5)
-            for epoch in (3, 4):  # Pushes with newer generations, by a broker that does not know yet.
-                world.own("three", epoch, world.one)
-                world.one.push()
-                await asyncio.sleep(0.1)
-                assert owner_of(client) == (f"two:{PORT}", 5)
-                await client.routing.refresh(PATH)
-                assert owner_of(client) == (f"two:{PORT}", 5)
-            client.routing.redirect(PATH, 0, Moved("gone", f"three:{PORT}", 4))
-            client.routing.redirect(PATH, 0, Moved("gone", f"three:{PORT}", 5))
-            assert owner_of(client) == (f"two:{PORT}", 5)
-            world.own("three", 6, world.one)
+async def test_a_redirect_counts_at_once_and_nothing_older_undoes_it(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        await client.routing.topic(PATH)
+        client.routing.redirect(PATH, 0, Moved("gone", f"two:{PORT}", 5))
+        assert owner_of(client) == (f"two:{PORT}", 5)
+        for epoch in (3, 4):  # Pushes with newer generations, by a broker that does not know yet.
+            world.own("three", epoch, world.one)
             world.one.push()
             await asyncio.sleep(0.1)
-            assert owner_of(client) == (f"three:{PORT}", 6)
+            assert owner_of(client) == (f"two:{PORT}", 5)
+            await client.routing.refresh(PATH)
+            assert owner_of(client) == (f"two:{PORT}", 5)
+        client.routing.redirect(PATH, 0, Moved("gone", f"three:{PORT}", 4))
+        client.routing.redirect(PATH, 0, Moved("gone", f"three:{PORT}", 5))
+        assert owner_of(client) == (f"two:{PORT}", 5)
+        world.own("three", 6, world.one)
+        world.one.push()
+        await asyncio.sleep(0.1)
+        assert owner_of(client) == (f"three:{PORT}", 6)
 
-    play(body)
 
-
-def test_a_redirect_fills_in_an_owner_that_the_map_does_not_have_yet() -> None:
-    async def body(world: World) -> None:
+async def test_a_redirect_fills_in_an_owner_that_the_map_does_not_have_yet(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         world.own("", 4, world.one)
         async with world.client("one") as client:
             topic = await client.routing.topic(PATH)
@@ -106,89 +101,75 @@ def test_a_redirect_fills_in_an_owner_that_the_map_does_not_have_yet() -> None:
             client.routing.redirect(PATH, 0, Moved("there", f"two:{PORT}", 4))
             assert owner_of(client) == (f"two:{PORT}", 4)
 
-    play(body)
 
-
-def test_a_deleted_topic_is_not_brought_back_by_a_stale_push() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            await client.routing.topic(PATH)
-            old = world.one.generation, world.one.topics[PATH]
-            world.one.generation += 5
-            del world.one.topics[PATH]
-            with pytest.raises(TopicNotFound):
-                await client.routing.refresh(PATH)
-            now = world.one.generation
-            world.one.generation, world.one.topics[PATH] = old[0] + 1, old[1]
-            world.one.push()
-            await asyncio.sleep(0.1)
-            del world.one.topics[PATH]
-            world.one.generation = now
-            with pytest.raises(TopicNotFound):
-                await client.routing.topic(PATH)
-
-    play(body)
-
-
-def test_who_waits_for_a_change_is_woken_by_the_push_that_names_a_later_owner() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            await client.routing.topic(PATH)
-            started = world.loop.time()
-            assert await client.routing.changed(PATH, 0, 0, 60), "it is so already"
-            assert not await client.routing.changed(PATH, 0, 1, 2)
-            assert not any(client.routing._waiting.values()), "who has waited in vain is forgotten"
-            assert world.loop.time() - started == pytest.approx(2)
-            waiting = asyncio.create_task(client.routing.changed(PATH, 0, 1, 60))
-            for owner, epoch in (("", 1), ("", 2), ("two", 2)):
-                await asyncio.sleep(1)
-                assert not waiting.done()
-                world.own(owner, epoch, world.one)
-                world.one.push()
-            await asyncio.sleep(0.1)
-            assert waiting.done()
-            assert await waiting
-
-    play(body)
-
-
-def test_what_was_pushed_or_fetched_is_acked_to_who_told_it() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            await client.routing.topic(PATH)
-            first = world.one.generation
-            world.own("two", 2, world.one)
-            world.one.push()
-            await asyncio.sleep(0.1)
+async def test_a_deleted_topic_is_not_brought_back_by_a_stale_push(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        await client.routing.topic(PATH)
+        old = world.one.generation, world.one.topics[PATH]
+        world.one.generation += 5
+        del world.one.topics[PATH]
+        with pytest.raises(TopicNotFound):
             await client.routing.refresh(PATH)
-            await asyncio.sleep(0.1)
-            assert world.one.acks == [first, first + 1, first + 1]
+        now = world.one.generation
+        world.one.generation, world.one.topics[PATH] = old[0] + 1, old[1]
+        world.one.push()
+        await asyncio.sleep(0.1)
+        del world.one.topics[PATH]
+        world.one.generation = now
+        with pytest.raises(TopicNotFound):
+            await client.routing.topic(PATH)
 
-    play(body)
+
+async def test_who_waits_for_a_change_is_woken_by_the_push_that_names_a_later_owner(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        await client.routing.topic(PATH)
+        started = world.loop.time()
+        assert await client.routing.changed(PATH, 0, 0, 60), "it is so already"
+        assert not await client.routing.changed(PATH, 0, 1, 2)
+        assert not any(client.routing._waiting.values()), "who has waited in vain is forgotten"
+        assert world.loop.time() - started == pytest.approx(2)
+        waiting = asyncio.create_task(client.routing.changed(PATH, 0, 1, 60))
+        for owner, epoch in (("", 1), ("", 2), ("two", 2)):
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            world.own(owner, epoch, world.one)
+            world.one.push()
+        await asyncio.sleep(0.1)
+        assert waiting.done()
+        assert await waiting
+
+
+async def test_what_was_pushed_or_fetched_is_acked_to_who_told_it(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        await client.routing.topic(PATH)
+        first = world.one.generation
+        world.own("two", 2, world.one)
+        world.one.push()
+        await asyncio.sleep(0.1)
+        await client.routing.refresh(PATH)
+        await asyncio.sleep(0.1)
+        assert world.one.acks == [first, first + 1, first + 1]
 
 
 # ── whom to ask ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_when_the_link_that_pushes_is_lost_another_broker_is_asked_to() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one", "two") as client:
-            await client.routing.topic(PATH)
-            first = world.one if world.one.lookups else world.two
-            other = world.two if first is world.one else world.one
-            await first.stop()
-            await asyncio.sleep(1)
-            assert other.lookups == 1, "nobody has asked for the topic since"
-            world.own("three", 2, other)
-            other.push()
-            await asyncio.sleep(0.1)
-            assert owner_of(client) == (f"three:{PORT}", 2)
-
-    play(body)
+async def test_when_the_link_that_pushes_is_lost_another_broker_is_asked_to(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one", "two") as client:
+        await client.routing.topic(PATH)
+        first = world.one if world.one.lookups else world.two
+        other = world.two if first is world.one else world.one
+        await first.stop()
+        await asyncio.sleep(1)
+        assert other.lookups == 1, "nobody has asked for the topic since"
+        world.own("three", 2, other)
+        other.push()
+        await asyncio.sleep(0.1)
+        assert owner_of(client) == (f"three:{PORT}", 2)
 
 
-def test_owners_are_asked_when_the_brokers_that_were_given_are_gone() -> None:
-    async def body(world: World) -> None:
+async def test_owners_are_asked_when_the_brokers_that_were_given_are_gone(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         world.own("three", 2, world.one, world.three)
         async with world.client("one") as client:
             await client.routing.topic(PATH)
@@ -196,37 +177,29 @@ def test_owners_are_asked_when_the_brokers_that_were_given_are_gone() -> None:
             await asyncio.sleep(2)
             assert world.three.lookups == 1
 
-    play(body)
+
+async def test_a_broker_that_does_not_answer_holds_up_no_lookup(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one", "two") as client:
+        await client.routing.topic(PATH)
+        first = world.one if world.one.lookups else world.two
+        first.silent = True
+        started = world.loop.time()
+        await client.routing.refresh(PATH)
+        assert world.loop.time() - started < LOOKUP_TIMEOUT_S + 1
+        first.silent = False
 
 
-def test_a_broker_that_does_not_answer_holds_up_no_lookup() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one", "two") as client:
-            await client.routing.topic(PATH)
-            first = world.one if world.one.lookups else world.two
-            first.silent = True
-            started = world.loop.time()
+async def test_a_lookup_that_nobody_answers_may_be_tried_again(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        world.one.silent = True
+        with pytest.raises(ConnectionLost, match="was asked about topic") as failure:
             await client.routing.refresh(PATH)
-            assert world.loop.time() - started < LOOKUP_TIMEOUT_S + 1
-            first.silent = False
-
-    play(body)
+        assert failure.value.retriable
+        world.one.silent = False
 
 
-def test_a_lookup_that_nobody_answers_may_be_tried_again() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            world.one.silent = True
-            with pytest.raises(ConnectionLost, match="was asked about topic") as failure:
-                await client.routing.refresh(PATH)
-            assert failure.value.retriable
-            world.one.silent = False
-
-    play(body)
-
-
-def test_a_machine_that_swallows_everything_delays_nobody_much() -> None:
-    async def body(world: World) -> None:
+async def test_a_machine_that_swallows_everything_delays_nobody_much(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         world.network.cut("client", "one")
         for seed in range(4):
             client = world.client("one", "two", random=Random(seed))
@@ -235,11 +208,9 @@ def test_a_machine_that_swallows_everything_delays_nobody_much() -> None:
                 assert world.loop.time() - started < 1
                 assert client.pool.links()[0].address == Address("two", PORT)
 
-    play(body)
 
-
-def test_a_broker_that_lost_its_segments_and_gives_no_sign_of_life_is_let_go() -> None:
-    async def body(world: World) -> None:
+async def test_a_broker_that_lost_its_segments_and_gives_no_sign_of_life_is_let_go(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         world.own("two", 2, world.one)
         async with world.client("one") as client:
             link = await client.routing.owner_link(PATH, 0)
@@ -257,14 +228,12 @@ def test_a_broker_that_lost_its_segments_and_gives_no_sign_of_life_is_let_go() -
             await asyncio.sleep(2 * SIGN_OF_LIFE_S)
             assert alive.alive, "it answered"
 
-    play(body)
-
 
 # ── links that nobody needs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_link_that_no_route_names_is_closed_after_a_while_if_nobody_uses_it() -> None:
-    async def body(world: World) -> None:
+async def test_a_link_that_no_route_names_is_closed_after_a_while_if_nobody_uses_it(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         world.own("two", 2, world.one)
         async with world.client("one") as client:
             link = await client.routing.owner_link(PATH, 0)
@@ -282,11 +251,9 @@ def test_a_link_that_no_route_names_is_closed_after_a_while_if_nobody_uses_it() 
             again = await client.pool.link(Address("two", PORT))
             assert again.alive
 
-    play(body)
 
-
-def test_a_link_that_is_used_or_named_again_is_not_closed() -> None:
-    async def body(world: World) -> None:
+async def test_a_link_that_is_used_or_named_again_is_not_closed(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         world.own("two", 2, world.one)
         async with world.client("one") as client:
             link = await client.routing.owner_link(PATH, 0)
@@ -300,8 +267,6 @@ def test_a_link_that_is_used_or_named_again_is_not_closed() -> None:
             world.one.push()
             await asyncio.sleep(3 * PRUNE_AFTER_S)
             assert link.alive, "it is named again"
-
-    play(body)
 
 
 # ── producers ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -346,8 +311,10 @@ def stored(broker: ScriptedBroker) -> Sequence[int]:
 
 @pytest.mark.parametrize("outage_s", [0.0, 0.05, 0.5, 2.0])
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_producer_rides_through_a_move_without_a_duplicate_or_a_change_of_order(outage_s: float, tells: bool) -> None:
-    async def body(world: World) -> None:
+async def test_a_producer_rides_through_a_move_without_a_duplicate_or_a_change_of_order(
+    outage_s: float, tells: bool, simulation: Simulation
+) -> None:
+    async with running_world(simulation) as world:
         moving = Moving(world, 20, outage_s, tells=tells)
         ids: list[MessageId] = []
         async with world.client("one") as client, client.producer("orders") as producer:
@@ -360,11 +327,9 @@ def test_a_producer_rides_through_a_move_without_a_duplicate_or_a_change_of_orde
         assert [each.offset for each in ids] == list(range(300))
         assert len(stored(world.two)) == 300
 
-    play(body)
 
-
-def test_pipelined_batches_that_meet_a_move_are_stored_once_and_in_order() -> None:
-    async def body(world: World) -> None:
+async def test_pipelined_batches_that_meet_a_move_are_stored_once_and_in_order(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         Moving(world, 30, 0.3, tells=True)
         async with world.client("one") as client, client.producer("orders") as producer:
             receipts = []
@@ -374,55 +339,48 @@ def test_pipelined_batches_that_meet_a_move_are_stored_once_and_in_order() -> No
             ids = [await receipt for receipt in receipts]
         assert [each.offset for each in ids] == list(range(400))
 
-    play(body)
 
-
-def test_a_search_waits_longer_each_time_and_begins_anew_when_something_worked() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            search = OwnerSearch(client.routing, PATH, 0, client.backoff())
-            await search.link()
-            waits = []
-            error: BraidError = NotServing("not yet")
-            for _ in range(12):
-                started = world.loop.time()
-                await search.after(error)
-                waits.append(world.loop.time() - started)
-            assert waits[0] < 0.05
-            assert all(0.5 <= wait < 1.1 for wait in waits[-3:])
-            search.worked()
+async def test_a_search_waits_longer_each_time_and_begins_anew_when_something_worked(simulation: Simulation) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        search = OwnerSearch(client.routing, PATH, 0, client.backoff())
+        await search.link()
+        waits = []
+        error: BraidError = NotServing("not yet")
+        for _ in range(12):
             started = world.loop.time()
             await search.after(error)
-            assert world.loop.time() - started < 0.05
-
-    play(body)
-
-
-def test_a_search_pauses_while_nobody_answers_though_the_map_names_a_later_owner_than_was_tried() -> None:
-    async def body(world: World) -> None:
-        async with world.client("one") as client:
-            search = OwnerSearch(client.routing, PATH, 0, client.backoff())
-            await search.link()
-            world.own("one", 2, world.one)
-            world.one.push()
-            await client.routing.changed(PATH, 0, 1, 1)
-            await world.one.stop()
-            await asyncio.sleep(0.1)
-            began = world.loop.time()
-            for _ in range(12):
-                with pytest.raises(ConnectFailed):
-                    await search.link()
-                with contextlib.suppress(ConnectFailed):
-                    await search.after(ConnectionLost("it is gone"))
-            assert world.loop.time() - began > 3.0
-
-    play(body)
+            waits.append(world.loop.time() - started)
+        assert waits[0] < 0.05
+        assert all(0.5 <= wait < 1.1 for wait in waits[-3:])
+        search.worked()
+        started = world.loop.time()
+        await search.after(error)
+        assert world.loop.time() - started < 0.05
 
 
-def test_a_search_that_finds_another_owner_begins_anew() -> None:
+async def test_a_search_pauses_while_nobody_answers_though_the_map_names_a_later_owner_than_was_tried(
+    simulation: Simulation,
+) -> None:
+    async with running_world(simulation) as world, world.client("one") as client:
+        search = OwnerSearch(client.routing, PATH, 0, client.backoff())
+        await search.link()
+        world.own("one", 2, world.one)
+        world.one.push()
+        await client.routing.changed(PATH, 0, 1, 1)
+        await world.one.stop()
+        await asyncio.sleep(0.1)
+        began = world.loop.time()
+        for _ in range(12):
+            with pytest.raises(ConnectFailed):
+                await search.link()
+            with contextlib.suppress(ConnectFailed):
+                await search.after(ConnectionLost("it is gone"))
+        assert world.loop.time() - began > 3.0
+
+
+async def test_a_search_that_finds_another_owner_begins_anew(simulation: Simulation) -> None:
     """However long the last one was tried: this one may be a few milliseconds behind its record."""
-
-    async def body(world: World) -> None:
+    async with running_world(simulation) as world:
         world.own("one", 1, world.one)
         async with world.client("one") as client:
             search = OwnerSearch(client.routing, PATH, 0, client.backoff())
@@ -435,5 +393,3 @@ def test_a_search_that_finds_another_owner_begins_anew() -> None:
             began = world.loop.time()
             await search.after(NotServing("not open yet"))
             assert world.loop.time() - began < 0.05
-
-    play(body)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
 
@@ -34,7 +35,7 @@ from braid.model.hashing import key_hash
 from braid.model.message import MessageId
 from braid.storage.log.producers import REMEMBERED_BATCHES
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link
 from braid.wire.operations import Route
@@ -70,22 +71,15 @@ class World:
         return [message.value for message in self.messages(segment)]
 
 
-def play(
-    body: Callable[[World, Producer], Awaitable[None]],
-    *,
-    segments: int = 1,
-    timeout: float = 30.0,
-    **options: Any,
-) -> World:
-    async def main(simulation: Simulation) -> World:
-        world = World(simulation)
-        await world.start(segments)
-        async with world.client(timeout=timeout) as client, client.producer("orders", **options) as producer:
-            await body(world, producer)
-        await world.broker.stop()
-        return world
-
-    return run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def producing(
+    simulation: Simulation, *, segments: int = 1, timeout: float = 30.0, **options: Any
+) -> AsyncIterator[tuple[World, Producer]]:
+    world = World(simulation)
+    await world.start(segments)
+    async with world.client(timeout=timeout) as client, client.producer("orders", **options) as producer:
+        yield world, producer
+    await world.broker.stop()
 
 
 def script_of(*steps: Step | Refuse) -> Callable[[Route, BatchHeader], Step | Refuse]:
@@ -94,19 +88,19 @@ def script_of(*steps: Step | Refuse) -> Callable[[Route, BatchHeader], Step | Re
     return lambda route, header: left.pop(0) if left else Step.CONFIRM
 
 
-def test_what_is_given_in_one_turn_of_the_loop_is_one_batch() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_what_is_given_in_one_turn_of_the_loop_is_one_batch(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         ids = await asyncio.gather(*(producer.send(f"value-{number}") for number in range(100)))
         assert ids == [MessageId(0, number) for number in range(100)]
         assert [batch.count for batch in world.batches()] == [100]
-
-    play(body)
 
 
 @pytest.mark.parametrize(
     ("options", "several"), [({}, True), ({"linger": 0.001}, False), ({"compression": "lz4"}, False)]
 )
-def test_a_large_turn_begins_to_leave_before_it_ends(options: dict[str, Any], several: bool) -> None:
+async def test_a_large_turn_begins_to_leave_before_it_ends(
+    options: dict[str, Any], several: bool, simulation: Simulation
+) -> None:
     async def body(world: World, producer: Producer) -> None:
         for _ in range(2):  # also when the first are confirmed and nothing is under way again
             for number in range(2_000):
@@ -120,16 +114,16 @@ def test_a_large_turn_begins_to_leave_before_it_ends(options: dict[str, Any], se
             assert counts == [2_000] * 2
         assert world.values() == [b"%0100d" % number for number in range(2_000)] * 2
 
-    async def warm(world: World, producer: Producer) -> None:
+    async with producing(simulation, **options) as (world, producer):
         await producer.send(b"%0100d" % 0)  # connects
         world.broker.logs[PATH, 0].batches.clear()
         await body(world, producer)
 
-    play(warm, **options)
 
-
-def test_who_sends_again_when_his_record_is_stored_does_so_in_the_turn_of_the_confirm() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_who_sends_again_when_his_record_is_stored_does_so_in_the_turn_of_the_confirm(
+    simulation: Simulation,
+) -> None:
+    async with producing(simulation) as (world, producer):
         await producer.send(b"connects")
         loop, planned = asyncio.get_running_loop(), []
         call_soon = loop.call_soon
@@ -147,11 +141,9 @@ def test_who_sends_again_when_his_record_is_stored_does_so_in_the_turn_of_the_co
         assert not {Lane, Link}.intersection(whose)
         assert len(world.batches()) == 21
 
-    play(body)
 
-
-def test_many_senders_share_a_batch_and_a_cancelled_one_harms_no_other() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_many_senders_share_a_batch_and_a_cancelled_one_harms_no_other(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 1.0
         senders = [asyncio.create_task(producer.send(b"%d" % number)) for number in range(3 * GROUP)]
         await asyncio.sleep(0.5)
@@ -167,11 +159,9 @@ def test_many_senders_share_a_batch_and_a_cancelled_one_harms_no_other() -> None
                 assert each == MessageId(0, number)
         await asyncio.wait_for(asyncio.gather(*(producer.send(b"x") for _ in range(3 * GROUP))), 10)
 
-    play(body)
 
-
-def test_records_gather_while_eight_batches_are_under_way() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_records_gather_while_eight_batches_are_under_way(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 1.0
         for number in range(100):
             producer.submit(f"{number}")
@@ -183,11 +173,9 @@ def test_records_gather_while_eight_batches_are_under_way() -> None:
         assert len(counts) == MAX_BATCHES_IN_FLIGHT + 1
         assert world.values() == [b"%d" % number for number in range(100)]
 
-    play(body)
 
-
-def test_a_small_batch_waits_for_the_answer_of_the_one_before_it() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_small_batch_waits_for_the_answer_of_the_one_before_it(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.network.latency_s = (ANSWER_WAIT_S / 10, ANSWER_WAIT_S / 10)
         await producer.send(b"before")
         for number in range(100):
@@ -199,11 +187,9 @@ def test_a_small_batch_waits_for_the_answer_of_the_one_before_it() -> None:
         assert 8 <= len(counts) <= 16, "one for each answer"
         assert world.values()[1:] == [b"%d" % number for number in range(100)]
 
-    play(body)
 
-
-def test_a_small_batch_does_not_wait_long_for_a_broker_far_away() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_small_batch_does_not_wait_long_for_a_broker_far_away(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.network.latency_s = (1.0, 1.0)
         producer.submit(b"first")
         await asyncio.sleep(ANSWER_WAIT_S)
@@ -215,11 +201,9 @@ def test_a_small_batch_does_not_wait_long_for_a_broker_far_away() -> None:
         assert (await last).offset == 1
         assert [batch.count for batch in world.batches()] == [1, 1]
 
-    play(body)
 
-
-def test_a_larger_batch_waits_for_no_answer() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_larger_batch_waits_for_no_answer(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.network.latency_s = (1.0, 1.0)
         producer.submit(b"first")
         await asyncio.sleep(ANSWER_WAIT_S)
@@ -231,11 +215,9 @@ def test_a_larger_batch_waits_for_no_answer() -> None:
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
 
-    play(body)
 
-
-def test_a_batch_that_waits_and_grows_leaves_when_it_is_large() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_batch_that_waits_and_grows_leaves_when_it_is_large(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.network.latency_s = (1.0, 1.0)
         producer.submit(b"first")
         await asyncio.sleep(ANSWER_WAIT_S)
@@ -246,11 +228,9 @@ def test_a_batch_that_waits_and_grows_leaves_when_it_is_large() -> None:
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
 
-    play(body)
 
-
-def test_linger_is_kept_also_while_something_is_under_way() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_linger_is_kept_also_while_something_is_under_way(simulation: Simulation) -> None:
+    async with producing(simulation, linger=0.2) as (world, producer):
         world.network.latency_s = (1.0, 1.0)
         producer.submit(b"first")
         await asyncio.sleep(0.25)
@@ -260,11 +240,9 @@ def test_linger_is_kept_also_while_something_is_under_way() -> None:
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 10]
 
-    play(body, linger=0.2)
 
-
-def test_a_lane_without_a_link_has_no_timer_that_goes_round() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_lane_without_a_link_has_no_timer_that_goes_round(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.network.latency_s = (1.0, 1.0)
         producer.submit(b"first")
         await asyncio.sleep(ANSWER_WAIT_S)
@@ -278,22 +256,18 @@ def test_a_lane_without_a_link_has_no_timer_that_goes_round() -> None:
         world.network.heal()
         world.network.latency_s = (100e-6, 100e-6)
 
-    play(body)
-
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_send_many_of_whole_slices_and_of_one_more(more: int) -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_send_many_of_whole_slices_and_of_one_more(more: int, simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         count = 3 * slice_records(b"12345678", 1 << 20) + more
         ids = await producer.send_many([b"%08d" % number for number in range(count)])
         assert [each.offset for each in ids] == list(range(count))
         assert world.values() == [b"%08d" % number for number in range(count)]
 
-    play(body)
 
-
-def test_linger_waits_for_more_but_not_for_a_full_batch_nor_for_flush() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_linger_waits_for_more_but_not_for_a_full_batch_nor_for_flush(simulation: Simulation) -> None:
+    async with producing(simulation, linger=0.5, max_batch_bytes=1000) as (world, producer):
         started = world.loop.time()
         first = producer.submit(b"1")
         await asyncio.sleep(0.2)
@@ -312,11 +286,9 @@ def test_linger_waits_for_more_but_not_for_a_full_batch_nor_for_flush() -> None:
         await producer.flush()
         assert world.loop.time() - started < 0.1
 
-    play(body, linger=0.5, max_batch_bytes=1_000)
 
-
-def test_headers_keys_timestamps_and_text_arrive_as_they_were_given() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_headers_keys_timestamps_and_text_arrive_as_they_were_given(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         await asyncio.gather(
             producer.send("größe", key="ключ", headers={"trace": "a1", "raw": b"\x00"}, timestamp=123),
             producer.send(b"plain"),
@@ -328,8 +300,6 @@ def test_headers_keys_timestamps_and_text_arrive_as_they_were_given() -> None:
         assert (second.value, second.key, second.headers) == (b"plain", None, {})
         assert second.timestamp_us > 1_000_000
         assert (third.value, third.key) == (b"mutable", b"k")
-
-    play(body)
 
 
 @pytest.mark.parametrize(
@@ -345,19 +315,19 @@ def test_headers_keys_timestamps_and_text_arrive_as_they_were_given() -> None:
         {"value": "\ud800"},
     ],
 )
-def test_a_bad_record_is_refused_at_once_and_harms_no_other(record: dict[str, Any]) -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_bad_record_is_refused_at_once_and_harms_no_other(
+    record: dict[str, Any], simulation: Simulation
+) -> None:
+    async with producing(simulation) as (world, producer):
         good = producer.submit(b"good")
         with pytest.raises(InvalidArgument):
             producer.submit(**record)
         assert (await good).offset == 0
         assert world.values() == [b"good"]
 
-    play(body)
 
-
-def test_a_record_above_the_limit_is_refused_before_it_is_sent() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_record_above_the_limit_is_refused_before_it_is_sent(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         with pytest.raises(BatchTooLarge):
             producer.submit(bytes(33 << 20))
         world.broker.max_frame_bytes = 10_000
@@ -367,11 +337,9 @@ def test_a_record_above_the_limit_is_refused_before_it_is_sent() -> None:
             await producer.send(bytes(20_000))
         await producer.send(bytes(5_000))
 
-    play(body)
 
-
-def test_a_key_goes_to_the_segment_of_its_hash_whichever_way_it_is_given() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_key_goes_to_the_segment_of_its_hash_whichever_way_it_is_given(simulation: Simulation) -> None:
+    async with producing(simulation, segments=4) as (world, producer):
         keys = [f"key-{number}".encode() for number in range(50)]
         expected = [key_hash(key) // 0x4000 for key in keys]
         assert [(await producer.send(b"", key=key)).segment for key in keys] == expected
@@ -382,11 +350,9 @@ def test_a_key_goes_to_the_segment_of_its_hash_whichever_way_it_is_given() -> No
         for ids in (pairs, table):
             assert [world.messages(segment)[offset].value for segment, offset in ids] == keys
 
-    play(body, segments=4)
 
-
-def test_records_without_a_key_go_round_the_segments_a_batch_at_a_time() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_records_without_a_key_go_round_the_segments_a_batch_at_a_time(simulation: Simulation) -> None:
+    async with producing(simulation, segments=3) as (_world, producer):
         segments = []
         for _ in range(6):
             ids = await asyncio.gather(*(producer.send(b"x") for _ in range(10)))
@@ -397,11 +363,11 @@ def test_records_without_a_key_go_round_the_segments_a_batch_at_a_time() -> None
         assert mixed[0].segment == mixed[2].segment
         assert mixed[1].segment == key_hash(b"key-0") // 0x5555
 
-    play(body, segments=3)
 
-
-def test_send_many_keeps_its_order_behind_what_was_submitted_and_cuts_batches_by_size() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_send_many_keeps_its_order_behind_what_was_submitted_and_cuts_batches_by_size(
+    simulation: Simulation,
+) -> None:
+    async with producing(simulation, max_batch_bytes=4096) as (world, producer):
         producer.submit(b"first")
         ids = await producer.send_many([b"%0100d" % number for number in range(1_000)])
         await producer.send(b"last")
@@ -411,11 +377,9 @@ def test_send_many_keeps_its_order_behind_what_was_submitted_and_cuts_batches_by
         assert ids[2:4] == [MessageId(0, 3), MessageId(0, 4)]
         assert all(batch.raw_length < 5_000 for batch in world.batches())
 
-    play(body, max_batch_bytes=4_096)
 
-
-def test_send_many_refuses_a_mixture_and_takes_generators_and_nothing() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_send_many_refuses_a_mixture_and_takes_generators_and_nothing(simulation: Simulation) -> None:
+    async with producing(simulation) as (_world, producer):
         with pytest.raises(InvalidArgument):
             await producer.send_many([b"a", (b"k", b"v")])  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
@@ -425,30 +389,24 @@ def test_send_many_refuses_a_mixture_and_takes_generators_and_nothing() -> None:
         assert len(await producer.send_many([])) == 0
         assert len(await producer.send_many(f"{number}" for number in range(10))) == 10
 
-    play(body)
-
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compression_is_applied_per_batch(compression: str) -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_compression_is_applied_per_batch(compression: str, simulation: Simulation) -> None:
+    async with producing(simulation, compression=compression) as (world, producer):
         await producer.send_many([b"the same again and again"] * 1_000)
         assert all(batch.codec and batch.body_length < batch.raw_length // 4 for batch in world.batches())
         assert world.values() == [b"the same again and again"] * 1_000
 
-    play(body, compression=compression)
 
-
-def test_a_lost_reply_is_answered_with_the_offset_of_the_first_try() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_lost_reply_is_answered_with_the_offset_of_the_first_try(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.script = script_of(Step.CUT_AFTER)
         assert await producer.send(b"once") == MessageId(0, 0)
         assert world.values() == [b"once"]
 
-    play(body)
 
-
-def test_batches_behind_one_that_is_busy_go_again_in_order() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_batches_behind_one_that_is_busy_go_again_in_order(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 0.05
         world.broker.script = script_of(Refuse(LogBusy("later")))
         receipts = []
@@ -458,11 +416,9 @@ def test_batches_behind_one_that_is_busy_go_again_in_order() -> None:
         assert [(await receipt).offset for receipt in receipts] == [0, 1, 2, 3, 4]
         assert len({batch.producer_id for batch in world.batches()}) == 1
 
-    play(body)
 
-
-def test_a_refused_batch_fails_alone_and_those_behind_it_go_on_under_a_new_id() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_refused_batch_fails_alone_and_those_behind_it_go_on_under_a_new_id(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 0.05
         await producer.send(b"before")
         world.broker.script = script_of(Refuse(PermissionDenied("no")))
@@ -477,17 +433,13 @@ def test_a_refused_batch_fails_alone_and_those_behind_it_go_on_under_a_new_id() 
         assert [batch.first_sequence for batch in world.batches()] == [0, 0, 1, 2]
         assert len({batch.producer_id for batch in world.batches()}) == 2
 
-    play(body)
 
-
-def test_a_forgotten_producer_goes_on_under_a_new_id_unseen() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_forgotten_producer_goes_on_under_a_new_id_unseen(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         await producer.send(b"before")
         log = world.broker.logs[PATH, 0]
         log.producers = type(log.producers)()
         assert (await producer.send(b"after")).offset == 1
-
-    play(body)
 
 
 @pytest.mark.parametrize(
@@ -495,8 +447,10 @@ def test_a_forgotten_producer_goes_on_under_a_new_id_unseen() -> None:
     [Step.CUT_AFTER, Refuse(LogFailed("the broker lost its lease before the confirm"), stored=True)],
     ids=["lost reply", "failed log"],
 )
-def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_number(doubt: Step | Refuse) -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_number(
+    doubt: Step | Refuse, simulation: Simulation
+) -> None:
+    async with producing(simulation) as (world, producer):
         await producer.send(b"before")
 
         def forget(route: Route, header: BatchHeader) -> Step | Refuse:
@@ -515,11 +469,9 @@ def test_a_doubtful_batch_of_a_forgotten_producer_is_not_sent_under_another_numb
         assert (await producer.send(b"after")).offset == 2
         assert world.values() == [b"before", b"doubtful", b"after"]
 
-    play(body)
 
-
-def test_a_broker_that_never_answers_ends_in_timed_out_and_the_producer_lives_on() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_broker_that_never_answers_ends_in_timed_out_and_the_producer_lives_on(simulation: Simulation) -> None:
+    async with producing(simulation, timeout=2.0) as (world, producer):
         world.broker.script = script_of(Step.IGNORE)
         started = world.loop.time()
         with pytest.raises(TimedOut, match="not known"):
@@ -527,11 +479,9 @@ def test_a_broker_that_never_answers_ends_in_timed_out_and_the_producer_lives_on
         assert 1.99 < world.loop.time() - started <= 2.2
         assert (await producer.send(b"next")).offset == 0
 
-    play(body, timeout=2.0)
 
-
-def test_a_batch_that_timed_out_still_goes_in_front_of_those_that_hope() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_batch_that_timed_out_still_goes_in_front_of_those_that_hope(simulation: Simulation) -> None:
+    async with producing(simulation, timeout=2.0) as (world, producer):
         world.broker.script = lambda route, header: Step.CUT_BEFORE
         first = producer.submit(b"first")
         await asyncio.sleep(1)
@@ -542,21 +492,17 @@ def test_a_batch_that_timed_out_still_goes_in_front_of_those_that_hope() -> None
         assert (await second).offset == 1
         assert world.values() == [b"first", b"second"]
 
-    play(body, timeout=2.0)
 
-
-def test_what_could_not_be_sent_says_so_and_why() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_what_could_not_be_sent_says_so_and_why(simulation: Simulation) -> None:
+    async with producing(simulation, timeout=2.0) as (world, producer):
         await world.broker.stop()
         await asyncio.sleep(0.1)
         with pytest.raises(TimedOut, match=r"not sent; the last error: .*broker:6660"):
             await producer.send(b"lost")
 
-    play(body, timeout=2.0)
 
-
-def test_a_late_reply_of_a_link_that_was_left_is_not_looked_at() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_late_reply_of_a_link_that_was_left_is_not_looked_at(simulation: Simulation) -> None:
+    async with producing(simulation, timeout=2.0) as (world, producer):
         delays = iter([3.0])
         world.broker.answer_delay_s = lambda: next(delays, 0.0)
         with pytest.raises(TimedOut):
@@ -566,11 +512,9 @@ def test_a_late_reply_of_a_link_that_was_left_is_not_looked_at() -> None:
         await asyncio.sleep(5)
         assert (await producer.send(b"third")).offset == 2
 
-    play(body, timeout=2.0)
 
-
-def test_a_topic_that_is_absent_deleted_or_created_anew_is_said_so() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_topic_that_is_absent_deleted_or_created_anew_is_said_so(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         with pytest.raises(TopicNotFound):
             async with producer.client.producer("absent"):
                 pass
@@ -584,11 +528,9 @@ def test_a_topic_that_is_absent_deleted_or_created_anew_is_said_so() -> None:
         with pytest.raises(NotAvailable, match="new layout"):
             await producer.send(b"x")
 
-    play(body)
 
-
-def test_flush_raises_what_nobody_looked_at_once() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_flush_raises_what_nobody_looked_at_once(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.script = script_of(Refuse(PermissionDenied("no")))
         producer.submit(b"x")
         with pytest.raises(PermissionDenied):
@@ -605,11 +547,9 @@ def test_flush_raises_what_nobody_looked_at_once() -> None:
             await producer.send(b"x")
         await producer.flush()
 
-    play(body)
 
-
-def test_a_receipt_tells_when_it_is_known_and_not_before() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_receipt_tells_when_it_is_known_and_not_before(simulation: Simulation) -> None:
+    async with producing(simulation) as (_world, producer):
         receipt = producer.submit(b"x")
         assert not receipt.done()
         with pytest.raises(asyncio.InvalidStateError):
@@ -622,11 +562,9 @@ def test_a_receipt_tells_when_it_is_known_and_not_before() -> None:
         assert receipt.exception() is None
         assert await receipt == await receipt
 
-    play(body)
 
-
-def test_cancelling_one_sender_wakes_only_him() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_cancelling_one_sender_wakes_only_him(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 1.0
         senders = [asyncio.create_task(producer.send(f"{number}")) for number in range(5)]
         await asyncio.sleep(0.5)
@@ -641,15 +579,13 @@ def test_cancelling_one_sender_wakes_only_him() -> None:
                 await producer.send(b"x")
         assert len(world.values()) == 6
 
-    play(body)
 
-
-def test_each_sender_goes_on_in_its_own_context() -> None:
+async def test_each_sender_goes_on_in_its_own_context(simulation: Simulation) -> None:
     from contextvars import ContextVar
 
     variable: ContextVar[int] = ContextVar("variable")
+    async with producing(simulation) as (_world, producer):
 
-    async def body(world: World, producer: Producer) -> None:
         async def send(number: int) -> None:
             variable.set(number)
             await producer.send(b"x")
@@ -662,11 +598,9 @@ def test_each_sender_goes_on_in_its_own_context() -> None:
 
         await asyncio.gather(*(asyncio.create_task(send(each), name=f"sender {each}") for each in range(10)))
 
-    play(body)
 
-
-def test_send_waits_while_too_much_is_unconfirmed_and_keeps_its_turn() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_send_waits_while_too_much_is_unconfirmed_and_keeps_its_turn(simulation: Simulation) -> None:
+    async with producing(simulation, max_in_flight_bytes=10000, max_batch_bytes=2000) as (world, producer):
         world.broker.answer_delay_s = lambda: 0.1
         highest = 0
 
@@ -684,11 +618,10 @@ def test_send_waits_while_too_much_is_unconfirmed_and_keeps_its_turn() -> None:
         assert highest < 16_000
         assert world.values() == [b"%01000d" % number for number in range(100) if number != 50]
 
-    play(body, max_in_flight_bytes=10_000, max_batch_bytes=2_000)
 
+async def test_submit_beyond_the_hard_limit_says_to_flush(simulation: Simulation) -> None:
+    async with producing(simulation, max_in_flight_bytes=10000, max_batch_bytes=2000) as (_world, producer):
 
-def test_submit_beyond_the_hard_limit_says_to_flush() -> None:
-    async def body(world: World, producer: Producer) -> None:
         def submit_without_end() -> None:
             while True:
                 producer.submit(bytes(1_000))
@@ -699,11 +632,9 @@ def test_submit_beyond_the_hard_limit_says_to_flush() -> None:
         await producer.flush()
         producer.submit(b"x")
 
-    play(body, max_in_flight_bytes=10_000, max_batch_bytes=2_000)
 
-
-def test_close_waits_for_what_was_given_and_takes_no_more() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_close_waits_for_what_was_given_and_takes_no_more(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 1.0
         receipt = producer.submit(b"x")
         await producer.close()
@@ -714,11 +645,9 @@ def test_close_waits_for_what_was_given_and_takes_no_more() -> None:
             await producer.send(b"y")
         await producer.close()
 
-    play(body)
 
-
-def test_leaving_by_an_error_does_not_wait_for_a_dead_broker() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_leaving_by_an_error_does_not_wait_for_a_dead_broker(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.script = lambda route, header: Step.IGNORE
         started = world.loop.time()
         receipts = []
@@ -733,53 +662,45 @@ def test_leaving_by_an_error_does_not_wait_for_a_dead_broker() -> None:
         assert world.loop.time() - started < 3
         assert isinstance(receipts[0].exception(), ClientClosed)
 
-    play(body)
+
+async def test_closing_the_client_closes_its_producers(simulation: Simulation) -> None:
+    world = World(simulation)
+    await world.start()
+    async with world.client() as client:
+        producer = await client.producer("orders").open()
+        receipt = producer.submit(b"x")
+    assert receipt.result() == MessageId(0, 0)
+    with pytest.raises(ClientClosed):
+        client.producer("orders")
+    await world.broker.stop()
 
 
-def test_closing_the_client_closes_its_producers() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start()
-        async with world.client() as client:
-            producer = await client.producer("orders").open()
-            receipt = producer.submit(b"x")
-        assert receipt.result() == MessageId(0, 0)
-        with pytest.raises(ClientClosed):
-            client.producer("orders")
-        await world.broker.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_failure_in_one_producer_keeps_the_client_from_closing_none_of_the_others() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start()
-        client = world.client()
-        await client.open()
-        first, second = await client.producer("orders").open(), await client.producer("orders").open()
-        world.broker.script = script_of(Refuse(PermissionDenied("no")))
-        first.submit(b"refused")
-        await asyncio.sleep(0.001)
-        receipt = second.submit(b"stored")
-        with pytest.raises(PermissionDenied):
-            await client.close()
-        assert receipt.result() == MessageId(0, 0)
-        assert client.pool.connected() is None
-        await world.broker.stop()
-
-    run_simulation(1, main)
+async def test_a_failure_in_one_producer_keeps_the_client_from_closing_none_of_the_others(
+    simulation: Simulation,
+) -> None:
+    world = World(simulation)
+    await world.start()
+    client = world.client()
+    await client.open()
+    first, second = await client.producer("orders").open(), await client.producer("orders").open()
+    world.broker.script = script_of(Refuse(PermissionDenied("no")))
+    first.submit(b"refused")
+    await asyncio.sleep(0.001)
+    receipt = second.submit(b"stored")
+    with pytest.raises(PermissionDenied):
+        await client.close()
+    assert receipt.result() == MessageId(0, 0)
+    assert client.pool.connected() is None
+    await world.broker.stop()
 
 
-def test_submit_needs_an_open_producer_and_send_opens_it() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_submit_needs_an_open_producer_and_send_opens_it(simulation: Simulation) -> None:
+    async with producing(simulation) as (_world, producer):
         other = producer.client.producer("orders")
         with pytest.raises(InvalidArgument, match="async with"):
             other.submit(b"x")
         assert (await other.send(b"x")).offset == 0
         assert (await other.submit(b"y")).offset == 1
-
-    play(body)
 
 
 @pytest.mark.parametrize(
@@ -794,36 +715,31 @@ def test_submit_needs_an_open_producer_and_send_opens_it() -> None:
         {"timeout": 0},
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_options_that_cannot_work_are_refused(options: dict[str, Any], simulation: Simulation) -> None:
+    async with producing(simulation) as (_world, producer):
         with pytest.raises(InvalidArgument):
             producer.client.producer("orders", **options)
 
-    play(body)
+
+async def test_the_owner_moves_and_the_records_follow(simulation: Simulation) -> None:
+    world = World(simulation)
+    await world.start()
+    other = ScriptedBroker(world.network.host("other"))
+    await other.start("other", 6660)
+    async with world.client() as client, client.producer("orders") as producer:
+        await producer.send(b"here")
+        other.add_topic(PATH)
+        other.generation = 99
+        other.logs = world.broker.logs
+        world.broker.set_owner(PATH, "other:6660")
+        assert (await producer.send(b"there")).offset == 1
+        assert other.hellos
+    await world.broker.stop()
+    await other.stop()
 
 
-def test_the_owner_moves_and_the_records_follow() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start()
-        other = ScriptedBroker(world.network.host("other"))
-        await other.start("other", 6660)
-        async with world.client() as client, client.producer("orders") as producer:
-            await producer.send(b"here")
-            other.add_topic(PATH)
-            other.generation = 99
-            other.logs = world.broker.logs
-            world.broker.set_owner(PATH, "other:6660")
-            assert (await producer.send(b"there")).offset == 1
-            assert other.hellos
-        await world.broker.stop()
-        await other.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_final_refusal_at_reconnect_fails_what_waits() -> None:
-    async def body(world: World, producer: Producer) -> None:
+async def test_a_final_refusal_at_reconnect_fails_what_waits(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         world.broker.refuse_hello = PermissionDenied("your token is not known")
         world.broker.cut_all()
         await asyncio.sleep(0.1)
@@ -831,5 +747,3 @@ def test_a_final_refusal_at_reconnect_fails_what_waits() -> None:
             await producer.send(b"x")
         world.broker.refuse_hello = None
         assert (await producer.send(b"x")).offset == 0
-
-    play(body)

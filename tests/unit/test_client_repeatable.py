@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +31,7 @@ from braid.model.hashing import key_hash
 from braid.model.identity import DERIVED, derived_id
 from braid.storage.log.producers import ProducerTable
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Route
 from tests.kits.control import Machine
@@ -73,20 +74,18 @@ class World:
         return [message.value for batch in batches for message in decode_messages(batch)]
 
 
-def with_producer(
-    test: Callable[[World, RepeatableProducer], Awaitable[None]], *, segments: int = 1, timeout: float = 30.0
-) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start(segments)
-        async with (
-            world.client(timeout) as client,
-            client.repeatable_producer("orders", app="query", part=3, era=ERA) as producer,
-        ):
-            await test(world, producer)
-        await world.broker.stop()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def producing(
+    simulation: Simulation, *, segments: int = 1, timeout: float = 30.0
+) -> AsyncIterator[tuple[World, RepeatableProducer]]:
+    world = World(simulation)
+    await world.start(segments)
+    async with (
+        world.client(timeout) as client,
+        client.repeatable_producer("orders", app="query", part=3, era=ERA) as producer,
+    ):
+        yield world, producer
+    await world.broker.stop()
 
 
 def rows(*values: bytes, keys: list[bytes | None] | None = None) -> Any:
@@ -102,8 +101,8 @@ async def give(producer: RepeatableProducer, *blocks: Any) -> None:
     await producer.finish()
 
 
-def test_records_are_numbered_from_the_beginning_of_the_era_in_every_segment() -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_records_are_numbered_from_the_beginning_of_the_era_in_every_segment(simulation: Simulation) -> None:
+    async with producing(simulation, segments=2) as (world, producer):
         keys: list[bytes | None] = [b"key-%d" % number for number in range(100)]
         for number in range(3):
             await producer.add(rows(*[b"%d-%d" % (number, row) for row in range(100)], keys=keys))
@@ -116,11 +115,11 @@ def test_records_are_numbered_from_the_beginning_of_the_era_in_every_segment() -
             assert world.stored(segment) == [(own, FIRST + number * count, count) for number in range(3)]
             assert world.values(segment) == [b"%d-%d" % (number, row) for number in range(3) for row in mine]
 
-    with_producer(test, segments=2)
 
-
-def test_blocks_without_keys_go_to_the_segments_in_turn_from_the_one_of_the_identity() -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_blocks_without_keys_go_to_the_segments_in_turn_from_the_one_of_the_identity(
+    simulation: Simulation,
+) -> None:
+    async with producing(simulation, segments=3) as (world, producer):
         for number in range(8):
             await producer.add(rows(b"%d" % number))
         await producer.finish()
@@ -130,11 +129,9 @@ def test_blocks_without_keys_go_to_the_segments_in_turn_from_the_one_of_the_iden
             assert world.values(segment) == [b"%d" % number for number in turns]
             assert [sequence for _, sequence, _ in world.stored(segment)] == [FIRST + n for n in range(len(turns))]
 
-    with_producer(test, segments=3)
 
-
-def test_rows_without_a_key_beside_rows_with_one_go_where_the_blocks_turn_is() -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_rows_without_a_key_beside_rows_with_one_go_where_the_blocks_turn_is(simulation: Simulation) -> None:
+    async with producing(simulation, segments=2) as (world, producer):
         await producer.add(rows(b"a", b"b", b"c", keys=[None, b"key-0", None]))
         await producer.finish()
         turn, keyed = derived_id("query", TOPIC_ID, 3) % 2, key_hash(b"key-0") >> 15
@@ -143,11 +140,9 @@ def test_rows_without_a_key_beside_rows_with_one_go_where_the_blocks_turn_is() -
             expected[segment].append(value)
         assert {segment: world.values(segment) for segment in (0, 1)} == expected
 
-    with_producer(test, segments=2)
 
-
-def test_what_can_be_retried_goes_again_under_its_number() -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_what_can_be_retried_goes_again_under_its_number(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         bad: Iterator[Step | Refuse] = iter(
             [Refuse(LogBusy("busy")), Step.CUT_BEFORE, Step.CONFIRM, Step.CUT_BEFORE, Refuse(LogBusy("busy"))]
         )
@@ -160,12 +155,11 @@ def test_what_can_be_retried_goes_again_under_its_number() -> None:
             (derived_id("query", TOPIC_ID, 3), ERA)
         }
 
-    with_producer(test)
-
 
 @pytest.mark.parametrize("refused", [0, 4])
-def test_a_refusal_for_good_fails_everything_behind_it(refused: int) -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_a_refusal_for_good_fails_everything_behind_it(refused: int, simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
+
         def script(header: BatchHeader) -> Step | Refuse:
             number = header.first_sequence - FIRST
             return Refuse(PermissionDenied("not today")) if number == refused else Step.CONFIRM
@@ -178,11 +172,9 @@ def test_a_refusal_for_good_fails_everything_behind_it(refused: int) -> None:
             await producer.add(rows(b"later"))
         assert world.values() == [b"%d" % number for number in range(refused)]
 
-    with_producer(test)
 
-
-def test_a_writer_that_was_forgotten_does_not_go_on_under_another_id() -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_a_writer_that_was_forgotten_does_not_go_on_under_another_id(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
         await producer.add(rows(b"0"))
         world.broker.logs[PATH, 0].producers = ProducerTable()
         for number in range(1, 6):
@@ -191,12 +183,10 @@ def test_a_writer_that_was_forgotten_does_not_go_on_under_another_id() -> None:
         assert world.values() == [b"0"]
         assert len({header.producer_id for _, header in world.sent}) == 1
 
-    with_producer(test)
-
 
 @pytest.mark.parametrize("step", [Step.SILENCE, Step.IGNORE])
-def test_without_an_answer_it_ends_after_its_timeout(step: Step) -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_without_an_answer_it_ends_after_its_timeout(step: Step, simulation: Simulation) -> None:
+    async with producing(simulation, timeout=2.0) as (world, producer):
         await producer.add(rows(b"0"))
         world.script = lambda _header: step
         for number in (1, 2, 3):
@@ -208,8 +198,6 @@ def test_without_an_answer_it_ends_after_its_timeout(step: Step) -> None:
             with pytest.raises(TimedOut):
                 await give(producer, rows(b"%d" % number))
 
-    with_producer(test, timeout=2.0)
-
 
 @pytest.mark.parametrize(
     ("block", "error"),
@@ -220,8 +208,10 @@ def test_without_an_answer_it_ends_after_its_timeout(step: Step) -> None:
     ],
     ids=["too large", "a null", "numbers"],
 )
-def test_rows_that_cannot_be_sent_end_it_before_what_comes_behind_them(block: Any, error: type[BraidError]) -> None:
-    async def test(world: World, producer: RepeatableProducer) -> None:
+async def test_rows_that_cannot_be_sent_end_it_before_what_comes_behind_them(
+    block: Any, error: type[BraidError], simulation: Simulation
+) -> None:
+    async with producing(simulation) as (world, producer):
         await producer.add(rows(b"0"))
         with pytest.raises(error):
             await give(producer, block)
@@ -229,61 +219,47 @@ def test_rows_that_cannot_be_sent_end_it_before_what_comes_behind_them(block: An
             await producer.add(rows(b"2"))
         assert world.values() == [b"0"]
 
-    with_producer(test)
 
-
-def test_an_era_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_era_has_an_end(monkeypatch: pytest.MonkeyPatch, simulation: Simulation) -> None:
     monkeypatch.setattr(lane, "ERA_RECORDS", 5)
-
-    async def test(world: World, producer: RepeatableProducer) -> None:
+    async with producing(simulation) as (world, producer):
         await give(producer, rows(b"0", b"1", b"2"), rows(b"3", b"4"))
         with pytest.raises(InvalidArgument, match="5 records were written to segment 0 in era 5, and 1 more do not"):
             await give(producer, rows(b"5"))
         assert world.values() == [b"0", b"1", b"2", b"3", b"4"]
 
-    with_producer(test)
+
+async def test_ordinary_producers_draw_ids_that_are_not_derived(simulation: Simulation) -> None:
+    world = World(simulation)
+    await world.start(1)
+    async with world.client() as client:
+        drawn = [client.producer("orders").new_id() for _ in range(200)]
+    await world.broker.stop()
+    assert all(0 < each < DERIVED for each in drawn)
+    assert len(set(drawn)) == 200
 
 
-def test_ordinary_producers_draw_ids_that_are_not_derived() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        await world.start(1)
-        async with world.client() as client:
-            drawn = [client.producer("orders").new_id() for _ in range(200)]
-        await world.broker.stop()
-        assert all(0 < each < DERIVED for each in drawn)
-        assert len(set(drawn)) == 200
-
-    run_simulation(1, main)
-
-
-def test_a_writer_that_may_not_read_hears_what_its_repeat_needs(tmp_path: Path) -> None:
+async def test_a_writer_that_may_not_read_hears_what_its_repeat_needs(tmp_path: Path, simulation: Simulation) -> None:
     secret = tmp_path / "secret"
     secret.write_text("correct horse battery staple, and then some")
     grants = (
         Grant(role="writer", on=PATH, allow=("produce",)),
         Grant(role="owner", on="public/default", allow=("admin",)),
     )
+    machine = Machine(simulation, AuthConfig(secret_file=str(secret), grants=grants))
 
-    async def main(simulation: Simulation) -> None:
-        machine = Machine(simulation, AuthConfig(secret_file=str(secret), grants=grants))
+    def client(role: str) -> Client:
+        token = jwt.encode({"sub": role, "roles": [role]}, secret.read_text(), algorithm="HS256")
+        return connect(
+            "braid://machine:6660", token=token, network=machine.host, clock=simulation.clock, random=Random(1)
+        )
 
-        def client(role: str) -> Client:
-            token = jwt.encode({"sub": role, "roles": [role]}, secret.read_text(), algorithm="HS256")
-            return connect(
-                "braid://machine:6660", token=token, network=machine.host, clock=simulation.clock, random=Random(1)
-            )
-
-        broker = await machine.start()
-        async with client("owner") as owner, client("writer") as writer:
-            await owner.admin.create_topic("orders")
-            async with writer.repeatable_producer("orders", app="query", part=3, era=ERA) as producer:
+    broker = await machine.start()
+    async with client("owner") as owner, client("writer") as writer:
+        await owner.admin.create_topic("orders")
+        async with writer.repeatable_producer("orders", app="query", part=3, era=ERA) as producer:
+            await give(producer, rows(b"a"))
+        async with writer.repeatable_producer("orders", app="query", part=3, era=ERA) as producer:
+            with pytest.raises(PermissionDenied, match=r"orders has these rows already.* must be allowed to consume"):
                 await give(producer, rows(b"a"))
-            async with writer.repeatable_producer("orders", app="query", part=3, era=ERA) as producer:
-                with pytest.raises(
-                    PermissionDenied, match=r"orders has these rows already.* must be allowed to consume"
-                ):
-                    await give(producer, rows(b"a"))
-        await broker.close()
-
-    run_simulation(1, main)
+    await broker.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -22,7 +23,7 @@ from braid.model.errors import (
     Unauthenticated,
 )
 from braid.testing.scripted_broker import ScriptedBroker
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 
 PATH = "public/default/orders"
@@ -38,31 +39,27 @@ class World:
         return connect(url, network=self.network.host("client"), random=Random(1), **{"timeout": 5.0, **options})
 
 
-def play(body: Callable[[World], Awaitable[None]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = World(simulation)
-        for name, broker in world.brokers.items():
-            await broker.start(name, 6660)
-        await body(world)
-        for broker in world.brokers.values():
-            await broker.stop()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def running_world(simulation: Simulation) -> AsyncIterator[World]:
+    world = World(simulation)
+    for name, broker in world.brokers.items():
+        await broker.start(name, 6660)
+    yield world
+    for broker in world.brokers.values():
+        await broker.stop()
 
 
-def test_any_broker_that_answers_will_do() -> None:
-    async def body(world: World) -> None:
+async def test_any_broker_that_answers_will_do(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         await world.brokers["one"].stop()
         for _ in range(5):
             async with world.client() as client:
                 assert client.pool.connected() is not None
         assert len(world.brokers["two"].hellos) == 5
 
-    play(body)
 
-
-def test_connecting_is_tried_until_the_timeout_and_then_names_all_brokers() -> None:
-    async def body(world: World) -> None:
+async def test_connecting_is_tried_until_the_timeout_and_then_names_all_brokers(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         for broker in world.brokers.values():
             await broker.stop()
         started = world.loop.time()
@@ -70,11 +67,9 @@ def test_connecting_is_tried_until_the_timeout_and_then_names_all_brokers() -> N
             await world.client().open()
         assert 3 < world.loop.time() - started <= 5
 
-    play(body)
 
-
-def test_a_broker_that_starts_late_is_waited_for() -> None:
-    async def body(world: World) -> None:
+async def test_a_broker_that_starts_late_is_waited_for(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         for broker in world.brokers.values():
             await broker.stop()
         client = world.client()
@@ -84,11 +79,9 @@ def test_a_broker_that_starts_late_is_waited_for() -> None:
         await opening
         await client.close()
 
-    play(body)
 
-
-def test_a_refused_token_is_final_and_a_function_is_asked_at_every_connect() -> None:
-    async def body(world: World) -> None:
+async def test_a_refused_token_is_final_and_a_function_is_asked_at_every_connect(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         tokens = iter(["first", "second"])
         broker = world.brokers["one"]
         async with world.client("braid://one:6660", token=lambda: next(tokens)) as client:
@@ -102,11 +95,9 @@ def test_a_refused_token_is_final_and_a_function_is_asked_at_every_connect() -> 
             await world.client("braid://one:6660").open()
         assert world.loop.time() - started < 1
 
-    play(body)
 
-
-def test_a_topic_is_fetched_once_and_pushes_replace_it_only_if_newer() -> None:
-    async def body(world: World) -> None:
+async def test_a_topic_is_fetched_once_and_pushes_replace_it_only_if_newer(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         broker = world.brokers["one"]
         broker.add_topic(PATH, segments=2)
         async with world.client("braid://one:6660") as client:
@@ -127,11 +118,9 @@ def test_a_topic_is_fetched_once_and_pushes_replace_it_only_if_newer() -> None:
             assert await client.routing.topic(PATH) is moved
             assert (await client.routing.refresh(PATH)).owner(0).host == "two"
 
-    play(body)
 
-
-def test_a_topic_that_is_absent_is_said_so_and_asked_again_later() -> None:
-    async def body(world: World) -> None:
+async def test_a_topic_that_is_absent_is_said_so_and_asked_again_later(simulation: Simulation) -> None:
+    async with running_world(simulation) as world:
         broker = world.brokers["one"]
         async with world.client("braid://one:6660") as client:
             with pytest.raises(TopicNotFound):
@@ -139,32 +128,29 @@ def test_a_topic_that_is_absent_is_said_so_and_asked_again_later() -> None:
             broker.add_topic(PATH)
             assert (await client.routing.topic(PATH)).topic_id == 7
 
-    play(body)
 
+async def test_retrying_ends_at_the_deadline_with_the_last_error_and_at_once_with_a_final_one(
+    simulation: Simulation,
+) -> None:
+    loop = simulation.loop
+    tries = 0
 
-def test_retrying_ends_at_the_deadline_with_the_last_error_and_at_once_with_a_final_one() -> None:
-    async def main(simulation: Simulation) -> None:
-        loop = simulation.loop
-        tries = 0
+    async def fail() -> None:
+        nonlocal tries
+        tries += 1
+        raise LogBusy(f"try {tries}")
 
-        async def fail() -> None:
-            nonlocal tries
-            tries += 1
-            raise LogBusy(f"try {tries}")
+    with pytest.raises(LogBusy) as caught:
+        await retrying(fail, loop.time() + 3, Backoff(Random(1)))
+    assert str(caught.value) == f"try {tries}"
+    assert 2 < loop.time() <= 3
+    assert tries > 4
 
-        with pytest.raises(LogBusy) as caught:
-            await retrying(fail, loop.time() + 3, Backoff(Random(1)))
-        assert str(caught.value) == f"try {tries}"
-        assert 2 < loop.time() <= 3
-        assert tries > 4
+    async def refuse() -> None:
+        raise BraidError("never")
 
-        async def refuse() -> None:
-            raise BraidError("never")
-
-        with pytest.raises(BraidError, match="never"):
-            await retrying(refuse, loop.time() + 3, Backoff(Random(1)))
-
-    run_simulation(1, main)
+    with pytest.raises(BraidError, match="never"):
+        await retrying(refuse, loop.time() + 3, Backoff(Random(1)))
 
 
 def test_delays_double_up_to_the_limit_spread_by_chance_and_begin_anew() -> None:

@@ -34,74 +34,66 @@ async def start(futures: list[asyncio.Future[None]], tasks_each: int) -> tuple[l
     return tasks, went_on
 
 
+@pytest.mark.real_loop
 @pytest.mark.parametrize("shown", [True, False])
-def test_all_tasks_go_on_in_order_also_where_asyncio_shows_nothing(shown: bool) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[None]] = [loop.create_future() if shown else Closed(loop=loop) for _ in range(3)]
-        tasks, went_on = await start(futures, 2)
-        loop.call_soon(wake, futures)
-        await asyncio.gather(*tasks)
-        assert went_on == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
-        assert futures == []
-
-    asyncio.run(main())
+async def test_all_tasks_go_on_in_order_also_where_asyncio_shows_nothing(shown: bool) -> None:
+    loop = asyncio.get_running_loop()
+    futures: list[asyncio.Future[None]] = [loop.create_future() if shown else Closed(loop=loop) for _ in range(3)]
+    tasks, went_on = await start(futures, 2)
+    loop.call_soon(wake, futures)
+    await asyncio.gather(*tasks)
+    assert went_on == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
+    assert futures == []
 
 
-def test_they_go_on_in_the_turn_in_which_they_are_woken() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        tasks, went_on = await start([future := loop.create_future()], 3)
-        seen: list[int] = []
+@pytest.mark.real_loop
+async def test_they_go_on_in_the_turn_in_which_they_are_woken() -> None:
+    loop = asyncio.get_running_loop()
+    tasks, went_on = await start([future := loop.create_future()], 3)
+    seen: list[int] = []
 
-        def act() -> None:
-            wake([future])
-            seen.append(len(went_on))
+    def act() -> None:
+        wake([future])
+        seen.append(len(went_on))
 
-        loop.call_soon(act)
-        await asyncio.gather(*tasks)
-        assert seen == [3]
-
-    asyncio.run(main())
+    loop.call_soon(act)
+    await asyncio.gather(*tasks)
+    assert seen == [3]
 
 
-def test_an_error_in_the_middle_leaves_no_task_waiting() -> None:
+@pytest.mark.real_loop
+async def test_an_error_in_the_middle_leaves_no_task_waiting() -> None:
     class StopEverythingError(BaseException):
         pass
 
     def explode(_: object) -> None:
         raise StopEverythingError
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        said: list[dict[str, Any]] = []
-        loop.set_exception_handler(lambda _, context: said.append(context))
-        futures: list[asyncio.Future[None]] = [loop.create_future() for _ in range(3)]
-        futures[1].add_done_callback(explode)
-        tasks, went_on = await start(futures, 2)
-        loop.call_soon(wake, futures)
-        await asyncio.gather(*tasks)
-        assert sorted(went_on) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
-        assert [type(each["exception"]) for each in said] == [StopEverythingError]
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    said: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: said.append(context))
+    futures: list[asyncio.Future[None]] = [loop.create_future() for _ in range(3)]
+    futures[1].add_done_callback(explode)
+    tasks, went_on = await start(futures, 2)
+    loop.call_soon(wake, futures)
+    await asyncio.gather(*tasks)
+    assert sorted(went_on) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
+    assert [type(each["exception"]) for each in said] == [StopEverythingError]
 
 
-def test_cancelling_one_is_told_from_being_woken_by_it() -> None:
-    async def main() -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answers: dict[str, bool] = {}
+@pytest.mark.real_loop
+async def test_cancelling_one_is_told_from_being_woken_by_it() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    answers: dict[str, bool] = {}
 
-        async def wait(name: str) -> None:
-            try:
-                await wait_on(future)
-            except asyncio.CancelledError:
-                answers[name] = cancelled_itself()
+    async def wait(name: str) -> None:
+        try:
+            await wait_on(future)
+        except asyncio.CancelledError:
+            answers[name] = cancelled_itself()
 
-        tasks = {name: asyncio.create_task(wait(name)) for name in ("one", "other")}
-        await asyncio.sleep(0)
-        tasks["one"].cancel()
-        await asyncio.gather(*tasks.values())
-        assert answers == {"one": True, "other": False}
-
-    asyncio.run(main())
+    tasks = {name: asyncio.create_task(wait(name)) for name in ("one", "other")}
+    await asyncio.sleep(0)
+    tasks["one"].cancel()
+    await asyncio.gather(*tasks.values())
+    assert answers == {"one": True, "other": False}

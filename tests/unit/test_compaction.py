@@ -38,7 +38,7 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.clock import START_US
 from braid.testing.sim.objects import Faults, FaultyObjects
-from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_all, simulated
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_all
 
 TARGET = MIN_TARGET_BYTES
 LONG_S = GRACE_S + 1
@@ -183,7 +183,6 @@ async def through_manifest(world: World) -> list[bytes]:
     ]
 
 
-@simulated
 async def test_readers_of_the_owner_and_of_manifests_see_the_same_bytes_before_and_after(world: World) -> None:
     segment = await many_chunks(world)
     by_owner, by_manifest = await read_all(segment), await through_manifest(world)
@@ -202,7 +201,6 @@ async def test_readers_of_the_owner_and_of_manifests_see_the_same_bytes_before_a
         assert (await read_all(segment, offset))[0].offset == offset
 
 
-@simulated
 async def test_a_joined_chunk_is_the_same_as_if_one_file_had_held_everything(world: World) -> None:
     segment = await world.a.open()
     await segment.exporter.stop()
@@ -224,7 +222,6 @@ async def test_a_joined_chunk_is_the_same_as_if_one_file_had_held_everything(wor
     assert (footer.first_epoch, footer.last_epoch, footer.sealed) == (1, 1, False)
 
 
-@simulated
 async def test_offsets_by_time_are_as_before(world: World) -> None:
     segment = await world.a.open()
     await segment.exporter.stop()
@@ -244,7 +241,6 @@ async def test_offsets_by_time_are_as_before(world: World) -> None:
         assert await segment.sources.offset_at_time(START_US + 60_000) == 60
 
 
-@simulated
 async def test_epochs_begins_and_the_end_of_a_log_stay_in_joined_chunks(world: World) -> None:
     for broker in (world.a, world.b):
         segment = await broker.open()
@@ -274,7 +270,6 @@ async def test_epochs_begins_and_the_end_of_a_log_stay_in_joined_chunks(world: W
     assert [each.offset for each in await read_all(segment)] == list(range(12))
 
 
-@simulated
 async def test_another_broker_and_a_restarted_one_recover_from_joined_chunks(world: World) -> None:
     segment = await many_chunks(world)
     expected = await read_all(segment)
@@ -292,7 +287,6 @@ async def test_another_broker_and_a_restarted_one_recover_from_joined_chunks(wor
     assert [each.offset for each in await read_all(segment)] == list(range(33))
 
 
-@simulated
 async def test_a_retry_is_recognised_by_an_owner_that_knows_only_joined_chunks(world: World) -> None:
     segment = await world.a.open()
     for number in range(12):
@@ -310,7 +304,6 @@ async def test_a_retry_is_recognised_by_an_owner_that_knows_only_joined_chunks(w
     assert segment.log.end == 24
 
 
-@simulated
 async def test_retention_removes_joined_chunks_as_any_others(world: World) -> None:
     segment = await many_chunks(world, files=12)
     for run in (segment.catalog.chunks[:4], segment.catalog.chunks[4:8]):
@@ -326,7 +319,6 @@ async def test_retention_removes_joined_chunks_as_any_others(world: World) -> No
 # What may go wrong.
 
 
-@simulated
 async def test_what_was_replaced_stays_for_readers_with_an_older_plan_and_goes_after_the_grace(world: World) -> None:
     segment = await many_chunks(world)
     old = {chunk.object for chunk in segment.catalog.chunks}
@@ -342,7 +334,6 @@ async def test_what_was_replaced_stays_for_readers_with_an_older_plan_and_goes_a
     assert [each.offset for each in await read_all(segment)] == list(range(30))
 
 
-@simulated
 async def test_a_run_that_dies_before_the_swap_is_repeated_with_what_it_left(world: World) -> None:
     segment = await many_chunks(world)
     expected = await read_all(segment)
@@ -356,7 +347,6 @@ async def test_a_run_that_dies_before_the_swap_is_repeated_with_what_it_left(wor
     assert await read_all(segment) == expected
 
 
-@simulated
 async def test_what_a_dead_run_left_is_removed_after_the_grace_and_never_swapped_in_shortly_before(
     world: World,
 ) -> None:
@@ -372,7 +362,6 @@ async def test_what_a_dead_run_left_is_removed_after_the_grace_and_never_swapped
     assert await compact(world, segment) == 1, "and is made again"
 
 
-@simulated
 async def test_a_swap_is_repeatable_after_a_crash_before_the_manifest(world: World) -> None:
     objects = FaultyObjects(world.objects, world.simulation.random, Faults())
     world.a.start(objects=objects)
@@ -399,7 +388,6 @@ async def test_a_swap_is_repeatable_after_a_crash_before_the_manifest(world: Wor
     assert [chunk.object for chunk in manifest.chunks] == [name]
 
 
-@simulated
 async def test_a_fenced_owner_swaps_nothing_in_and_sweeps_nothing_of_its_successor_away(world: World) -> None:
     zombie = await many_chunks(world)
     run = list(zombie.catalog.chunks)
@@ -416,7 +404,6 @@ async def test_a_fenced_owner_swaps_nothing_in_and_sweeps_nothing_of_its_success
     assert [each.offset for each in await read_all(segment)] == list(range(30))
 
 
-@simulated
 async def test_a_swap_of_what_retention_or_another_run_took_is_refused(world: World) -> None:
     segment = await many_chunks(world)
     run = list(segment.catalog.chunks)
@@ -429,7 +416,6 @@ async def test_a_swap_of_what_retention_or_another_run_took_is_refused(world: Wo
     assert [each.offset for each in await read_all(segment, 5)] == list(range(5, 30))
 
 
-@simulated
 async def test_an_object_that_is_not_what_its_name_says_never_gets_into_the_catalog(world: World) -> None:
     segment = await many_chunks(world)
     run = list(segment.catalog.chunks)
@@ -473,24 +459,19 @@ async def test_an_object_that_is_not_what_its_name_says_never_gets_into_the_cata
 
 
 @pytest.mark.parametrize("at", [0.0, 0.3, 0.6, 0.95])
-def test_damage_is_not_joined_and_not_spread(at: float) -> None:
-    @simulated
-    async def check(world: World) -> None:
-        segment = await many_chunks(world, files=2)
-        run = segment.catalog.chunks
-        path = f"{SEGMENT_FOLDER}/{run[1].object}"
-        data = bytearray(await world.objects.read(path, 0, run[1].size))
-        data[int(at * len(data))] ^= 0x10
-        await world.objects.delete(path)
-        await world.objects.create(path, [data])
-        with pytest.raises(ChunkCorrupt, match="cannot be joined"):
-            await store_joined(world.objects, SEGMENT_FOLDER, run)
-        assert not any(map(is_joined, await names(world)))
-
-    check()
+async def test_damage_is_not_joined_and_not_spread(at: float, world: World) -> None:
+    segment = await many_chunks(world, files=2)
+    run = segment.catalog.chunks
+    path = f"{SEGMENT_FOLDER}/{run[1].object}"
+    data = bytearray(await world.objects.read(path, 0, run[1].size))
+    data[int(at * len(data))] ^= 0x10
+    await world.objects.delete(path)
+    await world.objects.create(path, [data])
+    with pytest.raises(ChunkCorrupt, match="cannot be joined"):
+        await store_joined(world.objects, SEGMENT_FOLDER, run)
+    assert not any(map(is_joined, await names(world)))
 
 
-@simulated
 async def test_chunks_on_a_brokers_own_disk_are_not_compacted(world: World) -> None:
     world.a.start(mode=StorageMode.LOCAL)
     segment = await world.a.open()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +19,17 @@ from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs
 from tests.kits.kernel_aio import needs_kernel_aio
 
 
+@contextlib.asynccontextmanager
+async def open_syncs() -> AsyncIterator[KernelSyncs]:
+    syncs = KernelSyncs(asyncio.get_running_loop())
+    yield syncs
+    syncs.close()
+
+
 def with_syncs(main: Callable[[KernelSyncs], Awaitable[None]]) -> None:
     async def run() -> None:
-        syncs = KernelSyncs(asyncio.get_running_loop())
-        await main(syncs)
-        syncs.close()
+        async with open_syncs() as syncs:
+            await main(syncs)
 
     asyncio.run(run())
 
@@ -80,20 +87,20 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return FakeContext.results
 
 
+@pytest.mark.real_loop
 @needs_kernel_aio
-def test_a_sync_ends_with_0_and_not_before_the_loop_turns(descriptor: int) -> None:
-    async def main(syncs: KernelSyncs) -> None:
+async def test_a_sync_ends_with_0_and_not_before_the_loop_turns(descriptor: int) -> None:
+    async with open_syncs() as syncs:
         ended: asyncio.Future[int] = syncs.loop.create_future()
         assert syncs.start(descriptor, ended.set_result)
         assert not ended.done()
         assert await asyncio.wait_for(ended, 30) == 0
 
-    with_syncs(main)
 
-
+@pytest.mark.real_loop
 @needs_kernel_aio
-def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
-    async def main(syncs: KernelSyncs) -> None:
+async def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
+    async with open_syncs() as syncs:
         ended: asyncio.Queue[int] = asyncio.Queue()
         for _ in range(20):
             begun = [syncs.start(descriptor, ended.put_nowait) for _ in range(SYNCS_AT_ONCE)]
@@ -101,12 +108,11 @@ def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
             assert all(begun)
         assert ended.empty()
 
-    with_syncs(main)
 
-
+@pytest.mark.real_loop
 @needs_kernel_aio
-def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None:
-    async def main(syncs: KernelSyncs) -> None:
+async def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None:
+    async with open_syncs() as syncs:
         ended: asyncio.Queue[int] = asyncio.Queue()
         begun = [syncs.start(descriptor, ended.put_nowait) for _ in range(SYNCS_AT_ONCE + 5)]
         assert begun == [True] * SYNCS_AT_ONCE + [False] * 5
@@ -115,11 +121,10 @@ def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None:
         assert syncs.start(descriptor, ended.put_nowait)
         await asyncio.wait_for(ended.get(), 30)
 
-    with_syncs(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("refusal", [0, OverflowError(), ValueError(), SystemError()])
-def test_what_the_kernel_refuses_is_not_begun(
+async def test_what_the_kernel_refuses_is_not_begun(
     descriptor: int, refusal: int | Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(FakeContext):
@@ -133,11 +138,8 @@ def test_what_the_kernel_refuses_is_not_begun(
         Operation = FakeOperation
 
     monkeypatch.setattr(kernel_sync, "load", lambda: FakeAio)
-
-    async def main(syncs: KernelSyncs) -> None:
+    async with open_syncs() as syncs:
         assert not syncs.start(descriptor, lambda _: pytest.fail("it was not begun"))
-
-    with_syncs(main)
 
 
 @needs_kernel_aio
@@ -155,9 +157,10 @@ def test_closing_tells_of_what_is_under_way_also_without_the_loop(descriptor: in
     assert heard == [0] * 5
 
 
+@pytest.mark.real_loop
 @needs_kernel_aio
-def test_what_cannot_be_synced_is_not_begun() -> None:
-    async def main(syncs: KernelSyncs) -> None:
+async def test_what_cannot_be_synced_is_not_begun() -> None:
+    async with open_syncs() as syncs:
         reader, writer = os.pipe()
         assert not syncs.start(writer, lambda _: pytest.fail("it was not begun"))
         os.close(reader)
@@ -165,22 +168,20 @@ def test_what_cannot_be_synced_is_not_begun() -> None:
         assert not syncs.start(writer, lambda _: pytest.fail("it was not begun"))
         await asyncio.sleep(0.01)
 
-    with_syncs(main)
 
-
-def test_the_number_of_an_error_is_told(results: list[int]) -> None:
-    async def main(syncs: KernelSyncs) -> None:
+@pytest.mark.real_loop
+async def test_the_number_of_an_error_is_told(results: list[int]) -> None:
+    async with open_syncs() as syncs:
         results.extend([(1 << 64) - errno.EIO, 0, (1 << 64) - errno.ENOSPC])
         ended: asyncio.Queue[int] = asyncio.Queue()
         for _ in results:
             syncs.start(3, ended.put_nowait)
         assert [await asyncio.wait_for(ended.get(), 30) for _ in results] == [errno.EIO, 0, errno.ENOSPC]
 
-    with_syncs(main)
 
-
-def test_one_who_raises_does_not_keep_the_others_from_hearing(results: list[int]) -> None:
-    async def main(syncs: KernelSyncs) -> None:
+@pytest.mark.real_loop
+async def test_one_who_raises_does_not_keep_the_others_from_hearing(results: list[int]) -> None:
+    async with open_syncs() as syncs:
         results.extend([0, 0, 0])
         raised: list[object] = []
         syncs.loop.set_exception_handler(lambda _, context: raised.append(context.get("exception")))
@@ -194,15 +195,12 @@ def test_one_who_raises_does_not_keep_the_others_from_hearing(results: list[int]
         assert [await asyncio.wait_for(ended.get(), 30) for _ in range(2)] == [0, 0]
         assert [str(each) for each in raised] == ["mine"]
 
-    with_syncs(main)
 
-
-def test_a_wake_up_without_an_event_is_no_error(results: list[int]) -> None:
-    async def main(syncs: KernelSyncs) -> None:
+@pytest.mark.real_loop
+async def test_a_wake_up_without_an_event_is_no_error(results: list[int]) -> None:
+    async with open_syncs() as syncs:
         assert not results
         syncs._on_event()
-
-    with_syncs(main)
 
 
 @needs_kernel_aio
@@ -225,26 +223,24 @@ def test_closing_leaves_no_descriptor_behind(descriptor: int) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.real_loop
 @needs_kernel_aio
-def test_a_system_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert KernelSyncs.of(loop) is not None
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "caio", None)
-            assert KernelSyncs.of(loop) is None
-        with monkeypatch.context() as patch:
-            patch.setattr(caio, "linux_aio", None)
-            assert KernelSyncs.of(loop) is None
-
-        class Forbidden:
-            Operation = FakeOperation
-
-            @staticmethod
-            def Context(_count: int) -> Any:  # noqa: N802 (caio's name)
-                raise SystemError(errno.EPERM, "Operation not permitted")
-
-        monkeypatch.setattr(kernel_sync, "load", lambda: Forbidden)
+async def test_a_system_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    assert KernelSyncs.of(loop) is not None
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "caio", None)
+        assert KernelSyncs.of(loop) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(caio, "linux_aio", None)
         assert KernelSyncs.of(loop) is None
 
-    asyncio.run(main())
+    class Forbidden:
+        Operation = FakeOperation
+
+        @staticmethod
+        def Context(_count: int) -> Any:  # noqa: N802 (caio's name)
+            raise SystemError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(kernel_sync, "load", lambda: Forbidden)
+    assert KernelSyncs.of(loop) is None

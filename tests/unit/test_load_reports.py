@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.model.load import MAX_REPORT_BYTES, LoadReport
 from braid.ports.processor import NoProcessor
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.leader import LEASE_TTL_S
 
 
@@ -99,58 +98,45 @@ class Reporter:
         return LoadReport.from_json(entry.value) if entry is not None else None
 
 
-def simulate(main: Callable[[Reporter], Awaitable[None]]) -> None:
-    async def run(simulation: Simulation) -> None:
-        await main(Reporter(simulation))
-
-    run_simulation(1, run)
-
-
-def test_a_report_is_stored_at_once_when_it_has_news_and_now_and_then_without() -> None:
-    async def main(reporter: Reporter) -> None:
-        lease = await reporter.store.grant_lease(1_000)
-        reporter.reports.start(lease)
-        await asyncio.sleep(0.1)
-        first = await reporter.stored()
-        assert first is not None
-        await asyncio.sleep(STORE_S - MEASURE_S)
-        assert await reporter.stored() == first
-        reporter.now = reading((0, 0, 0))
-        await asyncio.sleep(MEASURE_S)
-        second = await reporter.stored()
-        assert second is not None
-        assert second.segments == 1
-        await asyncio.sleep(STORE_S)
-        third = await reporter.stored()
-        assert third is not None
-        assert third.at > second.at
-        await reporter.reports.stop()
-
-    simulate(main)
+async def test_a_report_is_stored_at_once_when_it_has_news_and_now_and_then_without(simulation: Simulation) -> None:
+    reporter = Reporter(simulation)
+    lease = await reporter.store.grant_lease(1_000)
+    reporter.reports.start(lease)
+    await asyncio.sleep(0.1)
+    first = await reporter.stored()
+    assert first is not None
+    await asyncio.sleep(STORE_S - MEASURE_S)
+    assert await reporter.stored() == first
+    reporter.now = reading((0, 0, 0))
+    await asyncio.sleep(MEASURE_S)
+    second = await reporter.stored()
+    assert second is not None
+    assert second.segments == 1
+    await asyncio.sleep(STORE_S)
+    third = await reporter.stored()
+    assert third is not None
+    assert third.at > second.at
+    await reporter.reports.stop()
 
 
-def test_a_report_goes_with_its_lease_and_comes_back_with_the_next() -> None:
-    async def main(reporter: Reporter) -> None:
-        reporter.reports.start(await reporter.store.grant_lease(LEASE_TTL_S))
-        await asyncio.sleep(LEASE_TTL_S + STORE_S)
-        assert await reporter.stored() is None
-        await reporter.reports.stop()
-        reporter.reports.start(await reporter.store.grant_lease(LEASE_TTL_S))
-        await asyncio.sleep(1)
-        assert await reporter.stored() is not None
-
-    simulate(main)
+async def test_a_report_goes_with_its_lease_and_comes_back_with_the_next(simulation: Simulation) -> None:
+    reporter = Reporter(simulation)
+    reporter.reports.start(await reporter.store.grant_lease(LEASE_TTL_S))
+    await asyncio.sleep(LEASE_TTL_S + STORE_S)
+    assert await reporter.stored() is None
+    await reporter.reports.stop()
+    reporter.reports.start(await reporter.store.grant_lease(LEASE_TTL_S))
+    await asyncio.sleep(1)
+    assert await reporter.stored() is not None
 
 
-def test_a_store_that_is_away_delays_the_report() -> None:
-    async def main(reporter: Reporter) -> None:
-        lease = await reporter.store.grant_lease(1_000)
-        reporter.store.fault = lambda request: Fault.UNAVAILABLE if request == "txn" else Fault.NONE
-        reporter.reports.start(lease)
-        await asyncio.sleep(1)
-        assert await reporter.stored() is None
-        reporter.store.fault = lambda _: Fault.NONE
-        await asyncio.sleep(MEASURE_S)
-        assert await reporter.stored() is not None
-
-    simulate(main)
+async def test_a_store_that_is_away_delays_the_report(simulation: Simulation) -> None:
+    reporter = Reporter(simulation)
+    lease = await reporter.store.grant_lease(1_000)
+    reporter.store.fault = lambda request: Fault.UNAVAILABLE if request == "txn" else Fault.NONE
+    reporter.reports.start(lease)
+    await asyncio.sleep(1)
+    assert await reporter.stored() is None
+    reporter.store.fault = lambda _: Fault.NONE
+    await asyncio.sleep(MEASURE_S)
+    assert await reporter.stored() is not None

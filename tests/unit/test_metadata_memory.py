@@ -16,102 +16,83 @@ from braid.testing.sim.loop import Simulation, run_simulation
 START = Revision(0)
 
 
-def test_a_request_that_does_not_arrive_changes_nothing() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        client = store.client("broker-1")
-        client.fault = lambda _: Fault.UNAVAILABLE
-        with pytest.raises(MetadataUnavailable, match="broker-1"):
-            await client.txn([], [Put("/a", b"1")])
-        with pytest.raises(MetadataUnavailable):
-            await client.get("/a")
-        with pytest.raises(MetadataUnavailable):
-            await client.list("/")
-        assert await store.get("/a") is None
-
-    run_simulation(1, main)
+async def test_a_request_that_does_not_arrive_changes_nothing(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    client = store.client("broker-1")
+    client.fault = lambda _: Fault.UNAVAILABLE
+    with pytest.raises(MetadataUnavailable, match="broker-1"):
+        await client.txn([], [Put("/a", b"1")])
+    with pytest.raises(MetadataUnavailable):
+        await client.get("/a")
+    with pytest.raises(MetadataUnavailable):
+        await client.list("/")
+    assert await store.get("/a") is None
 
 
-def test_a_request_whose_answer_is_lost_has_happened() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        client = store.client()
-        client.fault = lambda request: Fault.UNCERTAIN if request == "txn" else Fault.NONE
-        with pytest.raises(MetadataUncertain):
-            await client.txn([Compare("/a", START)], [Put("/a", b"1")])
-        entry = await client.get("/a")
-        assert entry is not None
-        assert entry.value == b"1"
-
-    run_simulation(1, main)
+async def test_a_request_whose_answer_is_lost_has_happened(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    client = store.client()
+    client.fault = lambda request: Fault.UNCERTAIN if request == "txn" else Fault.NONE
+    with pytest.raises(MetadataUncertain):
+        await client.txn([Compare("/a", START)], [Put("/a", b"1")])
+    entry = await client.get("/a")
+    assert entry is not None
+    assert entry.value == b"1"
 
 
-def test_a_read_is_never_uncertain() -> None:
-    async def main(simulation: Simulation) -> None:
-        client = MemoryStore(simulation.clock)
-        client.fault = lambda _: Fault.UNCERTAIN
-        with pytest.raises(MetadataUnavailable):
-            await client.get("/a")
-
-    run_simulation(1, main)
+async def test_a_read_is_never_uncertain(simulation: Simulation) -> None:
+    client = MemoryStore(simulation.clock)
+    client.fault = lambda _: Fault.UNCERTAIN
+    with pytest.raises(MetadataUnavailable):
+        await client.get("/a")
 
 
-def test_a_renewal_whose_answer_is_lost_does_not_move_the_deadline() -> None:
-    async def main(simulation: Simulation) -> None:
-        client = MemoryStore(simulation.clock)
-        lease = await client.grant_lease(10.0)
-        deadline = lease.deadline
-        await asyncio.sleep(5.0)
-        client.fault = lambda _: Fault.UNCERTAIN
-        with pytest.raises(MetadataUnavailable):
-            await lease.renew()
-        assert lease.deadline == deadline
-
-    run_simulation(1, main)
+async def test_a_renewal_whose_answer_is_lost_does_not_move_the_deadline(simulation: Simulation) -> None:
+    client = MemoryStore(simulation.clock)
+    lease = await client.grant_lease(10.0)
+    deadline = lease.deadline
+    await asyncio.sleep(5.0)
+    client.fault = lambda _: Fault.UNCERTAIN
+    with pytest.raises(MetadataUnavailable):
+        await lease.renew()
+    assert lease.deadline == deadline
 
 
-def test_losing_the_connection_between_request_and_answer_makes_a_write_uncertain() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        client = store.client()
-        writing = asyncio.create_task(client.txn([], [Put("/a", b"1")]))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert store.history.revision == 1
-        assert not writing.done()
-        client.disconnect()
-        with pytest.raises(MetadataUncertain):
-            await writing
+async def test_losing_the_connection_between_request_and_answer_makes_a_write_uncertain(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    client = store.client()
+    writing = asyncio.create_task(client.txn([], [Put("/a", b"1")]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert store.history.revision == 1
+    assert not writing.done()
+    client.disconnect()
+    with pytest.raises(MetadataUncertain):
+        await writing
 
-        client.reconnect()
-        reading = asyncio.create_task(client.get("/a"))
-        client.disconnect()
-        with pytest.raises(MetadataUnavailable):
-            await reading
-
-    run_simulation(1, main)
+    client.reconnect()
+    reading = asyncio.create_task(client.get("/a"))
+    client.disconnect()
+    with pytest.raises(MetadataUnavailable):
+        await reading
 
 
-def test_a_watch_of_a_disconnected_client_is_silent_and_then_catches_up() -> None:
+async def test_a_watch_of_a_disconnected_client_is_silent_and_then_catches_up(simulation: Simulation) -> None:
     """Also when the last change that it missed was not its own: it must not skip to the head meanwhile."""
-
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        client = store.client()
-        async with watching(client, "/a", START) as watch:
-            reading = asyncio.ensure_future(anext(watch))
-            await asyncio.sleep(1.0)
-            client.disconnect()
-            await store.txn([], [Put("/a", b"1")])
-            await store.txn([], [Put("/other", b"1")])
-            await asyncio.sleep(1.0)
-            assert not reading.done()
-            client.reconnect()
-            assert (await reading).revision == 1
-            await store.txn([], [Put("/a", b"2")])
-            assert (await anext(watch)).revision == 3
-
-    run_simulation(1, main)
+    store = MemoryStore(simulation.clock)
+    client = store.client()
+    async with watching(client, "/a", START) as watch:
+        reading = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(1.0)
+        client.disconnect()
+        await store.txn([], [Put("/a", b"1")])
+        await store.txn([], [Put("/other", b"1")])
+        await asyncio.sleep(1.0)
+        assert not reading.done()
+        client.reconnect()
+        assert (await reading).revision == 1
+        await store.txn([], [Put("/a", b"2")])
+        assert (await anext(watch)).revision == 3
 
 
 def test_an_interrupted_watch_resumes_without_loss_or_repetition() -> None:
@@ -131,87 +112,71 @@ def test_an_interrupted_watch_resumes_without_loss_or_repetition() -> None:
         run_simulation(seed, main)
 
 
-def test_a_read_of_a_watch_that_is_cancelled_loses_nothing() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        async with watching(store, "/a", START) as watch:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(watch), 1.0)
-            await store.txn([], [Put("/a", b"1")])
-            assert (await anext(watch)).revision == 1
-
-    run_simulation(1, main)
+async def test_a_read_of_a_watch_that_is_cancelled_loses_nothing(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    async with watching(store, "/a", START) as watch:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(watch), 1.0)
+        await store.txn([], [Put("/a", b"1")])
+        assert (await anext(watch)).revision == 1
 
 
-def test_a_watch_that_falls_behind_the_history_is_told_so() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=5))
-        async with watching(store, "/a", START) as watch, watching(store, "/a", Revision(5)) as recent:
-            for number in range(10):
-                await store.txn([], [Put("/a", b"%d" % number)])
-            with pytest.raises(MetadataCompacted, match="list the prefix again"):
-                await anext(watch)
-            assert [(await anext(recent)).revision for _ in range(5)] == [6, 7, 8, 9, 10]
-
-    run_simulation(1, main)
+async def test_a_watch_that_falls_behind_the_history_is_told_so(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=5))
+    async with watching(store, "/a", START) as watch, watching(store, "/a", Revision(5)) as recent:
+        for number in range(10):
+            await store.txn([], [Put("/a", b"%d" % number)])
+        with pytest.raises(MetadataCompacted, match="list the prefix again"):
+            await anext(watch)
+        assert [(await anext(recent)).revision for _ in range(5)] == [6, 7, 8, 9, 10]
 
 
-def test_a_watch_that_waits_never_falls_behind_however_much_else_is_written() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=5))
-        async with watching(store, "/quiet", START) as watch:
-            reading = asyncio.ensure_future(anext(watch))
-            await asyncio.sleep(0)
-            for number in range(100):
-                await store.txn([], [Put("/loud", b"%d" % number)])
-            await store.txn([], [Put("/quiet", b"1")])
-            assert (await reading).revision == 101
-
-    run_simulation(1, main)
-
-
-def test_a_closed_watch_leaves_nothing_behind() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        watch = store.watch("/a", START)
+async def test_a_watch_that_waits_never_falls_behind_however_much_else_is_written(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=5))
+    async with watching(store, "/quiet", START) as watch:
         reading = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
-        assert store.history.waiting == 1
-        await watch.aclose()
-        with pytest.raises(StopAsyncIteration):
-            await reading
-        assert store.history.waiting == 0
-
-    run_simulation(1, main)
+        for number in range(100):
+            await store.txn([], [Put("/loud", b"%d" % number)])
+        await store.txn([], [Put("/quiet", b"1")])
+        assert (await reading).revision == 101
 
 
-def test_a_lease_expires_at_its_time_without_any_request() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        granted_at = simulation.clock.monotonic()
-        lease = await store.grant_lease(10.0)
-        await store.txn([], [Put("/a", b"1", lease.id)])
-        async with watching(store, "/a", Revision(1)) as watch:
-            changes = await anext(watch)
-        assert changes.events[0].value is None
-        assert granted_at + 10.0 <= simulation.clock.monotonic() < granted_at + 10.1
-        assert lease.deadline <= simulation.clock.monotonic()
-
-    run_simulation(1, main)
+async def test_a_closed_watch_leaves_nothing_behind(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    watch = store.watch("/a", START)
+    reading = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0)
+    assert store.history.waiting == 1
+    await watch.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await reading
+    assert store.history.waiting == 0
 
 
-def test_the_leases_of_a_closed_client_end_for_their_holder_at_once_and_for_others_by_their_time() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        client = store.client()
-        lease = await client.grant_lease(10.0)
-        await client.txn([], [Put("/a", b"1", lease.id)])
-        await client.close()
-        assert lease.deadline < simulation.clock.monotonic()
-        with pytest.raises(LeaseLost):
-            await lease.renew()
-        assert await store.get("/a") is not None
-        await asyncio.sleep(10.1)
-        assert await store.get("/a") is None
+async def test_a_lease_expires_at_its_time_without_any_request(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    granted_at = simulation.clock.monotonic()
+    lease = await store.grant_lease(10.0)
+    await store.txn([], [Put("/a", b"1", lease.id)])
+    async with watching(store, "/a", Revision(1)) as watch:
+        changes = await anext(watch)
+    assert changes.events[0].value is None
+    assert granted_at + 10.0 <= simulation.clock.monotonic() < granted_at + 10.1
+    assert lease.deadline <= simulation.clock.monotonic()
 
-    run_simulation(1, main)
+
+async def test_the_leases_of_a_closed_client_end_for_their_holder_at_once_and_for_others_by_their_time(
+    simulation: Simulation,
+) -> None:
+    store = MemoryStore(simulation.clock)
+    client = store.client()
+    lease = await client.grant_lease(10.0)
+    await client.txn([], [Put("/a", b"1", lease.id)])
+    await client.close()
+    assert lease.deadline < simulation.clock.monotonic()
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+    assert await store.get("/a") is not None
+    await asyncio.sleep(10.1)
+    assert await store.get("/a") is None

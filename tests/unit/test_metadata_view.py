@@ -13,7 +13,7 @@ from braid.metadata.store import Delete, Put
 from braid.metadata.view import Table, View
 from braid.model.errors import MetadataCorrupt, ShuttingDown
 from braid.model.ids import Revision
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.control import wait_until
 
 
@@ -28,179 +28,151 @@ def _table(prefix: str) -> Table[str, int]:
     return Table(prefix, lambda key: key.removeprefix(prefix) or None, _number, lambda name: prefix + name)
 
 
-def test_what_one_transaction_wrote_appears_in_all_tables_at_once() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        view = View(store)
-        left, right = view.add(_table("/left/")), view.add(_table("/right/"))
-        await view.load()
-        seen = []
-        left.on_change.append(lambda name: seen.append((name, left.get(name), right.get(name), view.generation)))
-        right.on_change.append(lambda name: seen.append((name, left.get(name), right.get(name), view.generation)))
-        for number in range(20):
-            value = b"%d" % number
-            written = await store.txn([], [Put("/left/a", value), Put("/right/a", value), Put("/else/x", value)])
-            await view.caught_up(written.revision)
-        assert len(seen) == 40
-        assert all(one == other for _, one, other, _ in seen)
-        assert [generation for *_, generation in seen] == sorted(generation for *_, generation in seen)
-        await view.stop()
-
-    run_simulation(1, main)
-
-
-def test_the_generation_rises_with_writes_that_no_table_shows() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        view = View(store)
-        view.add(_table("/left/"))
-        await view.load()
-        changes = view.changes
-        written = await store.txn([], [Put("/cursors/x", b"1")])
+async def test_what_one_transaction_wrote_appears_in_all_tables_at_once(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    view = View(store)
+    left, right = view.add(_table("/left/")), view.add(_table("/right/"))
+    await view.load()
+    seen = []
+    left.on_change.append(lambda name: seen.append((name, left.get(name), right.get(name), view.generation)))
+    right.on_change.append(lambda name: seen.append((name, left.get(name), right.get(name), view.generation)))
+    for number in range(20):
+        value = b"%d" % number
+        written = await store.txn([], [Put("/left/a", value), Put("/right/a", value), Put("/else/x", value)])
         await view.caught_up(written.revision)
-        assert view.generation == written.revision
-        assert view.changes == changes
-        await view.stop()
-
-    run_simulation(1, main)
-
-
-def test_a_record_that_cannot_be_read_costs_neither_its_last_state_nor_the_others() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        await store.txn([], [Put("/left/a", b"1"), Put("/left/b", b"2")])
-        view = View(store)
-        table = view.add(_table("/left/"))
-        await view.load()
-        written = await store.txn([], [Put("/left/a", b"what?"), Put("/left/b", b"3")])
-        await view.caught_up(written.revision)
-        assert table.all() == {"a": 1, "b": 3}
-        await view.stop()
-
-    run_simulation(1, main)
+    assert len(seen) == 40
+    assert all(one == other for _, one, other, _ in seen)
+    assert [generation for *_, generation in seen] == sorted(generation for *_, generation in seen)
+    await view.stop()
 
 
-def test_unchanged_holds_for_what_is_there_and_for_what_is_not() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        view = View(store)
-        table = view.add(_table("/left/"))
-        await view.load()
-        absent = table.unchanged("a")
-        written = await store.txn([absent], [Put("/left/a", b"1")])
-        assert written.succeeded
-        assert not (await store.txn([absent], [Put("/left/a", b"2")])).succeeded
-        await view.caught_up(written.revision)
-        assert (await store.txn([table.unchanged("a")], [Delete("/left/a")])).succeeded
-        await view.stop()
+async def test_the_generation_rises_with_writes_that_no_table_shows(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    view = View(store)
+    view.add(_table("/left/"))
+    await view.load()
+    changes = view.changes
+    written = await store.txn([], [Put("/cursors/x", b"1")])
+    await view.caught_up(written.revision)
+    assert view.generation == written.revision
+    assert view.changes == changes
+    await view.stop()
 
-    run_simulation(1, main)
+
+async def test_a_record_that_cannot_be_read_costs_neither_its_last_state_nor_the_others(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    await store.txn([], [Put("/left/a", b"1"), Put("/left/b", b"2")])
+    view = View(store)
+    table = view.add(_table("/left/"))
+    await view.load()
+    written = await store.txn([], [Put("/left/a", b"what?"), Put("/left/b", b"3")])
+    await view.caught_up(written.revision)
+    assert table.all() == {"a": 1, "b": 3}
+    await view.stop()
+
+
+async def test_unchanged_holds_for_what_is_there_and_for_what_is_not(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    view = View(store)
+    table = view.add(_table("/left/"))
+    await view.load()
+    absent = table.unchanged("a")
+    written = await store.txn([absent], [Put("/left/a", b"1")])
+    assert written.succeeded
+    assert not (await store.txn([absent], [Put("/left/a", b"2")])).succeeded
+    await view.caught_up(written.revision)
+    assert (await store.txn([table.unchanged("a")], [Delete("/left/a")])).succeeded
+    await view.stop()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_a_compaction_the_tables_are_what_the_store_has(seed: int) -> None:
+async def test_after_a_compaction_the_tables_are_what_the_store_has(seed: int, simulation: Simulation) -> None:
     """The history is so short that the view has to list again and again, while others write."""
+    store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=2))
+    rng = random.Random(seed)
+    view = View(store.client())
+    left, right = view.add(_table("/left/")), view.add(_table("/right/"))
+    await view.load()
 
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=2))
-        rng = random.Random(seed)
-        view = View(store.client())
-        left, right = view.add(_table("/left/")), view.add(_table("/right/"))
-        await view.load()
+    async def write() -> None:
+        for number in range(60):
+            key = f"/{rng.choice(['left', 'right', 'else'])}/{rng.randrange(4)}"
+            await store.txn([], [Delete(key) if rng.random() < 0.3 else Put(key, b"%d" % number)])
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.random() / 100)
 
-        async def write() -> None:
-            for number in range(60):
-                key = f"/{rng.choice(['left', 'right', 'else'])}/{rng.randrange(4)}"
-                await store.txn([], [Delete(key) if rng.random() < 0.3 else Put(key, b"%d" % number)])
-                if rng.random() < 0.5:
-                    await asyncio.sleep(rng.random() / 100)
-
-        await write()
-        last = await store.txn([], [Put("/left/last", b"1")])
-        await wait_until(lambda: view.generation >= last.revision)
-        for table, prefix in ((left, "/left/"), (right, "/right/")):
-            entries = (await store.list(prefix)).entries
-            assert table.all() == {entry.key.removeprefix(prefix): int(entry.value) for entry in entries}
-        await view.stop()
-
-    run_simulation(seed, main)
+    await write()
+    last = await store.txn([], [Put("/left/last", b"1")])
+    await wait_until(lambda: view.generation >= last.revision)
+    for table, prefix in ((left, "/left/"), (right, "/right/")):
+        entries = (await store.list(prefix)).entries
+        assert table.all() == {entry.key.removeprefix(prefix): int(entry.value) for entry in entries}
+    await view.stop()
 
 
-def test_whoever_waits_for_a_view_that_stops_is_told() -> None:
-    async def main(simulation: Simulation) -> None:
-        view = View(MemoryStore(simulation.clock))
-        await view.load()
-        waiting = asyncio.create_task(view.caught_up(Revision(1_000)))
-        await asyncio.sleep(0.1)
-        await view.stop()
-        with pytest.raises(ShuttingDown):
-            await waiting
-        with pytest.raises(ShuttingDown):
-            await view.caught_up(Revision(1_000))
-
-    run_simulation(1, main)
+async def test_whoever_waits_for_a_view_that_stops_is_told(simulation: Simulation) -> None:
+    view = View(MemoryStore(simulation.clock))
+    await view.load()
+    waiting = asyncio.create_task(view.caught_up(Revision(1_000)))
+    await asyncio.sleep(0.1)
+    await view.stop()
+    with pytest.raises(ShuttingDown):
+        await waiting
+    with pytest.raises(ShuttingDown):
+        await view.caught_up(Revision(1_000))
 
 
-def test_until_asks_again_after_each_change_of_a_table_and_only_then() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        view = View(store)
-        table = view.add(_table("/left/"))
-        await view.load()
-        asked = 0
+async def test_until_asks_again_after_each_change_of_a_table_and_only_then(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    view = View(store)
+    table = view.add(_table("/left/"))
+    await view.load()
+    asked = 0
 
-        def is_two() -> bool:
-            nonlocal asked
-            asked += 1
-            return table.get("a") == 2
+    def is_two() -> bool:
+        nonlocal asked
+        asked += 1
+        return table.get("a") == 2
 
-        waiting = asyncio.create_task(view.until(is_two, 60))
-        for put in (Put("/left/a", b"1"), Put("/cursors/x", b"1"), Put("/left/a", b"2")):
-            written = await store.txn([], [put])
-            await view.caught_up(written.revision)
-            await asyncio.sleep(1)
-        assert await waiting
-        assert asked == 3
-        assert await view.until(is_two, 0), "what holds already is not waited for"
-        assert not await view.until(lambda: False, 5)
-        await view.stop()
-
-    run_simulation(1, main)
-
-
-def test_what_changed_while_somebody_acted_is_not_waited_for() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = MemoryStore(simulation.clock)
-        view = View(store)
-        view.add(_table("/left/"))
-        await view.load()
-        seen = view.changes
-        written = await store.txn([], [Put("/left/a", b"1")])
+    waiting = asyncio.create_task(view.until(is_two, 60))
+    for put in (Put("/left/a", b"1"), Put("/cursors/x", b"1"), Put("/left/a", b"2")):
+        written = await store.txn([], [put])
         await view.caught_up(written.revision)
-        began = simulation.clock.monotonic()
-        assert await view.changed_since(seen, 60)
-        assert simulation.clock.monotonic() == began
-        assert not await view.changed_since(view.changes, 5)
-        await view.stop()
+        await asyncio.sleep(1)
+    assert await waiting
+    assert asked == 3
+    assert await view.until(is_two, 0), "what holds already is not waited for"
+    assert not await view.until(lambda: False, 5)
+    await view.stop()
 
-    run_simulation(1, main)
+
+async def test_what_changed_while_somebody_acted_is_not_waited_for(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    view = View(store)
+    view.add(_table("/left/"))
+    await view.load()
+    seen = view.changes
+    written = await store.txn([], [Put("/left/a", b"1")])
+    await view.caught_up(written.revision)
+    began = simulation.clock.monotonic()
+    assert await view.changed_since(seen, 60)
+    assert simulation.clock.monotonic() == began
+    assert not await view.changed_since(view.changes, 5)
+    await view.stop()
 
 
 @pytest.mark.parametrize("how", ["the view stops", "the broker is about to stop"])
-def test_nobody_waits_for_a_broker_that_stops(how: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        view = View(MemoryStore(simulation.clock))
-        await view.load()
-        waiting = asyncio.create_task(view.until(lambda: False, 60))
-        await asyncio.sleep(1)
-        if how == "the view stops":
-            await view.stop()
-        else:
-            view.end_waits()
-        for wait in (waiting, view.until(lambda: False, 60)):
-            with pytest.raises(ShuttingDown):
-                await wait
-        assert simulation.clock.monotonic() < 5
+async def test_nobody_waits_for_a_broker_that_stops(how: str, simulation: Simulation) -> None:
+    view = View(MemoryStore(simulation.clock))
+    await view.load()
+    waiting = asyncio.create_task(view.until(lambda: False, 60))
+    await asyncio.sleep(1)
+    if how == "the view stops":
         await view.stop()
-
-    run_simulation(1, main)
+    else:
+        view.end_waits()
+    for wait in (waiting, view.until(lambda: False, 60)):
+        with pytest.raises(ShuttingDown):
+            await wait
+    assert simulation.clock.monotonic() < 5
+    await view.stop()

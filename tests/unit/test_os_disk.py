@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,13 +24,19 @@ from tests.kits.kernel_aio import is_forbidden, needs_kernel_aio
 T = TypeVar("T")
 
 
+@contextlib.asynccontextmanager
+async def open_disk() -> AsyncIterator[OsDisk]:
+    disk = OsDisk()
+    try:
+        yield disk
+    finally:
+        await disk.close()
+
+
 def with_disk(main: Callable[[OsDisk], Awaitable[T]]) -> T:
     async def run() -> T:
-        disk = OsDisk()
-        try:
+        async with open_disk() as disk:
             return await main(disk)
-        finally:
-            await disk.close()
 
     return asyncio.run(run())
 
@@ -93,12 +99,11 @@ def fail(number: int) -> Callable[..., None]:
     return raise_error
 
 
-def test_os_disk_is_a_disk() -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_os_disk_is_a_disk() -> None:
+    async with open_disk() as disk:
         port: Disk = disk
         assert port is disk
-
-    with_disk(main)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +149,11 @@ def test_short_writes_are_continued_where_they_stopped(folder: str, monkeypatch:
     assert with_disk(main) == b"".join(buffers)
 
 
+@pytest.mark.real_loop
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synced: list[str], sync: bool) -> None:
-    async def main(disk: OsDisk) -> None:
+async def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synced: list[str], sync: bool) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         synced.clear()
         ended = asyncio.Event()
@@ -168,13 +174,12 @@ def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synce
             file.start_write(0, [b"x"], sync=False, on_end=on_end)
         assert len(heard) == 1
 
-    with_disk(main)
 
-
-def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_for_it(
+@pytest.mark.real_loop
+async def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_for_it(
     folder: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         if way == "kernel":
             start = KernelSyncs.start
@@ -189,13 +194,12 @@ def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_
         assert isinstance(await asyncio.wait_for(heard, 30), SyncFailed)
         assert open_descriptors_of(f"{folder}/f") == []
 
-    with_disk(main)
 
-
-def test_a_write_without_a_task_that_fails_at_once_calls_back_later(
+@pytest.mark.real_loop
+async def test_a_write_without_a_task_that_fails_at_once_calls_back_later(
     folder: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         monkeypatch.setattr(os, "pwritev", fail(errno.ENOSPC))
         heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
@@ -204,12 +208,11 @@ def test_a_write_without_a_task_that_fails_at_once_calls_back_later(
         assert isinstance(await asyncio.wait_for(heard, 30), DiskFull), way
         await file.close()
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.usefixtures("way")
-def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, synced: list[str]) -> None:
-    async def main(disk: OsDisk) -> None:
+async def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, synced: list[str]) -> None:
+    async with open_disk() as disk:
         files = [await disk.open(f"{folder}/{number}", create=True) for number in range(2 * SYNCS_AT_ONCE)]
         synced.clear()
         ends: asyncio.Queue[BaseException | None] = asyncio.Queue()
@@ -218,11 +221,10 @@ def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, synced: 
         assert [await asyncio.wait_for(ends.get(), 30) for _ in files] == [None] * len(files)
         assert {f"{folder}/{number}" for number in range(len(files))} <= set(synced)
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("failure", [None, errno.EIO])
-def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
+async def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
     folder: str, failure: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[threading.Thread] = []
@@ -233,7 +235,7 @@ def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
         if failure is not None:
             raise OSError(failure, os.strerror(failure))
 
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         monkeypatch.setattr(KernelSyncs, "start", lambda *_: False)
         monkeypatch.setattr(os, "fdatasync", fdatasync)
@@ -244,11 +246,10 @@ def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
         assert [thread is threading.current_thread() for thread in synced] == [False]
         assert file._calls == 0
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @needs_kernel_aio
-def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
+async def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = KernelSyncs.start
@@ -258,7 +259,7 @@ def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
         seen.append(os.pread(descriptor, 10, 0))
         return start(self, descriptor, on_synced)
 
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         monkeypatch.setattr(KernelSyncs, "start", look)
         heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
@@ -269,11 +270,10 @@ def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
         assert heard.result() is None
         assert seen == [b"x"]
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.usefixtures("way")
-def test_a_large_write_does_not_hold_the_loop_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_write_does_not_hold_the_loop_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writers: list[threading.Thread] = []
     real = os.pwritev
 
@@ -281,15 +281,13 @@ def test_a_large_write_does_not_hold_the_loop_up(folder: str, monkeypatch: pytes
         writers.append(threading.current_thread())
         return real(*arguments)
 
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         monkeypatch.setattr(os, "pwritev", pwritev)
         heard: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         file.start_write(0, [bytes(os_disk.SMALL_BYTES), b"x"], sync=True, on_end=heard.set_result)
         assert await asyncio.wait_for(heard, 30) is None
         assert threading.current_thread() not in writers
-
-    with_disk(main)
 
 
 def test_a_loop_that_was_closed_with_a_sync_under_way_leaves_nothing(folder: str) -> None:
@@ -308,8 +306,9 @@ def test_a_loop_that_was_closed_with_a_sync_under_way_leaves_nothing(folder: str
     assert open_descriptors_of(f"{folder}/f") == []
 
 
-def test_a_file_that_is_opened_while_the_disk_closes_is_closed_with_it(folder: str) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_a_file_that_is_opened_while_the_disk_closes_is_closed_with_it(folder: str) -> None:
+    async with open_disk() as disk:
         await disk.open(f"{folder}/a", create=True)
         closing = asyncio.ensure_future(disk.close())
         late = await disk.open(f"{folder}/b", create=True)
@@ -319,18 +318,17 @@ def test_a_file_that_is_opened_while_the_disk_closes_is_closed_with_it(folder: s
             assert await asyncio.wait_for(heard, 30) is None
         await closing
 
-    with_disk(main)
 
-
-def test_a_file_whose_name_cannot_be_made_durable_is_not_left(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_a_file_whose_name_cannot_be_made_durable_is_not_left(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_disk() as disk:
         monkeypatch.setattr(os, "fsync", fail(errno.EIO))
         for making in (disk.prepare(f"{folder}/f", 100), disk.open(f"{folder}/g", create=True)):
             with pytest.raises(SyncFailed):
                 await making
         assert os.listdir(folder) == []
-
-    with_disk(main)
 
 
 def test_a_disk_serves_one_loop_after_the_other(folder: str) -> None:
@@ -349,13 +347,13 @@ def test_a_disk_serves_one_loop_after_the_other(folder: str) -> None:
     assert open_descriptors_of(f"{folder}/f") == []
 
 
-def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
+@pytest.mark.real_loop
+async def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, length, position: real(descriptor, min(length, 7), position))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         await file.write(0, [bytes(range(100))], sync=False)
         assert await file.read(10, 50) == bytes(range(10, 60))
@@ -363,11 +361,10 @@ def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
         assert await file.read(100, 50) == b""
         assert await file.read(0, 0) == b""
 
-    with_disk(main)
 
-
-def test_a_write_is_synced_only_if_asked(folder: str, synced: list[str]) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_a_write_is_synced_only_if_asked(folder: str, synced: list[str]) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         assert synced == [folder], "the new name is durable"
         await file.write(0, [b"x"], sync=False)
@@ -376,11 +373,10 @@ def test_a_write_is_synced_only_if_asked(folder: str, synced: list[str]) -> None
         await file.sync()
         assert synced[1:] == [f"{folder}/f"] * 2
 
-    with_disk(main)
 
-
-def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str]) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str]) -> None:
+    async with open_disk() as disk:
         await disk.make_folder(f"{folder}/a/b")
         assert synced[-2:] == [folder, f"{folder}/a"]
         await disk.make_folder(f"{folder}/a/b")
@@ -396,43 +392,37 @@ def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str])
             await change
             assert synced == folders
 
-    with_disk(main)
 
-
-def test_names_that_were_found_are_made_durable_on_demand(folder: str, synced: list[str]) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_names_that_were_found_are_made_durable_on_demand(folder: str, synced: list[str]) -> None:
+    async with open_disk() as disk:
         Path(f"{folder}/found").touch()  # its maker was killed before it could sync the folder
         await disk.sync_folder(folder)
         assert synced == [folder]
         await disk.sync_folder(f"{folder}/absent")
         assert synced == [folder], "an absent folder has no names"
 
-    with_disk(main)
 
-
-def test_recovery_syncs_the_folder_of_a_file_that_it_finds(folder: str, synced: list[str]) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_recovery_syncs_the_folder_of_a_file_that_it_finds(folder: str, synced: list[str]) -> None:
+    async with open_disk() as disk:
         recovered = await recover(disk, folder)
         await repair(disk, folder, recovered)
         assert synced == [folder], "also when nothing else is to be done"
 
-    with_disk(main)
 
-
-def test_a_folder_that_cannot_be_synced_says_so(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_loop
+async def test_a_folder_that_cannot_be_synced_says_so(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", fail(errno.EIO))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         with pytest.raises(SyncFailed, match=folder):
             await disk.sync_folder(folder)
 
-    with_disk(main)
 
-
-def test_prepare_writes_real_blocks_of_zeros_and_refuses_an_existing_name(folder: str) -> None:
+@pytest.mark.real_loop
+async def test_prepare_writes_real_blocks_of_zeros_and_refuses_an_existing_name(folder: str) -> None:
     size = (3 << 20) + 17
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         await disk.prepare(f"{folder}/f", size)
         status = os.stat(f"{folder}/f")
         assert (status.st_size, status.st_blocks * 512 >= size) == (size, True)
@@ -440,28 +430,24 @@ def test_prepare_writes_real_blocks_of_zeros_and_refuses_an_existing_name(folder
         with pytest.raises(FileTaken):
             await disk.prepare(f"{folder}/f", size)
 
-    with_disk(main)
 
-
-def test_prepare_that_runs_out_of_room_leaves_no_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_loop
+async def test_prepare_that_runs_out_of_room_leaves_no_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwritev", fail(errno.ENOSPC))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         with pytest.raises(DiskFull, match=f"{folder}/f"):
             await disk.prepare(f"{folder}/f", 100)
         assert await disk.list(folder) == []
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("supported", [True, False])
-def test_reserve_allocates_and_keeps_what_is_there(
+async def test_reserve_allocates_and_keeps_what_is_there(
     folder: str, monkeypatch: pytest.MonkeyPatch, supported: bool
 ) -> None:
     if not supported:
         monkeypatch.setattr(os, "posix_fallocate", fail(errno.EOPNOTSUPP))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         await file.write(0, [b"kept"], sync=False)
         await file.reserve(0)
@@ -474,15 +460,13 @@ def test_reserve_allocates_and_keeps_what_is_there(
         await file.truncate(3)
         assert await file.read(0, 6) == b"kep"
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("exclusive_rename", [True, False])
-def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPatch, exclusive_rename: bool) -> None:
+async def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPatch, exclusive_rename: bool) -> None:
     if not exclusive_rename:
         monkeypatch.setattr(os_disk, "_renameat2", None)
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         for name in ("one", "two"):
             file = await disk.open(f"{folder}/{name}", create=True)
             await file.write(0, [name.encode()], sync=True)
@@ -494,11 +478,10 @@ def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPatch, ex
         assert [stat.name for stat in await disk.list(folder)] == ["target", "two"]
         assert await (await disk.open(f"{folder}/target")).read(0, 10) == b"one"
 
-    with_disk(main)
 
-
-def test_of_many_publishers_one_wins(folder: str) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_of_many_publishers_one_wins(folder: str) -> None:
+    async with open_disk() as disk:
         for n in range(8):
             await disk.prepare(f"{folder}/{n}", 1)
         results = await asyncio.gather(
@@ -507,23 +490,20 @@ def test_of_many_publishers_one_wins(folder: str) -> None:
         assert sorted(type(result).__name__ for result in results) == ["FileTaken"] * 7 + ["NoneType"]
         assert len(await disk.list(folder)) == 8
 
-    with_disk(main)
 
-
-def test_a_filesystem_without_links_is_named_as_the_reason(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_loop
+async def test_a_filesystem_without_links_is_named_as_the_reason(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os_disk, "_renameat2", None)
     monkeypatch.setattr(os, "link", fail(errno.EPERM))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         await disk.prepare(f"{folder}/a", 1)
         with pytest.raises(DiskError, match="hard links"):
             await disk.publish(f"{folder}/a", f"{folder}/b")
 
-    with_disk(main)
 
-
-def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> None:
+    async with open_disk() as disk:
         await disk.make_folder(f"{folder}/z")
         await disk.make_folder(f"{folder}/y")
         await disk.prepare(f"{folder}/b", 2)
@@ -538,9 +518,8 @@ def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> None:
         with pytest.raises(DiskError, match="not empty"):
             await disk.remove_folder(folder)
 
-    with_disk(main)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize(
     ("call", "number", "error"),
     [
@@ -551,12 +530,11 @@ def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> None:
         ("fdatasync", errno.ENOSPC, SyncFailed),
     ],
 )
-def test_a_failing_write_or_sync_says_which_file_and_why(
+async def test_a_failing_write_or_sync_says_which_file_and_why(
     folder: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, error: type[DiskError]
 ) -> None:
     monkeypatch.setattr(os, call, fail(number))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         with pytest.raises(DiskError) as caught:
             await file.write(0, [b"x"], sync=True)
@@ -564,11 +542,10 @@ def test_a_failing_write_or_sync_says_which_file_and_why(
         assert f"{folder}/f" in str(caught.value)
         assert os.strerror(number) in str(caught.value)
 
-    with_disk(main)
 
-
-def test_missing_and_taken_names_have_their_own_errors(folder: str) -> None:
-    async def main(disk: OsDisk) -> None:
+@pytest.mark.real_loop
+async def test_missing_and_taken_names_have_their_own_errors(folder: str) -> None:
+    async with open_disk() as disk:
         for missing in (
             disk.open(f"{folder}/f"),
             disk.remove(f"{folder}/f"),
@@ -581,8 +558,6 @@ def test_missing_and_taken_names_have_their_own_errors(folder: str) -> None:
         for taken in (disk.open(f"{folder}/f", create=True), disk.make_folder(f"{folder}/f/g")):
             with pytest.raises(FileTaken, match=f"{folder}/f"):
                 await taken
-
-    with_disk(main)
 
 
 class Gate:
@@ -603,15 +578,15 @@ async def entered(gate: Gate) -> None:
     assert await asyncio.to_thread(gate.entered.wait, 30)
 
 
+@pytest.mark.real_loop
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_close_waits_for_calls_in_flight_and_refuses_new_ones(
+async def test_close_waits_for_calls_in_flight_and_refuses_new_ones(
     folder: str, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
     """Otherwise the number of the descriptor could belong to another file when the thread uses it."""
     gate = Gate()
     monkeypatch.setattr(os, "fdatasync", gate)
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         sync = asyncio.create_task(file.sync())
         await entered(gate)
@@ -630,15 +605,13 @@ def test_close_waits_for_calls_in_flight_and_refuses_new_ones(
         await file.close()
         await other.close()
 
-    with_disk(main)
 
-
-def test_close_waits_for_the_last_of_several_calls(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_loop
+async def test_close_waits_for_the_last_of_several_calls(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, quick = Gate(), Gate()
     monkeypatch.setattr(os, "fdatasync", slow)
     monkeypatch.setattr(os, "ftruncate", lambda descriptor, _: quick(descriptor))
-
-    async def main(disk: OsDisk) -> None:
+    async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
         syncing, cutting = asyncio.create_task(file.sync()), asyncio.create_task(file.truncate(0))
         await entered(slow)
@@ -651,8 +624,6 @@ def test_close_waits_for_the_last_of_several_calls(folder: str, monkeypatch: pyt
         slow.opened.set()
         await asyncio.gather(syncing, closing)
         assert open_descriptors_of(f"{folder}/f") == []
-
-    with_disk(main)
 
 
 def test_close_waits_for_a_call_that_was_cancelled_before_a_thread_took_it(
@@ -681,7 +652,8 @@ def test_close_waits_for_a_call_that_was_cancelled_before_a_thread_took_it(
     assert open_descriptors_of(folder) == []
 
 
-def test_a_cancelled_open_leaks_no_descriptor(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_loop
+async def test_a_cancelled_open_leaks_no_descriptor(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started, proceed = threading.Event(), threading.Event()
     real = OsDisk._open
 
@@ -691,33 +663,27 @@ def test_a_cancelled_open_leaks_no_descriptor(folder: str, monkeypatch: pytest.M
         return real(self, path, create)
 
     monkeypatch.setattr(OsDisk, "_open", slow)
-
-    async def main() -> None:
-        disk = OsDisk(threads=1)
-        opening = asyncio.create_task(disk.open(f"{folder}/f", create=True))
-        assert await asyncio.to_thread(started.wait, 30)
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-        proceed.set()
-        await disk.list(folder)  # The one thread has ended the open before it begins this.
-        assert open_descriptors_of(folder) == []
-        assert [stat.name for stat in await disk.list(folder)] == ["f"]
-        await disk.close()
-
-    asyncio.run(main())
+    disk = OsDisk(threads=1)
+    opening = asyncio.create_task(disk.open(f"{folder}/f", create=True))
+    assert await asyncio.to_thread(started.wait, 30)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    proceed.set()
+    await disk.list(folder)  # The one thread has ended the open before it begins this.
+    assert open_descriptors_of(folder) == []
+    assert [stat.name for stat in await disk.list(folder)] == ["f"]
+    await disk.close()
 
 
-def test_closing_the_disk_closes_its_files_and_refuses_calls(folder: str) -> None:
-    async def main() -> None:
-        disk = OsDisk()
-        file = await disk.open(f"{folder}/f", create=True)
-        await disk.close()
-        await disk.close()
-        assert open_descriptors_of(folder) == []
-        with pytest.raises(DiskError, match="closed"):
-            await file.size()
-        with pytest.raises(DiskError, match="closed"):
-            await disk.list(folder)
-        await file.close()
-
-    asyncio.run(main())
+@pytest.mark.real_loop
+async def test_closing_the_disk_closes_its_files_and_refuses_calls(folder: str) -> None:
+    disk = OsDisk()
+    file = await disk.open(f"{folder}/f", create=True)
+    await disk.close()
+    await disk.close()
+    assert open_descriptors_of(folder) == []
+    with pytest.raises(DiskError, match="closed"):
+        await file.size()
+    with pytest.raises(DiskError, match="closed"):
+        await disk.list(folder)
+    await file.close()

@@ -21,7 +21,7 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import Log
 from braid.storage.log.recovery import recover
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated
+from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets
 
 MEETING_S = 20.0
 """How long one sync waits for the other before it gives up; when both are in flight nobody waits."""
@@ -34,7 +34,8 @@ async def opened_log(disk: OsDisk, folder: str) -> Log:
     return log
 
 
-def test_two_logs_sync_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_loop
+async def test_two_logs_sync_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = threading.Barrier(2, timeout=MEETING_S)
     sync = os.fdatasync
 
@@ -46,21 +47,18 @@ def test_two_logs_sync_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(5, "this sync was alone") from error
         sync(descriptor)
 
-    async def story() -> None:
-        disk = OsDisk(2)
-        logs = [await opened_log(disk, str(tmp_path / name)) for name in ("one", "two")]
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr("braid.ports.os_disk.os.fdatasync", sync_together)
-                for _ in range(3):
-                    await asyncio.gather(*(log.confirm(log.append(make_batch())) for log in logs))
-            assert [log.confirmed.value for log in logs] == [3, 3]
-        finally:
-            for log in logs:
-                await log.close()
-            await disk.close()
-
-    asyncio.run(story())
+    disk = OsDisk(2)
+    logs = [await opened_log(disk, str(tmp_path / name)) for name in ("one", "two")]
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("braid.ports.os_disk.os.fdatasync", sync_together)
+            for _ in range(3):
+                await asyncio.gather(*(log.confirm(log.append(make_batch())) for log in logs))
+        assert [log.confirmed.value for log in logs] == [3, 3]
+    finally:
+        for log in logs:
+            await log.close()
+        await disk.close()
 
 
 class ShorteningObjects(MemoryObjects):
@@ -71,7 +69,6 @@ class ShorteningObjects(MemoryObjects):
         await super().create(name, [content[:-1] if name.endswith(".chunk") else content])
 
 
-@simulated
 async def test_an_upload_that_is_stored_shorter_than_sent_is_noticed_and_not_cataloged(world: World) -> None:
     objects = ShorteningObjects()
     world.a.start(objects=objects)

@@ -20,6 +20,7 @@ from braid.model.errors import (
 )
 from braid.storage.log.recovery import recover
 from braid.storage.retention import RetentionPolicy
+from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import Faults
 from tests.kits.storage_disaster import (
     DESCRIPTOR,
@@ -32,6 +33,9 @@ from tests.kits.storage_disaster import (
     refusal,
     simulate,
 )
+
+pytestmark = pytest.mark.seed(0)
+
 
 SMALL_FILES = 600
 """Four batches a file."""
@@ -294,71 +298,64 @@ def test_exporting_is_right_after_any_two_metadata_failures_in_a_row(fault: Faul
     at_every_step(run, at_least=2)
 
 
-def test_a_write_whose_outcome_is_unknown_is_never_mistaken_for_another_one() -> None:
+async def test_a_write_whose_outcome_is_unknown_is_never_mistaken_for_another_one(simulation: Simulation) -> None:
     """The store loses the answer to a removal and the read-back; the seal that follows must really be written."""
-
-    async def main(scene: Scene) -> None:
-        a, b = scene.broker("a"), scene.broker("b")
-        segment = await a.open()
-        await scene.publish(segment, 10)
-        await segment.log.rotate()
-        await segment.exporter.export_closed()
-        a.store.fault = lambda request: Fault.UNCERTAIN if request == "txn" else Fault.UNAVAILABLE
-        with pytest.raises(MetadataUnavailable):
-            await a.run(segment.apply_retention(RetentionPolicy(max_bytes=1_500)))
-        a.store.fault = lambda _request: Fault.NONE
-        await a.run(segment.hand_over())
-        assert (await scene.catalog()).sealed is not None
-        segment = await b.open()
-        await scene.check(segment, segment.earliest)
-
-    simulate(main, file_bytes=SMALL_FILES)
+    scene = Scene(simulation, file_bytes=SMALL_FILES)
+    a, b = scene.broker("a"), scene.broker("b")
+    segment = await a.open()
+    await scene.publish(segment, 10)
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    a.store.fault = lambda request: Fault.UNCERTAIN if request == "txn" else Fault.UNAVAILABLE
+    with pytest.raises(MetadataUnavailable):
+        await a.run(segment.apply_retention(RetentionPolicy(max_bytes=1_500)))
+    a.store.fault = lambda _request: Fault.NONE
+    await a.run(segment.hand_over())
+    assert (await scene.catalog()).sealed is not None
+    segment = await b.open()
+    await scene.check(segment, segment.earliest)
 
 
-def test_after_a_removal_of_unknown_outcome_every_listed_chunk_still_has_its_object() -> None:
-    async def main(scene: Scene) -> None:
-        a = scene.broker("a")
-        segment = await a.open()
-        await scene.publish(segment, 20)
-        await segment.log.rotate()
-        await segment.exporter.export_closed()
-        size = segment.catalog.chunks[0].size
-        a.store.fault = lambda request: Fault.UNCERTAIN if request == "txn" else Fault.UNAVAILABLE
-        with pytest.raises(MetadataUnavailable):
-            await a.run(segment.apply_retention(RetentionPolicy(max_bytes=4 * size)))
-        a.store.fault = lambda _request: Fault.NONE
-        await a.run(segment.apply_retention(RetentionPolicy(max_bytes=2 * size)))
-        catalog = await scene.catalog()
-        assert catalog.chunks == segment.catalog.chunks
-        assert len(catalog.chunks) == 2
-        for chunk in catalog.chunks:
-            await scene.objects.stat(f"{TOPIC}/{DESCRIPTOR}/{chunk.object}")
+async def test_after_a_removal_of_unknown_outcome_every_listed_chunk_still_has_its_object(
+    simulation: Simulation,
+) -> None:
+    scene = Scene(simulation, file_bytes=SMALL_FILES)
+    a = scene.broker("a")
+    segment = await a.open()
+    await scene.publish(segment, 20)
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    size = segment.catalog.chunks[0].size
+    a.store.fault = lambda request: Fault.UNCERTAIN if request == "txn" else Fault.UNAVAILABLE
+    with pytest.raises(MetadataUnavailable):
+        await a.run(segment.apply_retention(RetentionPolicy(max_bytes=4 * size)))
+    a.store.fault = lambda _request: Fault.NONE
+    await a.run(segment.apply_retention(RetentionPolicy(max_bytes=2 * size)))
+    catalog = await scene.catalog()
+    assert catalog.chunks == segment.catalog.chunks
+    assert len(catalog.chunks) == 2
+    for chunk in catalog.chunks:
+        await scene.objects.stat(f"{TOPIC}/{DESCRIPTOR}/{chunk.object}")
 
-    simulate(main, file_bytes=SMALL_FILES)
 
-
-def test_handing_over_again_after_its_transaction_happened_is_no_fight_with_oneself() -> None:
+async def test_handing_over_again_after_its_transaction_happened_is_no_fight_with_oneself(scene: Scene) -> None:
     """PITFALLS: A failed seal is never retried. Here the seal was written, and what follows it failed."""
-
-    async def main(scene: Scene) -> None:
-        a, b = scene.broker("a"), scene.broker("b")
-        record = paths.ownership(TOPIC, DESCRIPTOR)
-        serving = await scene.store.txn([], [Put(record, b"SERVING")])
-        segment = await a.open()
-        await scene.publish(segment, 3)
-        await segment.log.rotate()
-        await segment.exporter.export_closed()
-        a.objects.faults = Faults(fails_before=1.0)  # all that is left to store is the last manifest
-        ending = ([Compare(record, serving.revision)], [Put(record, b"SEALED")])
-        with pytest.raises(ObjectStoreUnavailable):
-            await a.run(segment.hand_over(*ending))
-        assert (await scene.catalog()).sealed is not None
-        a.objects.faults = Faults()
+    a, b = scene.broker("a"), scene.broker("b")
+    record = paths.ownership(TOPIC, DESCRIPTOR)
+    serving = await scene.store.txn([], [Put(record, b"SERVING")])
+    segment = await a.open()
+    await scene.publish(segment, 3)
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    a.objects.faults = Faults(fails_before=1.0)  # all that is left to store is the last manifest
+    ending = ([Compare(record, serving.revision)], [Put(record, b"SEALED")])
+    with pytest.raises(ObjectStoreUnavailable):
         await a.run(segment.hand_over(*ending))
-        entry = await scene.store.get(record)
-        assert entry is not None
-        assert entry.value == b"SEALED"
-        assert [path for path in a.disk.paths() if path.startswith(FOLDER)] == []
-        await scene.check(await b.open())
-
-    simulate(main)
+    assert (await scene.catalog()).sealed is not None
+    a.objects.faults = Faults()
+    await a.run(segment.hand_over(*ending))
+    entry = await scene.store.get(record)
+    assert entry is not None
+    assert entry.value == b"SEALED"
+    assert [path for path in a.disk.paths() if path.startswith(FOLDER)] == []
+    await scene.check(await b.open())

@@ -15,7 +15,7 @@ from braid.model.errors import BrokenInvariant, ConditionFailed, Fenced, Metadat
 from braid.model.ids import Epoch, Offset, Revision
 from braid.storage.history.catalog import MAX_UNCERTAIN_TRIES, Catalog, ChunkDescriptor, SealedState
 from braid.storage.retention import RetentionPolicy
-from tests.kits.storage import DESCRIPTOR, TOPIC, World, fill, simulated
+from tests.kits.storage import DESCRIPTOR, TOPIC, World, fill
 
 
 def chunk(base: int, end: int, epoch: int = 1) -> ChunkDescriptor:
@@ -35,7 +35,6 @@ async def owned(store: MemoryStore, epoch: int, holder: str = "a") -> Catalog:
     return catalog
 
 
-@simulated
 async def test_what_one_owner_writes_the_next_one_loads(world: World) -> None:
     a = await owned(world.store, 1)
     await a.commit(chunk(0, 10))
@@ -46,7 +45,6 @@ async def test_what_one_owner_writes_the_next_one_loads(world: World) -> None:
     assert [found and found.base_offset for found in map(b.find, (0, 9, 10, 24, 25, 99))] == [0, 0, 10, 10, None, None]
 
 
-@simulated
 async def test_descriptor_and_frontier_are_one_transaction(world: World) -> None:
     a = await owned(world.store, 1)
     before = (await world.store.list("/")).revision
@@ -57,7 +55,6 @@ async def test_descriptor_and_frontier_are_one_transaction(world: World) -> None
     assert written == {paths.chunk(TOPIC, DESCRIPTOR, Offset(0)), paths.current_chunk(TOPIC, DESCRIPTOR)}
 
 
-@simulated
 async def test_a_claim_fences_every_write_of_the_owner_before(world: World) -> None:
     a = await owned(world.store, 1)
     await a.commit(chunk(0, 10))
@@ -73,18 +70,13 @@ async def test_a_claim_fences_every_write_of_the_owner_before(world: World) -> N
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_an_epoch_that_is_not_higher_claims_nothing(epoch: int) -> None:
-    @simulated
-    async def test(world: World) -> None:
-        await owned(world.store, 2)
-        late = await loaded(world.store)
-        with pytest.raises(Fenced, match=rf"epoch {epoch} cannot claim .*: epoch 2 \(a\) has it"):
-            await late.claim(Epoch(epoch), "b")
-
-    test()
+async def test_an_epoch_that_is_not_higher_claims_nothing(epoch: int, world: World) -> None:
+    await owned(world.store, 2)
+    late = await loaded(world.store)
+    with pytest.raises(Fenced, match=rf"epoch {epoch} cannot claim .*: epoch 2 \(a\) has it"):
+        await late.claim(Epoch(epoch), "b")
 
 
-@simulated
 async def test_of_two_claims_at_once_one_wins(world: World) -> None:
     first, second = await loaded(world.store), await loaded(world.store)
     await first.claim(Epoch(1), "a")
@@ -94,7 +86,6 @@ async def test_of_two_claims_at_once_one_wins(world: World) -> None:
         await second.claim(Epoch(2), "b")
 
 
-@simulated
 async def test_the_frontier_remembers_the_last_epoch_that_began(world: World) -> None:
     a = await loaded(world.store)
     await a.claim(Epoch(1), "a")
@@ -110,7 +101,6 @@ async def test_the_frontier_remembers_the_last_epoch_that_began(world: World) ->
     assert c.last_writer == 3
 
 
-@simulated
 async def test_a_seal_stands_until_the_next_owner_has_begun(world: World) -> None:
     a = await owned(world.store, 1)
     await a.commit(chunk(0, 10))
@@ -126,7 +116,6 @@ async def test_a_seal_stands_until_the_next_owner_has_begun(world: World) -> Non
     assert b.sealed is None
 
 
-@simulated
 async def test_a_seal_is_all_or_nothing_with_the_conditions_of_the_move(world: World) -> None:
     a = await owned(world.store, 1)
     with pytest.raises(ConditionFailed):
@@ -135,7 +124,6 @@ async def test_a_seal_is_all_or_nothing_with_the_conditions_of_the_move(world: W
     assert await world.store.get("/ownership") is None
 
 
-@simulated
 async def test_history_grows_without_gap_or_overlap_and_shrinks_from_its_old_end(world: World) -> None:
     a = await owned(world.store, 1)
     await a.commit(chunk(0, 10))
@@ -154,7 +142,6 @@ async def test_history_grows_without_gap_or_overlap_and_shrinks_from_its_old_end
     assert ([each.base_offset for each in b.chunks], b.earliest, b.next_offset) == ([10], 10, 20)
 
 
-@simulated
 async def test_history_skips_only_where_no_chunk_is_and_only_forwards(world: World) -> None:
     a = await owned(world.store, 1)
     await a.skip_to(Offset(60))
@@ -168,13 +155,11 @@ async def test_history_skips_only_where_no_chunk_is_and_only_forwards(world: Wor
     assert (await loaded(world.store)).next_offset == 70
 
 
-@simulated
 async def test_a_catalog_that_was_never_claimed_writes_nothing(world: World) -> None:
     with pytest.raises(BrokenInvariant, match="never claimed"):
         await (await loaded(world.store)).begin()
 
 
-@simulated
 async def test_an_error_while_loading_is_not_an_empty_catalog(world: World) -> None:
     await owned(world.store, 1)
     world.a.store.fault = lambda _request: Fault.UNAVAILABLE
@@ -188,7 +173,6 @@ def in_turn(*faults: Fault) -> Callable[[str], Fault]:
     return lambda request: left.pop(0) if request == "txn" and left else Fault.NONE
 
 
-@simulated
 async def test_a_lost_answer_of_a_write_that_happened_counts_as_success_once(world: World) -> None:
     a = await owned(world.a.store, 1)
     world.a.store.fault = in_turn(Fault.UNCERTAIN)
@@ -211,7 +195,6 @@ class LosesRequests(MemoryStore):
         return await super().txn(conditions, operations)
 
 
-@simulated
 async def test_a_lost_request_is_tried_again_under_the_same_comparison(world: World) -> None:
     store = LosesRequests(world.clock)
     a = await owned(store, 1)
@@ -225,7 +208,6 @@ async def test_a_lost_request_is_tried_again_under_the_same_comparison(world: Wo
     await a.commit(chunk(10, 20))
 
 
-@simulated
 async def test_a_lost_answer_is_fenced_when_somebody_else_has_written_since(world: World) -> None:
     store = LosesRequests(world.clock)
     a = await owned(store, 1)
@@ -236,7 +218,6 @@ async def test_a_lost_answer_is_fenced_when_somebody_else_has_written_since(worl
         await a.commit(chunk(0, 10))
 
 
-@simulated
 async def test_a_store_that_does_not_answer_is_not_a_lost_fence(world: World) -> None:
     a = await owned(world.a.store, 1)
     world.a.store.fault = in_turn(Fault.UNAVAILABLE)
@@ -277,7 +258,6 @@ class LateStore:
         return await self._inner.txn(conditions, operations)
 
 
-@simulated
 async def test_a_write_that_arrives_late_is_not_taken_for_the_one_that_follows_it(world: World) -> None:
     segment = await world.a.open()
     await segment.exporter.stop()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,7 +15,7 @@ from braid.storage.log.commit import Group, GroupCommit
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.writer import FileConfig, WalWriter
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.storage import NotingDisk, make_batch, make_header, until
 
 FOLDER = "log"
@@ -87,21 +88,19 @@ class Bench:
         self.disk.writes.clear()
 
 
-def commit_test(
-    test: Callable[[Bench], Awaitable[None]], *, sync_bytes: int = 0, files: FileConfig | None = None
-) -> None:
-    async def main(simulation: Simulation) -> None:
-        bench = Bench(simulation, sync_bytes, files or FileConfig())
-        await bench.writer.open()
-        await test(bench)
-        bench.commit.stop()
-        await bench.commit.end()
-
-    run_simulation(1, main)
+@contextlib.asynccontextmanager
+async def open_bench(
+    simulation: Simulation, *, sync_bytes: int = 0, files: FileConfig | None = None
+) -> AsyncIterator[Bench]:
+    bench = Bench(simulation, sync_bytes, files or FileConfig())
+    await bench.writer.open()
+    yield bench
+    bench.commit.stop()
+    await bench.commit.end()
 
 
-def test_what_was_enqueued_goes_to_the_disk_in_one_write_within_the_call() -> None:
-    async def test(bench: Bench) -> None:
+async def test_what_was_enqueued_goes_to_the_disk_in_one_write_within_the_call(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.enqueue(5)
         assert bench.disk.writes == []
@@ -110,11 +109,9 @@ def test_what_was_enqueued_goes_to_the_disk_in_one_write_within_the_call() -> No
         await bench.done(6)
         assert bench.owner.sizes == [1, 5]
 
-    commit_test(test)
 
-
-def test_a_commit_that_begins_soon_takes_what_the_rest_of_the_turn_brings() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_commit_that_begins_soon_takes_what_the_rest_of_the_turn_brings(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.enqueue(1)
         bench.commit.begin_soon()
@@ -123,11 +120,9 @@ def test_a_commit_that_begins_soon_takes_what_the_rest_of_the_turn_brings() -> N
         await asyncio.sleep(0)
         assert [write.buffers for write in bench.disk.writes] == [3]
 
-    commit_test(test)
 
-
-def test_a_busy_disk_gets_its_next_group_before_the_owner_hears_of_the_last() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_busy_disk_gets_its_next_group_before_the_owner_hears_of_the_last(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         for batches in (1, 2, 3):
             bench.enqueue(batches)
@@ -137,11 +132,9 @@ def test_a_busy_disk_gets_its_next_group_before_the_owner_hears_of_the_last() ->
         assert bench.owner.sizes == [1, 1, 5]
         assert bench.owner.writes_when_told[1:] == [2, 2]
 
-    commit_test(test)
 
-
-def test_a_batch_states_what_was_not_synced_when_it_was_given_to_the_disk() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_batch_states_what_was_not_synced_when_it_was_given_to_the_disk(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         for _ in range(3):
             bench.enqueue(2)
@@ -152,11 +145,9 @@ def test_a_batch_states_what_was_not_synced_when_it_was_given_to_the_disk() -> N
         stamped = [parse_header(batch).commit_lag for group in bench.owner.groups for batch in group.batches]
         assert stamped == [0, 0, 1, 0, 1, 2, 3]
 
-    commit_test(test)
 
-
-def test_without_a_wish_to_sync_groups_wait_for_enough_bytes_or_for_the_timer() -> None:
-    async def test(bench: Bench) -> None:
+async def test_without_a_wish_to_sync_groups_wait_for_enough_bytes_or_for_the_timer(simulation: Simulation) -> None:
+    async with open_bench(simulation, sync_bytes=1000) as bench:
         await bench.warm_up()
         bench.enqueue(1)
         bench.commit.begin()
@@ -170,11 +161,9 @@ def test_without_a_wish_to_sync_groups_wait_for_enough_bytes_or_for_the_timer() 
         await bench.done(12)
         assert bench.owner.groups[-1].synced
 
-    commit_test(test, sync_bytes=1_000)
 
-
-def test_a_group_ends_with_the_room_in_the_file_and_the_rest_follows_in_the_next() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_group_ends_with_the_room_in_the_file_and_the_rest_follows_in_the_next(simulation: Simulation) -> None:
+    async with open_bench(simulation, files=FileConfig(file_bytes=1000, first_reserve_bytes=300)) as bench:
         bench.enqueue(30)
         bench.commit.begin()
         await bench.done(30)
@@ -185,11 +174,9 @@ def test_a_group_ends_with_the_room_in_the_file_and_the_rest_follows_in_the_next
             file.base_offset for file in bench.writer.files[1:]
         ]
 
-    commit_test(test, files=FileConfig(file_bytes=1_000, first_reserve_bytes=300))
 
-
-def test_behind_a_failed_sync_nothing_is_believed_and_nothing_is_begun() -> None:
-    async def test(bench: Bench) -> None:
+async def test_behind_a_failed_sync_nothing_is_believed_and_nothing_is_begun(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.machine.faults = DiskFaults(sync_failure=1.0)
         bench.enqueue(1)
@@ -207,11 +194,9 @@ def test_behind_a_failed_sync_nothing_is_believed_and_nothing_is_begun() -> None
         assert bench.owner.sizes == [1]
         assert len(bench.disk.writes) == 1
 
-    commit_test(test)
 
-
-def test_nobody_hears_of_a_group_that_the_disk_takes_after_the_stop() -> None:
-    async def test(bench: Bench) -> None:
+async def test_nobody_hears_of_a_group_that_the_disk_takes_after_the_stop(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.enqueue(1)
         bench.commit.begin()
@@ -220,11 +205,11 @@ def test_nobody_hears_of_a_group_that_the_disk_takes_after_the_stop() -> None:
         assert bench.owner.sizes == [1]
         assert bench.owner.failure is None
 
-    commit_test(test)
 
-
-def test_an_owner_that_may_not_confirm_ends_the_commit_while_the_next_group_is_under_way() -> None:
-    async def test(bench: Bench) -> None:
+async def test_an_owner_that_may_not_confirm_ends_the_commit_while_the_next_group_is_under_way(
+    simulation: Simulation,
+) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.owner.refusal = LogClosed("the lease is over")
         bench.enqueue(1)
@@ -236,11 +221,9 @@ def test_an_owner_that_may_not_confirm_ends_the_commit_while_the_next_group_is_u
         await bench.commit.end()
         assert bench.owner.sizes == [1, 1], "nothing of the second group"
 
-    commit_test(test)
 
-
-def test_a_group_is_not_believed_if_the_next_one_could_not_be_given_to_the_disk() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_group_is_not_believed_if_the_next_one_could_not_be_given_to_the_disk(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.enqueue(1)
         bench.commit.begin()
@@ -253,11 +236,9 @@ def test_a_group_is_not_believed_if_the_next_one_could_not_be_given_to_the_disk(
         assert bench.owner.sizes == [1]
         await asyncio.wait_for(bench.commit.end(), 10)
 
-    commit_test(test)
 
-
-def test_a_step_in_a_task_that_is_cancelled_before_it_began_ends_the_commit() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_step_in_a_task_that_is_cancelled_before_it_began_ends_the_commit(simulation: Simulation) -> None:
+    async with open_bench(simulation) as bench:
         await bench.warm_up()
         bench.commit.want_rotation()
         await asyncio.sleep(0)
@@ -267,5 +248,3 @@ def test_a_step_in_a_task_that_is_cancelled_before_it_began_ends_the_commit() ->
         assert isinstance(bench.owner.failure, BrokenInvariant)
         with pytest.raises(BrokenInvariant, match="CancelledError"):
             raise bench.owner.failure
-
-    commit_test(test)

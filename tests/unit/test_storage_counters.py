@@ -6,7 +6,7 @@ from braid.model.topic import Durability
 from braid.storage.cache import HotCache
 from braid.storage.log.log import LogConfig
 from braid.testing.sim.disk import SimulatedDisk
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.storage import make_batch, make_header, open_log, stamped_batch
 
 
@@ -19,33 +19,27 @@ def test_the_cache_counts_reads_that_found_something_and_reads_that_did_not() ->
     assert (cache.hits, cache.misses) == (1, 2)
 
 
-def test_each_commit_that_is_synced_is_reported_once() -> None:
-    async def main(simulation: Simulation) -> None:
-        seconds: list[float] = []
-        log = await open_log(SimulatedDisk(simulation.random), simulation, config=LogConfig(on_sync=seconds.append))
-        opened = len(seconds)
-        assert opened == 1, "the first batch of an owner is durable when the log is open"
-        await log.confirm(log.append(make_batch(1)))
-        assert len(seconds) == opened + 1
-        appended = [log.append(make_batch(1)) for _ in range(3)]
-        await log.confirm(appended[-1])
-        assert len(seconds) == opened + 2, "what gathers is one commit"
-        assert all(each >= 0 for each in seconds)
-        await log.close()
-
-    run_simulation(1, main)
+async def test_each_commit_that_is_synced_is_reported_once(simulation: Simulation) -> None:
+    seconds: list[float] = []
+    log = await open_log(SimulatedDisk(simulation.random), simulation, config=LogConfig(on_sync=seconds.append))
+    opened = len(seconds)
+    assert opened == 1, "the first batch of an owner is durable when the log is open"
+    await log.confirm(log.append(make_batch(1)))
+    assert len(seconds) == opened + 1
+    appended = [log.append(make_batch(1)) for _ in range(3)]
+    await log.confirm(appended[-1])
+    assert len(seconds) == opened + 2, "what gathers is one commit"
+    assert all(each >= 0 for each in seconds)
+    await log.close()
 
 
-def test_a_write_that_is_not_synced_is_reported_when_its_sync_comes() -> None:
-    async def main(simulation: Simulation) -> None:
-        seconds: list[float] = []
-        config = LogConfig(durability=Durability.MEMORY, memory_sync_s=1_000, on_sync=seconds.append)
-        log = await open_log(SimulatedDisk(simulation.random), simulation, config=config)
-        opened = len(seconds)
-        await log.confirm(log.append(make_batch(1)))
-        assert len(seconds) == opened
-        await log.flush()
-        assert len(seconds) == opened + 1
-        await log.close()
-
-    run_simulation(1, main)
+async def test_a_write_that_is_not_synced_is_reported_when_its_sync_comes(simulation: Simulation) -> None:
+    seconds: list[float] = []
+    config = LogConfig(durability=Durability.MEMORY, memory_sync_s=1_000, on_sync=seconds.append)
+    log = await open_log(SimulatedDisk(simulation.random), simulation, config=config)
+    opened = len(seconds)
+    await log.confirm(log.append(make_batch(1)))
+    assert len(seconds) == opened
+    await log.flush()
+    assert len(seconds) == opened + 1
+    await log.close()

@@ -18,15 +18,13 @@ from braid.storage.log.recovery import Recovered
 from braid.storage.log.wal import base_of, wal_name
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
-from braid.testing.sim.loop import Simulation, run_simulation
+from braid.testing.sim.loop import Simulation
 from tests.kits.storage import (
     WAL_FOLDER,
     World,
     fill,
     make_batch,
     read_all,
-    run,
-    simulated,
     stamped_batch,
     with_files,
 )
@@ -64,57 +62,52 @@ async def goes_on(segment: SegmentStorage, offset: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_power_loss_in_the_middle_of_a_mirrored_batch_is_a_torn_tail(seed: int) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        await fill(segment, 1)
-        segment.append(mirror(500, 1 + seed % 2))
-        await asyncio.sleep(world.simulation.random.uniform(0, 0.002))
-        world.a.crash()
-        segment = await world.a.open()
-        assert segment.recovered.damage == []
-        assert segment.log.end in (1, 2)
-        await goes_on(segment, segment.log.end)
-
-    run(main, seed)
+async def test_a_power_loss_in_the_middle_of_a_mirrored_batch_is_a_torn_tail(seed: int, world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 1)
+    segment.append(mirror(500, 1 + seed % 2))
+    await asyncio.sleep(world.simulation.random.uniform(0, 0.002))
+    world.a.crash()
+    segment = await world.a.open()
+    assert segment.recovered.damage == []
+    assert segment.log.end in (1, 2)
+    await goes_on(segment, segment.log.end)
 
 
 @foreign_places
-def test_a_mirrored_batch_behind_an_unreadable_header_is_not_believed(offset: int, epoch: int) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        await fill(segment, 1)
-        position = segment.log.files[-1].batch_bytes
-        await segment.log.confirm(segment.append(mirror(offset, epoch)))
-        world.a.disk.kill()
-        world.a.start()
-        world.a.disk.corrupt(FIRST, position, bytes(HEADER_BYTES))
-        segment = await world.a.open()
-        assert segment.recovered.damage == []
-        assert segment.recovered.torn_bytes > 0
-        await goes_on(segment, 1)
-
-    run(main)
+async def test_a_mirrored_batch_behind_an_unreadable_header_is_not_believed(
+    offset: int, epoch: int, world: World
+) -> None:
+    segment = await world.a.open()
+    await fill(segment, 1)
+    position = segment.log.files[-1].batch_bytes
+    await segment.log.confirm(segment.append(mirror(offset, epoch)))
+    world.a.disk.kill()
+    world.a.start()
+    world.a.disk.corrupt(FIRST, position, bytes(HEADER_BYTES))
+    segment = await world.a.open()
+    assert segment.recovered.damage == []
+    assert segment.recovered.torn_bytes > 0
+    await goes_on(segment, 1)
 
 
 @foreign_places
-def test_damage_to_a_mirrored_batch_ends_at_the_next_batch_of_the_log(offset: int, epoch: int) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        await fill(segment, 1)
-        position = segment.log.files[-1].batch_bytes
-        await segment.log.confirm(segment.append(mirror(offset, epoch)))
-        await fill(segment, 3)
-        world.a.disk.kill()
-        world.a.start()
-        world.a.disk.corrupt(FIRST, position, bytes(HEADER_BYTES))
-        segment = await world.a.open()
-        (damage,) = segment.recovered.damage
-        assert (damage.position, damage.first_offset, damage.next_offset) == (position, 1, 2)
-        assert len(await values(segment, 2)) == 3
-        await goes_on(segment, 5)
-
-    run(main)
+async def test_damage_to_a_mirrored_batch_ends_at_the_next_batch_of_the_log(
+    offset: int, epoch: int, world: World
+) -> None:
+    segment = await world.a.open()
+    await fill(segment, 1)
+    position = segment.log.files[-1].batch_bytes
+    await segment.log.confirm(segment.append(mirror(offset, epoch)))
+    await fill(segment, 3)
+    world.a.disk.kill()
+    world.a.start()
+    world.a.disk.corrupt(FIRST, position, bytes(HEADER_BYTES))
+    segment = await world.a.open()
+    (damage,) = segment.recovered.damage
+    assert (damage.position, damage.first_offset, damage.next_offset) == (position, 1, 2)
+    assert len(await values(segment, 2)) == 3
+    await goes_on(segment, 5)
 
 
 async def closed_file(world: World, offset: int, epoch: int) -> tuple[int, int]:
@@ -135,81 +128,70 @@ async def closed_file(world: World, offset: int, epoch: int) -> tuple[int, int]:
 
 
 @foreign_places
-def test_damage_in_a_closed_file_ends_at_the_next_run_of_its_index(offset: int, epoch: int) -> None:
-    async def main(world: World) -> None:
-        position, next_offset = await closed_file(world, offset, epoch)
-        world.a.disk.corrupt(FIRST, position, bytes(HEADER_BYTES))
-        segment = await world.a.open(BIG)
-        (damage,) = segment.recovered.damage
-        assert (damage.position, damage.first_offset, damage.next_offset) == (position, 2, next_offset)
-        assert len(await values(segment, next_offset)) == 3
-        await goes_on(segment, 6)
-
-    run(main)
+async def test_damage_in_a_closed_file_ends_at_the_next_run_of_its_index(offset: int, epoch: int, world: World) -> None:
+    position, next_offset = await closed_file(world, offset, epoch)
+    world.a.disk.corrupt(FIRST, position, bytes(HEADER_BYTES))
+    segment = await world.a.open(BIG)
+    (damage,) = segment.recovered.damage
+    assert (damage.position, damage.first_offset, damage.next_offset) == (position, 2, next_offset)
+    assert len(await values(segment, next_offset)) == 3
+    await goes_on(segment, 6)
 
 
 @foreign_places
-def test_a_closed_file_whose_beginning_is_lost_is_read_from_the_next_run_of_its_index(offset: int, epoch: int) -> None:
-    async def main(world: World) -> None:
-        position, next_offset = await closed_file(world, offset, epoch)
-        world.a.disk.corrupt(FIRST, 0, bytes(position + HEADER_BYTES))
-        segment = await world.a.open(BIG)
-        (damage,) = segment.recovered.damage
-        assert (damage.position, damage.first_offset, damage.next_offset) == (0, 0, next_offset)
-        assert len(await values(segment, next_offset)) == 3
-        await goes_on(segment, 6)
-
-    run(main)
+async def test_a_closed_file_whose_beginning_is_lost_is_read_from_the_next_run_of_its_index(
+    offset: int, epoch: int, world: World
+) -> None:
+    position, next_offset = await closed_file(world, offset, epoch)
+    world.a.disk.corrupt(FIRST, 0, bytes(position + HEADER_BYTES))
+    segment = await world.a.open(BIG)
+    (damage,) = segment.recovered.damage
+    assert (damage.position, damage.first_offset, damage.next_offset) == (0, 0, next_offset)
+    assert len(await values(segment, next_offset)) == 3
+    await goes_on(segment, 6)
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_lost_first_batch_of_the_newest_file_is_damage_by_the_incarnation_of_the_file_before(
-    checkpoint: bool,
+async def test_a_lost_first_batch_of_the_newest_file_is_damage_by_the_incarnation_of_the_file_before(
+    checkpoint: bool, world: World
 ) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        await fill(segment, 2)
-        await segment.log.rotate()
-        await fill(segment, 1)
-        await fill(segment, 1)
-        await asyncio.sleep(1)
-        world.a.disk.kill()
-        world.a.start()
-        if not checkpoint:
-            await world.a.noting.remove(f"{WAL_FOLDER}/wal.ckpt")
-        world.a.disk.corrupt(f"{WAL_FOLDER}/{wal_name(2)}", 0, bytes(HEADER_BYTES))
-        segment = await world.a.open()
-        assert segment.recovered.checkpoint_used == checkpoint
-        (damage,) = segment.recovered.damage
-        assert (damage.first_offset, damage.next_offset) == (2, 3)
-        await goes_on(segment, 4)
-
-    run(main)
+    segment = await world.a.open()
+    await fill(segment, 2)
+    await segment.log.rotate()
+    await fill(segment, 1)
+    await fill(segment, 1)
+    await asyncio.sleep(1)
+    world.a.disk.kill()
+    world.a.start()
+    if not checkpoint:
+        await world.a.noting.remove(f"{WAL_FOLDER}/wal.ckpt")
+    world.a.disk.corrupt(f"{WAL_FOLDER}/{wal_name(2)}", 0, bytes(HEADER_BYTES))
+    segment = await world.a.open()
+    assert segment.recovered.checkpoint_used == checkpoint
+    (damage,) = segment.recovered.damage
+    assert (damage.first_offset, damage.next_offset) == (2, 3)
+    await goes_on(segment, 4)
 
 
-def test_what_follows_on_a_believed_batch_proves_damage_also_in_a_later_epoch() -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        for number in range(3):  # one group: offset 2 alone says nothing of offset 1
-            segment.append(make_batch(1, b"%d" % number))
-        await segment.log.flush()
-        position = segment.log.files[-1].batch_bytes
-        world.a.disk.kill()
-        world.a.start()
-        await fill(await world.a.open(), 2)
-        world.a.disk.kill()
-        world.a.start()
-        size = parse_header(world.a.disk.content(FIRST), HEADER_BYTES).size
-        world.a.disk.corrupt(FIRST, position - 2 * size, bytes(HEADER_BYTES))
-        segment = await world.a.open()
-        (damage,) = segment.recovered.damage
-        assert (damage.first_offset, damage.next_offset) == (1, 2)
-        assert segment.log.end == 5
-
-    run(main)
+async def test_what_follows_on_a_believed_batch_proves_damage_also_in_a_later_epoch(world: World) -> None:
+    segment = await world.a.open()
+    for number in range(3):  # one group: offset 2 alone says nothing of offset 1
+        segment.append(make_batch(1, b"%d" % number))
+    await segment.log.flush()
+    position = segment.log.files[-1].batch_bytes
+    world.a.disk.kill()
+    world.a.start()
+    await fill(await world.a.open(), 2)
+    world.a.disk.kill()
+    world.a.start()
+    size = parse_header(world.a.disk.content(FIRST), HEADER_BYTES).size
+    world.a.disk.corrupt(FIRST, position - 2 * size, bytes(HEADER_BYTES))
+    segment = await world.a.open()
+    (damage,) = segment.recovered.damage
+    assert (damage.first_offset, damage.next_offset) == (1, 2)
+    assert segment.log.end == 5
 
 
-@simulated
 async def test_each_opening_has_an_incarnation_of_its_own(world: World) -> None:
     for _ in range(3):
         await fill(await world.a.open(BIG), 1)
@@ -242,7 +224,6 @@ async def open_without_beginning(world: World, config: LogConfig) -> None:
     world.a.crash()
 
 
-@simulated
 async def test_a_checkpoint_knows_every_epoch_of_a_file_also_those_between_owners_that_never_began(
     world: World,
 ) -> None:
@@ -262,23 +243,19 @@ async def test_a_checkpoint_knows_every_epoch_of_a_file_also_those_between_owner
 
 
 @pytest.mark.parametrize("number", [MAX_OFFSET + 1, 10**20 - 1])
-def test_a_number_above_the_highest_offset_is_no_wal_name(number: int) -> None:
-    async def main(world: World) -> None:
-        await fill(await world.a.open(), 2)
-        world.a.crash()
-        name = f"{number:020d}.wal"
-        assert base_of(name) is None
-        file = await world.a.noting.open(f"{WAL_FOLDER}/{name}", create=True)
-        await file.close()
-        segment = await world.a.open()
-        assert (segment.recovered.foreign, segment.recovered.damage) == ([name], [])
-        await goes_on(segment, 2)
-        assert name in world.a.wal_names()
-
-    run(main)
+async def test_a_number_above_the_highest_offset_is_no_wal_name(number: int, world: World) -> None:
+    await fill(await world.a.open(), 2)
+    world.a.crash()
+    name = f"{number:020d}.wal"
+    assert base_of(name) is None
+    file = await world.a.noting.open(f"{WAL_FOLDER}/{name}", create=True)
+    await file.close()
+    segment = await world.a.open()
+    assert (segment.recovered.foreign, segment.recovered.damage) == ([name], [])
+    await goes_on(segment, 2)
+    assert name in world.a.wal_names()
 
 
-@simulated
 async def test_the_log_ends_at_the_highest_offset(world: World) -> None:
     await fill(await world.a.open(), 2)
     world.a.crash()
@@ -299,19 +276,18 @@ async def test_the_log_ends_at_the_highest_offset(world: World) -> None:
     ("epoch", "incarnation", "said"),
     [(0, 1, "epoch 0"), (1 << 32, 1, f"epoch {1 << 32}"), (1, 0, "incarnation is 0"), (1, 1 << 32, "incarnation is")],
 )
-def test_epochs_and_incarnations_fit_their_fields(epoch: int, incarnation: int, said: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        disk = SimulatedDisk(simulation.random)
-        with pytest.raises(InvalidArgument, match=said):
-            Log(
-                disk,
-                "log",
-                Recovered(),
-                Epoch(epoch),
-                incarnation=incarnation,
-                clock=simulation.clock,
-                config=LogConfig(),
-                cache=HotCache(),
-            )
-
-    run_simulation(1, main)
+async def test_epochs_and_incarnations_fit_their_fields(
+    epoch: int, incarnation: int, said: str, simulation: Simulation
+) -> None:
+    disk = SimulatedDisk(simulation.random)
+    with pytest.raises(InvalidArgument, match=said):
+        Log(
+            disk,
+            "log",
+            Recovered(),
+            Epoch(epoch),
+            incarnation=incarnation,
+            clock=simulation.clock,
+            config=LogConfig(),
+            cache=HotCache(),
+        )

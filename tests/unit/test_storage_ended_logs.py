@@ -22,8 +22,6 @@ from tests.kits.storage import (
     open_log,
     read_all,
     read_offsets,
-    run,
-    simulated,
     until,
 )
 
@@ -31,92 +29,78 @@ REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL_FILES)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_records_confirmed_into_a_file_that_was_found_survive_a_power_loss(seed: int) -> None:
-    async def main(world: World) -> None:
-        disk = world.a.disk
-        await disk.make_folder("log")
-        disk.faults = DiskFaults(sync_s=(0.01, 0.02))
-        opening = asyncio.create_task(open_log(disk.mount(), world.simulation, 1))
-        await until(lambda: bool(disk.paths()))
-        disk.kill()
-        await asyncio.gather(opening, return_exceptions=True)
-        disk.faults = NO_FAULTS
-        assert disk.paths(), "the name is there, but nobody has made it durable"
-        await fill(await open_log(disk.mount(), world.simulation, 2), 5)
-        disk.crash()
-        log = await open_log(disk.mount(), world.simulation, 3)
-        assert log.end == 5
-        await log.close()
-
-    run(main, seed)
+async def test_records_confirmed_into_a_file_that_was_found_survive_a_power_loss(seed: int, world: World) -> None:
+    disk = world.a.disk
+    await disk.make_folder("log")
+    disk.faults = DiskFaults(sync_s=(0.01, 0.02))
+    opening = asyncio.create_task(open_log(disk.mount(), world.simulation, 1))
+    await until(lambda: bool(disk.paths()))
+    disk.kill()
+    await asyncio.gather(opening, return_exceptions=True)
+    disk.faults = NO_FAULTS
+    assert disk.paths(), "the name is there, but nobody has made it durable"
+    await fill(await open_log(disk.mount(), world.simulation, 2), 5)
+    disk.crash()
+    log = await open_log(disk.mount(), world.simulation, 3)
+    assert log.end == 5
+    await log.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_readers_of_an_abandoned_log_do_not_spoil_the_files_of_the_next(seed: int) -> None:
-    async def main(world: World) -> None:
-        old = await world.a.start(cache_bytes=0).open()
-        await fill(old, 5, body=b"old")
-        zombie = old.reader(0)
-        await zombie.read(1)
-        await old.abandon()
-        moved = await world.b.open(accept_loss=True)
-        await moved.hand_over()  # it wrote nothing: the next log begins at offset 0 too
+async def test_readers_of_an_abandoned_log_do_not_spoil_the_files_of_the_next(seed: int, world: World) -> None:
+    old = await world.a.start(cache_bytes=0).open()
+    await fill(old, 5, body=b"old")
+    zombie = old.reader(0)
+    await zombie.read(1)
+    await old.abandon()
+    moved = await world.b.open(accept_loss=True)
+    await moved.hand_over()  # it wrote nothing: the next log begins at offset 0 too
 
-        async def read_for_ever() -> None:
-            while True:
-                zombie.offset = Offset(0)
-                with pytest.raises(LogClosed):
-                    await zombie.read_available()
-                await asyncio.sleep(10e-6)  # often, while files are removed, renamed and created
+    async def read_for_ever() -> None:
+        while True:
+            zombie.offset = Offset(0)
+            with pytest.raises(LogClosed):
+                await zombie.read_available()
+            await asyncio.sleep(10e-6)  # often, while files are removed, renamed and created
 
-        reading = asyncio.create_task(read_for_ever())
-        new = await world.a.open()
-        await fill(new, 3, body=b"new")
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        assert [read.body for read in await read_all(new)] == [b"new0", b"new1", b"new2"]
-        await new.close()
-
-    run(main, seed)
+    reading = asyncio.create_task(read_for_ever())
+    new = await world.a.open()
+    await fill(new, 3, body=b"new")
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert [read.body for read in await read_all(new)] == [b"new0", b"new1", b"new2"]
+    await new.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_read_that_the_end_of_its_log_overtakes_is_refused(seed: int) -> None:
+async def test_a_read_that_the_end_of_its_log_overtakes_is_refused(seed: int, world: World) -> None:
     """It may have opened the file of the next log under the old name."""
-
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=0).open()
-        await fill(segment, 5)
-        reading = asyncio.create_task(segment.reader(0).read())
-        await asyncio.sleep(0)
-        await segment.abandon()
-        with pytest.raises(LogClosed):
-            await reading
-        assert world.a.noting.open_files == 0
-
-    run(main, seed)
+    segment = await world.a.start(cache_bytes=0).open()
+    await fill(segment, 5)
+    reading = asyncio.create_task(segment.reader(0).read())
+    await asyncio.sleep(0)
+    await segment.abandon()
+    with pytest.raises(LogClosed):
+        await reading
+    assert world.a.noting.open_files == 0
 
 
 @pytest.mark.parametrize("end", [SegmentStorage.close, SegmentStorage.abandon, SegmentStorage.hand_over])
-def test_an_ended_log_refuses_readers_that_would_need_its_files(
-    end: Callable[[SegmentStorage], Awaitable[object]],
+async def test_an_ended_log_refuses_readers_that_would_need_its_files(
+    end: Callable[[SegmentStorage], Awaitable[object]], world: World
 ) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=0).open()
-        await fill(segment, 60)
-        reader = segment.reader(0)
+    segment = await world.a.start(cache_bytes=0).open()
+    await fill(segment, 60)
+    reader = segment.reader(0)
+    await reader.read(1)
+    await end(segment)
+    with pytest.raises(LogClosed):
         await reader.read(1)
-        await end(segment)
-        with pytest.raises(LogClosed):
-            await reader.read(1)
-        with pytest.raises(LogClosed):
-            await segment.reader(59).read_available()
-
-    run(main)
+    with pytest.raises(LogClosed):
+        await segment.reader(59).read_available()
 
 
-@simulated
 async def test_a_failed_log_refuses_readers(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 5)
@@ -128,7 +112,6 @@ async def test_a_failed_log_refuses_readers(world: World) -> None:
     await segment.abandon()
 
 
-@simulated
 async def test_a_log_on_a_full_disk_serves_readers_until_it_is_abandoned(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 5)
@@ -144,19 +127,17 @@ async def test_a_log_on_a_full_disk_serves_readers_until_it_is_abandoned(world: 
 
 
 @pytest.mark.parametrize("end", [SegmentStorage.close, SegmentStorage.abandon, SegmentStorage.hand_over])
-def test_an_ended_log_leaves_no_file_open(end: Callable[[SegmentStorage], Awaitable[object]]) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=0).open()
-        await fill(segment, 60)
-        await read_all(segment)
-        assert world.a.noting.open_files > 1
-        await end(segment)
-        assert world.a.noting.open_files == 0
+async def test_an_ended_log_leaves_no_file_open(
+    end: Callable[[SegmentStorage], Awaitable[object]], world: World
+) -> None:
+    segment = await world.a.start(cache_bytes=0).open()
+    await fill(segment, 60)
+    await read_all(segment)
+    assert world.a.noting.open_files > 1
+    await end(segment)
+    assert world.a.noting.open_files == 0
 
-    run(main)
 
-
-@simulated
 async def test_a_sealed_log_is_read_until_it_is_closed(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 5)
@@ -168,25 +149,24 @@ async def test_a_sealed_log_is_read_until_it_is_closed(world: World) -> None:
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("more", [0, 3])
-def test_a_watermark_inside_a_batch_shows_the_batches_before_it_and_then_waits(cache_bytes: int, more: int) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=cache_bytes).open(REPLICATED)
-        for _ in range(2 + more):
-            segment.append(make_batch(10))
-        await segment.log.flush()
-        segment.log.replicated.advance(15)
-        reader = segment.reader(0)
-        assert [batch.header.base_offset for batch in await reader.read_available()] == [0]
-        assert await reader.read_available() == []
-        reading = asyncio.create_task(reader.read())
-        for offset in (16, 19):
-            await asyncio.sleep(1)
-            segment.log.replicated.advance(offset)
+async def test_a_watermark_inside_a_batch_shows_the_batches_before_it_and_then_waits(
+    cache_bytes: int, more: int, world: World
+) -> None:
+    segment = await world.a.start(cache_bytes=cache_bytes).open(REPLICATED)
+    for _ in range(2 + more):
+        segment.append(make_batch(10))
+    await segment.log.flush()
+    segment.log.replicated.advance(15)
+    reader = segment.reader(0)
+    assert [batch.header.base_offset for batch in await reader.read_available()] == [0]
+    assert await reader.read_available() == []
+    reading = asyncio.create_task(reader.read())
+    for offset in (16, 19):
         await asyncio.sleep(1)
-        assert not reading.done()
-        segment.log.replicated.advance(20)
-        assert [batch.header.base_offset for batch in await reading] == [10]
-        assert reader.offset == 20
-        await segment.close()
-
-    run(main)
+        segment.log.replicated.advance(offset)
+    await asyncio.sleep(1)
+    assert not reading.done()
+    segment.log.replicated.advance(20)
+    assert [batch.header.base_offset for batch in await reading] == [10]
+    assert reader.offset == 20
+    await segment.close()

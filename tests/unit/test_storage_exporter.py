@@ -31,7 +31,6 @@ from tests.kits.storage import (
     fill,
     make_batch,
     read_offsets,
-    simulated,
     until,
 )
 
@@ -65,7 +64,6 @@ async def closed_files(world: World, records: int, objects: NotingObjects | Faul
     return segment
 
 
-@simulated
 async def test_closed_files_become_chunks_in_order_with_the_same_bytes(world: World) -> None:
     objects = NotingObjects()
     segment = await closed_files(world, 100, objects)
@@ -81,7 +79,6 @@ async def test_closed_files_become_chunks_in_order_with_the_same_bytes(world: Wo
     assert segment.catalog.next_offset == 100
 
 
-@simulated
 async def test_a_chunks_descriptor_has_its_times_and_key_hashes(world: World) -> None:
     objects = NotingObjects()
     segment = await closed_files(world, 0, objects)
@@ -94,7 +91,6 @@ async def test_a_chunks_descriptor_has_its_times_and_key_hashes(world: World) ->
     assert (chunk.min_key_hash, chunk.max_key_hash) == (7, 400)
 
 
-@simulated
 async def test_the_open_file_is_not_exported(world: World) -> None:
     segment = await closed_files(world, 20, NotingObjects())
     await fill(segment, 5)
@@ -102,7 +98,6 @@ async def test_the_open_file_is_not_exported(world: World) -> None:
     assert segment.catalog.next_offset == 20
 
 
-@simulated
 async def test_an_error_between_object_and_metadata_leaves_an_object_that_the_next_try_adopts(world: World) -> None:
     objects = NotingObjects()
     segment = await closed_files(world, 40, objects)
@@ -118,29 +113,26 @@ async def test_an_error_between_object_and_metadata_leaves_an_object_that_the_ne
 
 
 @pytest.mark.parametrize("position", [0, 100, 70_000, -1], ids=["first byte", "early", "late", "last byte"])
-def test_an_object_with_other_content_under_the_same_name_is_refused_and_kept(position: int) -> None:
-    @simulated
-    async def test(world: World) -> None:
-        objects = NotingObjects()
-        segment = await world.a.start(objects=objects).open(LogConfig())
-        await segment.exporter.stop()
-        await fill(segment, 800)
-        await segment.log.rotate()
-        (file,) = segment.log.files
-        other = bytearray(world.a.disk.content(f"{WAL_FOLDER}/{file.name}"))
-        assert len(other) > 140_000, "more than the footer that a quick comparison would look at"
-        other[position] ^= 1
-        name = f"{SEGMENT_FOLDER}/{chunk_name(0, 800, segment.log.epoch)}"
-        await objects.create(name, [other])
-        with pytest.raises(ChunkCorrupt, match="exists and holds something else; nothing was overwritten"):
-            await segment.exporter.export_closed()
-        assert await objects.read(name, 0, 1 << 20) == other
-        assert segment.catalog.chunks == []
-
-    test()
+async def test_an_object_with_other_content_under_the_same_name_is_refused_and_kept(
+    position: int, world: World
+) -> None:
+    objects = NotingObjects()
+    segment = await world.a.start(objects=objects).open(LogConfig())
+    await segment.exporter.stop()
+    await fill(segment, 800)
+    await segment.log.rotate()
+    (file,) = segment.log.files
+    other = bytearray(world.a.disk.content(f"{WAL_FOLDER}/{file.name}"))
+    assert len(other) > 140_000, "more than the footer that a quick comparison would look at"
+    other[position] ^= 1
+    name = f"{SEGMENT_FOLDER}/{chunk_name(0, 800, segment.log.epoch)}"
+    await objects.create(name, [other])
+    with pytest.raises(ChunkCorrupt, match="exists and holds something else; nothing was overwritten"):
+        await segment.exporter.export_closed()
+    assert await objects.read(name, 0, 1 << 20) == other
+    assert segment.catalog.chunks == []
 
 
-@simulated
 async def test_a_shorter_object_under_the_same_name_is_refused(world: World) -> None:
     objects = NotingObjects()
     segment = await closed_files(world, 20, objects)
@@ -150,7 +142,6 @@ async def test_a_shorter_object_under_the_same_name_is_refused(world: World) -> 
     assert segment.catalog.chunks == []
 
 
-@simulated
 async def test_an_upload_that_the_store_lost_is_noticed_before_the_catalog_believes_it(world: World) -> None:
     objects = FaultyObjects(MemoryObjects(), world.simulation.random, Faults(loses_upload=1))
     segment = await closed_files(world, 20, objects)
@@ -162,7 +153,6 @@ async def test_an_upload_that_the_store_lost_is_noticed_before_the_catalog_belie
     assert await read_offsets(segment) == list(range(20))
 
 
-@simulated
 async def test_an_upload_whose_answer_was_lost_is_adopted(world: World) -> None:
     objects = NotingObjects()
     segment = await closed_files(world, 20, objects)
@@ -176,7 +166,6 @@ async def test_an_upload_whose_answer_was_lost_is_adopted(world: World) -> None:
     assert len(objects.chunks) == 1
 
 
-@simulated
 async def test_every_export_writes_a_manifest_and_their_revisions_rise(world: World) -> None:
     objects = NotingObjects()
     segment = await closed_files(world, 60, objects)
@@ -192,7 +181,6 @@ async def test_every_export_writes_a_manifest_and_their_revisions_rise(world: Wo
     assert len(kept) == 2
 
 
-@simulated
 async def test_a_manifest_that_could_not_be_written_is_written_by_the_next_try(world: World) -> None:
     objects = FaultyObjects(MemoryObjects(), world.simulation.random, Faults())
     segment = await closed_files(world, 20, objects)
@@ -213,7 +201,6 @@ async def test_a_manifest_that_could_not_be_written_is_written_by_the_next_try(w
     assert manifest.next_offset == 20
 
 
-@simulated
 async def test_the_manifest_says_when_a_log_has_been_sealed(world: World) -> None:
     segment = await closed_files(world, 30, NotingObjects())
     await segment.exporter.export_closed()
@@ -229,7 +216,6 @@ async def test_the_manifest_says_when_a_log_has_been_sealed(world: World) -> Non
     assert manifest.sealed
 
 
-@simulated
 async def test_a_fenced_owners_export_changes_no_history_and_no_manifest(world: World) -> None:
     zombie = await world.a.open()
     await zombie.exporter.stop()
@@ -251,7 +237,6 @@ async def test_a_fenced_owners_export_changes_no_history_and_no_manifest(world: 
     assert await read_offsets(successor) == list(range(10))
 
 
-@simulated
 async def test_the_background_export_follows_the_log(world: World) -> None:
     segment = await world.a.open()
     for end in (20, 40, 60):
@@ -260,7 +245,6 @@ async def test_the_background_export_follows_the_log(world: World) -> None:
         await until(lambda end=end: segment.catalog.next_offset == end)  # type: ignore[misc]
 
 
-@simulated
 async def test_the_background_export_goes_on_after_failures_ever_more_slowly(world: World) -> None:
     objects = FaultyObjects(world.objects, world.simulation.random, Faults(fails_before=1))
     segment = await world.a.start(objects=objects).open()
@@ -276,7 +260,6 @@ async def test_the_background_export_goes_on_after_failures_ever_more_slowly(wor
     await until(lambda: segment.exporter.last_error is None)
 
 
-@simulated
 async def test_export_by_hand_and_in_the_background_take_turns(world: World) -> None:
     objects = NotingObjects()
     segment = await world.a.start(objects=objects).open()
@@ -295,11 +278,9 @@ def test_equal_names_mean_equal_content_so_everything_that_decides_is_in_the_nam
     assert min(chunk_name(100, 200, 1), chunk_name(20, 100, 2)).startswith(f"{20:020d}-")
 
 
-def test_objects_in_memory_refuse_to_be_overwritten() -> None:
-    async def main() -> None:
-        objects = NotingObjects()
-        await objects.create("x", [b"1"])
-        with pytest.raises(ObjectExists):
-            await objects.create("x", [b"2"])
-
-    asyncio.run(main())
+@pytest.mark.real_loop
+async def test_objects_in_memory_refuse_to_be_overwritten() -> None:
+    objects = NotingObjects()
+    await objects.create("x", [b"1"])
+    with pytest.raises(ObjectExists):
+        await objects.create("x", [b"2"])

@@ -17,7 +17,7 @@ from braid.storage.history.manifest import (
     write_topic_manifest,
 )
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, simulated
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World
 from tests.unit.test_storage_catalog import chunk, owned
 
 
@@ -25,7 +25,6 @@ async def write(objects: MemoryObjects, catalog: Catalog, *, sealed: bool = Fals
     await write_segment_manifest(objects, TOPIC, DESCRIPTOR, catalog, sealed=sealed)
 
 
-@simulated
 async def test_a_segment_manifest_tells_what_the_catalog_holds(world: World) -> None:
     assert await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR) is None
     catalog = await owned(world.store, 4)
@@ -38,7 +37,6 @@ async def test_a_segment_manifest_tells_what_the_catalog_holds(world: World) -> 
     assert manifest.chunks == tuple(catalog.chunks)
 
 
-@simulated
 async def test_the_highest_revision_counts_and_older_manifests_go_except_one(world: World) -> None:
     catalog = await owned(world.store, 1)
     for base in range(0, 100, 10):
@@ -50,7 +48,6 @@ async def test_the_highest_revision_counts_and_older_manifests_go_except_one(wor
         assert len(await world.objects.list(SEGMENT_FOLDER)) <= 2
 
 
-@simulated
 async def test_writing_the_same_revision_again_changes_nothing(world: World) -> None:
     catalog = await owned(world.store, 1)
     await write(world.objects, catalog)
@@ -59,7 +56,6 @@ async def test_writing_the_same_revision_again_changes_nothing(world: World) -> 
     assert await world.objects.list("") == before
 
 
-@simulated
 async def test_an_owner_that_was_fenced_out_cannot_hide_its_successors_manifest(world: World) -> None:
     old = await owned(world.store, 1)
     await old.commit(chunk(0, 10))
@@ -75,7 +71,6 @@ async def test_an_owner_that_was_fenced_out_cannot_hide_its_successors_manifest(
     assert (manifest.epoch, manifest.next_offset) == (2, 60)
 
 
-@simulated
 async def test_a_topic_manifest_round_trips_beside_those_of_its_segments(world: World) -> None:
     assert await read_topic_manifest(world.objects, TOPIC) is None
     catalog = await owned(world.store, 1)
@@ -92,7 +87,6 @@ async def test_a_topic_manifest_round_trips_beside_those_of_its_segments(world: 
     assert segment.epoch == Epoch(1)
 
 
-@simulated
 async def test_a_manifest_that_cannot_be_read_says_so(world: World) -> None:
     catalog = await owned(world.store, 1)
     await write(world.objects, catalog)
@@ -115,18 +109,14 @@ class Vanishing(MemoryObjects):
         return await super().read(name, start, length)
 
 
-def test_a_reader_that_meets_a_manifest_being_removed_looks_again() -> None:
-    @simulated
-    async def test(world: World) -> None:
-        objects = Vanishing()
-        await write(objects, await owned(world.store, 1))
-        objects.vanishes = 4
-        assert await read_segment_manifest(objects, TOPIC, DESCRIPTOR) is not None
-        objects.vanishes = 5
-        with pytest.raises(ObjectMissing, match="vanish as fast"):
-            await read_segment_manifest(objects, TOPIC, DESCRIPTOR)
-
-    test()
+async def test_a_reader_that_meets_a_manifest_being_removed_looks_again(world: World) -> None:
+    objects = Vanishing()
+    await write(objects, await owned(world.store, 1))
+    objects.vanishes = 4
+    assert await read_segment_manifest(objects, TOPIC, DESCRIPTOR) is not None
+    objects.vanishes = 5
+    with pytest.raises(ObjectMissing, match="vanish as fast"):
+        await read_segment_manifest(objects, TOPIC, DESCRIPTOR)
 
 
 def test_no_manifest_at_all_is_none() -> None:

@@ -36,12 +36,11 @@ from braid.storage.log.watermark import Watermark
 from braid.storage.log.writer import FileConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, simulated, with_files
+from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, with_files
 
 REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL.files)
 
 
-@simulated
 async def test_a_second_owner_on_the_same_disk_is_refused_until_the_first_one_ends(world: World) -> None:
     first = await world.a.open()
     await fill(first, 3)
@@ -58,7 +57,6 @@ async def test_a_second_owner_on_the_same_disk_is_refused_until_the_first_one_en
     assert await read_offsets(await world.a.open()) == [0, 1, 2, 3]
 
 
-@simulated
 async def test_an_open_that_fails_leaves_no_lock_behind(world: World) -> None:
     await (await world.a.open()).close()
     world.epoch = 0
@@ -86,7 +84,6 @@ def test_a_lock_keeps_others_out_on_a_real_disk_until_it_is_released() -> None:
         asyncio.run(main(folder))
 
 
-@simulated
 async def test_readers_at_the_end_of_a_sealed_log_learn_that_it_is_the_end(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 3)
@@ -104,7 +101,6 @@ async def test_readers_at_the_end_of_a_sealed_log_learn_that_it_is_the_end(world
     assert await read_offsets(moved) == [0, 1, 2]
 
 
-@simulated
 async def test_a_manifest_says_sealed_only_when_chunks_hold_the_whole_sealed_log(world: World) -> None:
     async def sealed() -> bool:
         manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
@@ -127,7 +123,6 @@ async def test_a_manifest_says_sealed_only_when_chunks_hold_the_whole_sealed_log
     assert await sealed()
 
 
-@simulated
 async def test_the_bytes_of_records_that_no_chunk_holds_are_set_aside_and_not_removed(world: World) -> None:
     """The successor's seal reaches further than the local files, but it is not their seal."""
     a = await world.a.open()
@@ -141,7 +136,6 @@ async def test_the_bytes_of_records_that_no_chunk_holds_are_set_aside_and_not_re
     assert [path for path in world.a.disk.paths() if "/aside-" in path], "a's own five records"
 
 
-@simulated
 async def test_a_log_that_has_ended_gives_up_no_files_and_writes_no_checkpoint(world: World) -> None:
     segment = await world.a.open()
     for _ in range(2):
@@ -156,7 +150,6 @@ async def test_a_log_that_has_ended_gives_up_no_files_and_writes_no_checkpoint(w
     assert {path: world.a.disk.content(path) for path in world.a.disk.paths()} == before
 
 
-@simulated
 async def test_a_cancelled_commit_ends_the_log_instead_of_leaving_a_hole(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 1)
@@ -176,7 +169,6 @@ async def test_a_cancelled_commit_ends_the_log_instead_of_leaving_a_hole(world: 
     assert (await read_offsets(await world.a.open()))[0] == 0
 
 
-@simulated
 async def test_what_is_not_replicated_is_neither_visible_after_a_reopen_nor_exported_nor_handed_over(
     world: World,
 ) -> None:
@@ -199,17 +191,15 @@ async def test_what_is_not_replicated_is_neither_visible_after_a_reopen_nor_expo
         await segment.hand_over()
 
 
-def test_those_who_gave_up_waiting_are_forgotten() -> None:
-    async def main() -> None:
-        watermark = Watermark(0)
-        for _ in range(10_000):
-            watermark.reached(1).cancel()
-        patient = watermark.reached(1)
-        assert len(watermark._waiters) < 1_000
-        watermark.advance(1)
-        await patient
-
-    asyncio.run(main())
+@pytest.mark.real_loop
+async def test_those_who_gave_up_waiting_are_forgotten() -> None:
+    watermark = Watermark(0)
+    for _ in range(10_000):
+        watermark.reached(1).cancel()
+    patient = watermark.reached(1)
+    assert len(watermark._waiters) < 1_000
+    watermark.advance(1)
+    await patient
 
 
 class ShortOnce(MemoryObjects):
@@ -224,7 +214,6 @@ class ShortOnce(MemoryObjects):
         await super().create(name, parts)
 
 
-@simulated
 async def test_an_upload_that_was_stored_short_is_noticed_and_heals(world: World) -> None:
     world.a.start(objects=ShortOnce())
     segment = await world.a.open()
@@ -237,7 +226,6 @@ async def test_an_upload_that_was_stored_short_is_noticed_and_heals(world: World
     assert await segment.exporter.export_closed() == 1
 
 
-@simulated
 async def test_a_batch_is_verified_at_the_door_unless_the_caller_did(world: World) -> None:
     segment = await world.a.open()
     flipped = make_batch()
@@ -252,24 +240,18 @@ async def test_a_batch_is_verified_at_the_door_unless_the_caller_did(world: Worl
 
 
 @pytest.mark.parametrize("topic", ["", "orders", "../x/y", "public/default/or ders", "/public/default/orders"])
-def test_a_topic_that_is_no_name_opens_nothing(topic: str) -> None:
-    @simulated
-    async def test(world: World) -> None:
-        with pytest.raises(InvalidName):
-            await SegmentStorage.open(world.a.shelf, topic, DESCRIPTOR, Epoch(1), SMALL)
-        assert world.a.disk.paths() == []
-
-    test()
+async def test_a_topic_that_is_no_name_opens_nothing(topic: str, world: World) -> None:
+    with pytest.raises(InvalidName):
+        await SegmentStorage.open(world.a.shelf, topic, DESCRIPTOR, Epoch(1), SMALL)
+    assert world.a.disk.paths() == []
 
 
-@simulated
 async def test_an_epoch_below_one_claims_nothing(world: World) -> None:
     with pytest.raises(InvalidArgument, match="0 is no epoch"):
         await SegmentStorage.open(world.a.shelf, TOPIC, DESCRIPTOR, Epoch(0), SMALL)
     assert (await world.store.list("/")).entries == ()
 
 
-@simulated
 async def test_a_frontier_that_cannot_be_read_is_named_and_never_taken_for_none(world: World) -> None:
     key = paths.current_chunk(TOPIC, DESCRIPTOR)
     await world.store.txn([], [Put(key, b'{"epoch": "x"}')])

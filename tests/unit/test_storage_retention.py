@@ -30,8 +30,6 @@ from tests.kits.storage import (
     fill,
     make_batch,
     read_offsets,
-    run,
-    simulated,
     with_files,
 )
 
@@ -126,7 +124,6 @@ async def chunk_objects(world: World) -> list[str]:
     return [stat.name for stat in await world.objects.list(SEGMENT_FOLDER) if stat.name.endswith(".chunk")]
 
 
-@simulated
 async def test_earliest_is_right_after_retention_and_after_a_reopen(world: World) -> None:
     segment = await exported(world, 100)
     assert segment.earliest == 0
@@ -150,7 +147,6 @@ async def test_earliest_is_right_after_retention_and_after_a_reopen(world: World
             segment = await world.b.open()
 
 
-@simulated
 async def test_a_chunk_that_a_subscription_needs_stays_unless_the_policy_says_so(world: World) -> None:
     segment = await exported(world, 100)
     bases = [chunk.base_offset for chunk in segment.catalog.chunks]
@@ -160,7 +156,6 @@ async def test_a_chunk_that_a_subscription_needs_stays_unless_the_policy_says_so
     assert segment.catalog.chunks == []
 
 
-@simulated
 async def test_chunks_go_by_age(world: World) -> None:
     segment = await world.a.open()
     for _ in range(3):
@@ -173,7 +168,6 @@ async def test_chunks_go_by_age(world: World) -> None:
     assert [chunk.base_offset for chunk in segment.catalog.chunks] == [1, 2]
 
 
-@simulated
 async def test_an_object_is_deleted_only_after_the_catalog_has_dropped_it(world: World) -> None:
     segment = await exported(world, 60)
     before = await chunk_objects(world)
@@ -187,7 +181,6 @@ async def test_an_object_is_deleted_only_after_the_catalog_has_dropped_it(world:
     assert await chunk_objects(world) == []
 
 
-@simulated
 async def test_a_fenced_owner_deletes_nothing(world: World) -> None:
     zombie = await exported(world, 60)
     successor = await world.b.open(accept_loss=True)
@@ -198,7 +191,6 @@ async def test_a_fenced_owner_deletes_nothing(world: World) -> None:
     assert await read_offsets(successor) == list(range(60))
 
 
-@simulated
 async def test_more_chunks_than_one_transaction_takes_can_expire_at_once(world: World) -> None:
     segment = await world.a.open(with_files(file_bytes=200))
     await fill(segment, 300)
@@ -213,7 +205,6 @@ async def test_more_chunks_than_one_transaction_takes_can_expire_at_once(world: 
     assert (manifest.chunks, manifest.next_offset) == ((), 300)
 
 
-@simulated
 async def test_local_files_are_reclaimed_only_as_far_as_chunks_cover_them(world: World) -> None:
     world.a.start(mode=StorageMode.SHARED_FS)
     segment = await world.a.open()
@@ -239,7 +230,6 @@ async def local_after_retention(world: World) -> SegmentStorage:
     return segment
 
 
-@simulated
 async def test_in_local_mode_files_are_the_history_and_expire(world: World) -> None:
     segment = await local_after_retention(world)
     with pytest.raises(OffsetOutOfRange) as caught:
@@ -252,7 +242,6 @@ async def test_in_local_mode_files_are_the_history_and_expire(world: World) -> N
     assert await segment.apply_retention(RetentionPolicy(max_bytes=0), needed_from=Offset(60)) == 0
 
 
-@simulated
 async def test_in_local_mode_a_log_with_expired_files_can_still_be_handed_over(world: World) -> None:
     segment = await local_after_retention(world)
     await segment.hand_over()
@@ -261,7 +250,6 @@ async def test_in_local_mode_a_log_with_expired_files_can_still_be_handed_over(w
     assert await read_offsets(segment, 60) == list(range(60, 100))
 
 
-@simulated
 async def test_in_local_mode_files_expire_after_the_chunks_of_an_earlier_hand_over(world: World) -> None:
     world.a.start(mode=StorageMode.LOCAL)
     segment = await world.a.open()
@@ -283,25 +271,21 @@ async def test_in_local_mode_files_expire_after_the_chunks_of_an_earlier_hand_ov
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_crash_in_the_middle_of_local_retention_leaves_a_log_that_opens(seed: int) -> None:
-    async def main(world: World) -> None:
-        world.a.start(mode=StorageMode.LOCAL)
-        segment = await world.a.open()
-        await fill(segment, 100)
-        deleting = asyncio.create_task(segment.apply_retention(RetentionPolicy(max_bytes=6_000)))
-        await asyncio.wait([deleting], timeout=seed * 0.0005)
-        world.a.crash()
-        await asyncio.wait([deleting])
-        deleting.cancelled() or deleting.exception()
-        segment = await world.a.open()
-        assert segment.recovered.damage == []
-        assert segment.earliest in (0, 20, 40, 60)
-        assert await read_offsets(segment, segment.earliest) == list(range(segment.earliest, 100))
-
-    run(main, seed)
+async def test_a_crash_in_the_middle_of_local_retention_leaves_a_log_that_opens(seed: int, world: World) -> None:
+    world.a.start(mode=StorageMode.LOCAL)
+    segment = await world.a.open()
+    await fill(segment, 100)
+    deleting = asyncio.create_task(segment.apply_retention(RetentionPolicy(max_bytes=6_000)))
+    await asyncio.wait([deleting], timeout=seed * 0.0005)
+    world.a.crash()
+    await asyncio.wait([deleting])
+    deleting.cancelled() or deleting.exception()
+    segment = await world.a.open()
+    assert segment.recovered.damage == []
+    assert segment.earliest in (0, 20, 40, 60)
+    assert await read_offsets(segment, segment.earliest) == list(range(segment.earliest, 100))
 
 
-@simulated
 async def test_a_manifest_that_retention_could_not_write_is_written_by_the_next_export(world: World) -> None:
     objects = FaultyObjects(world.objects, world.simulation.random, Faults())
     world.a.start(objects=objects)
@@ -318,7 +302,6 @@ async def test_a_manifest_that_retention_could_not_write_is_written_by_the_next_
     assert await segment.sweep() == 3, "and the objects that were left go with the next sweep"
 
 
-@simulated
 async def test_files_whose_removal_failed_leave_no_gap_behind_when_later_ones_are_removed(world: World) -> None:
     segment = await exported(world, 100)
     world.a.disk.faults = DiskFaults(sync_failure=1)
@@ -336,7 +319,6 @@ async def test_files_whose_removal_failed_leave_no_gap_behind_when_later_ones_ar
     assert await read_offsets(segment) == list(range(200))
 
 
-@simulated
 async def test_a_log_refuses_to_forget_its_newest_closed_file(world: World) -> None:
     segment = await exported(world, 40)
     with pytest.raises(BrokenInvariant, match="must not be removed"):

@@ -48,8 +48,6 @@ from tests.kits.storage import (
     make_header,
     read_all,
     read_offsets,
-    run,
-    simulated,
 )
 
 
@@ -85,7 +83,6 @@ async def send(segment: SegmentStorage, sequence: int, count: int = 1, producer:
     return appended
 
 
-@simulated
 async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) -> None:
     """Broker A accepts 0..21, a consumer has acknowledged 13, the topic moves, B accepts 22..27."""
     a = await world.a.open()
@@ -101,7 +98,6 @@ async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) 
     assert [batch.body for batch in await read_all(b)] == [b"x" * 100 + b"%d" % offset for offset in range(28)]
 
 
-@simulated
 async def test_a_reopen_goes_on_where_the_files_end(world: World) -> None:
     segment = await world.a.open()
     assert (segment.start.source, segment.start.offset) == (Source.EMPTY, 0)
@@ -161,28 +157,24 @@ WAYS = [reopened, crashed, rotated, reclaimed, moved, moved_without_checkpoint_r
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_retry_is_known_however_the_log_got_its_owner(way: object) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        for sequence in range(0, 40, 4):
-            await send(segment, sequence, 4)
-        segment = await way(world, segment)  # type: ignore[operator]
-        end = segment.log.end
-        again = await send(segment, 36, 4)
-        assert (again.base_offset, again.next_offset, again.duplicate) == (36, 40, True)
-        old = await send(segment, 0, 4)
-        assert (old.base_offset, old.duplicate) == (None, True), "known, though its place is forgotten"
-        for sequence, count in ((41, 1), (38, 4), (39, 1)):
-            with pytest.raises(OutOfSequence):
-                segment.append(make_batch(count, producer=7, sequence=sequence))
-        assert segment.log.end == end
-        assert not (await send(segment, 40)).duplicate
-        assert (await send(segment, 0, producer=8)).base_offset == end + 1
-
-    run(main)
+async def test_a_retry_is_known_however_the_log_got_its_owner(way: object, world: World) -> None:
+    segment = await world.a.open()
+    for sequence in range(0, 40, 4):
+        await send(segment, sequence, 4)
+    segment = await way(world, segment)  # type: ignore[operator]
+    end = segment.log.end
+    again = await send(segment, 36, 4)
+    assert (again.base_offset, again.next_offset, again.duplicate) == (36, 40, True)
+    old = await send(segment, 0, 4)
+    assert (old.base_offset, old.duplicate) == (None, True), "known, though its place is forgotten"
+    for sequence, count in ((41, 1), (38, 4), (39, 1)):
+        with pytest.raises(OutOfSequence):
+            segment.append(make_batch(count, producer=7, sequence=sequence))
+    assert segment.log.end == end
+    assert not (await send(segment, 40)).duplicate
+    assert (await send(segment, 0, producer=8)).base_offset == end + 1
 
 
-@simulated
 async def test_retries_of_batches_before_and_after_a_move_are_known_after_the_new_owners_crash(world: World) -> None:
     segment = await world.a.open()
     await send(segment, 0, 3)
@@ -198,78 +190,68 @@ async def test_retries_of_batches_before_and_after_a_move_are_known_after_the_ne
     assert segment.log.end == 6
 
 
-def test_a_footer_never_knows_a_batch_that_is_only_queued() -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        for sequence in range(300):
-            segment.append(make_batch(producer=7, sequence=sequence))
-        await segment.log.flush()
-        await segment.log.rotate()
-        closed = [file for file in segment.log.files if file.closed]
-        assert len(closed) > 10
-        for file in closed:
-            data = world.a.disk.content(f"{WAL_FOLDER}/{file.name}")
-            footer = await read_footer(Bytes(data), len(data))
-            known = footer.producers.check(make_header(producer=7, sequence=file.next_offset - 1))
-            assert known is not None
-            assert known.base_offset == file.next_offset - 1
-            queued = make_header(producer=7, sequence=file.next_offset)
-            assert footer.producers.check(queued) is None, "the next one is not stored yet"
-
-    run(main)
+async def test_a_footer_never_knows_a_batch_that_is_only_queued(world: World) -> None:
+    segment = await world.a.open()
+    for sequence in range(300):
+        segment.append(make_batch(producer=7, sequence=sequence))
+    await segment.log.flush()
+    await segment.log.rotate()
+    closed = [file for file in segment.log.files if file.closed]
+    assert len(closed) > 10
+    for file in closed:
+        data = world.a.disk.content(f"{WAL_FOLDER}/{file.name}")
+        footer = await read_footer(Bytes(data), len(data))
+        known = footer.producers.check(make_header(producer=7, sequence=file.next_offset - 1))
+        assert known is not None
+        assert known.base_offset == file.next_offset - 1
+        queued = make_header(producer=7, sequence=file.next_offset)
+        assert footer.producers.check(queued) is None, "the next one is not stored yet"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_a_crash_a_batch_is_a_retry_exactly_if_it_is_stored(seed: int) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        for sequence in range(100):
-            segment.append(make_batch(producer=7, sequence=sequence))
-        await asyncio.sleep(world.simulation.random.uniform(0, 0.02))
-        confirmed = segment.log.confirmed.value
-        segment = await crashed(world, segment)
-        stored = segment.log.end
-        assert stored >= confirmed
-        for sequence in range(max(0, stored - 8), 100):
-            appended = await send(segment, sequence)
-            assert appended.duplicate == (sequence < stored)
-            assert appended.base_offset == sequence
-
-    run(main, seed)
+async def test_after_a_crash_a_batch_is_a_retry_exactly_if_it_is_stored(seed: int, world: World) -> None:
+    segment = await world.a.open()
+    for sequence in range(100):
+        segment.append(make_batch(producer=7, sequence=sequence))
+    await asyncio.sleep(world.simulation.random.uniform(0, 0.02))
+    confirmed = segment.log.confirmed.value
+    segment = await crashed(world, segment)
+    stored = segment.log.end
+    assert stored >= confirmed
+    for sequence in range(max(0, stored - 8), 100):
+        appended = await send(segment, sequence)
+        assert appended.duplicate == (sequence < stored)
+        assert appended.base_offset == sequence
 
 
 @pytest.mark.parametrize("last_rotation", [False, True], ids=["in a file with records", "in a file of its own"])
-def test_a_sealed_log_stays_sealed_through_reopens_and_moves(last_rotation: bool) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.open()
-        await fill(segment, 30)
-        if last_rotation:
-            await segment.log.rotate()
+async def test_a_sealed_log_stays_sealed_through_reopens_and_moves(last_rotation: bool, world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 30)
+    if last_rotation:
+        await segment.log.rotate()
+    assert await segment.log.seal() == 30
+    broker: Broker = world.a
+    for way in ("close", "close", "crash", "move", "close", "move", "move", "crash", "move"):
+        if way == "close":
+            await segment.close()
+        elif way == "crash":
+            await segment.exporter.stop()
+            broker.crash()
+        else:
+            await segment.hand_over()
+            manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
+            assert manifest is not None
+            assert (manifest.sealed, manifest.next_offset) == (True, 30)
+            broker = world.b if broker is world.a else world.a
+        segment = await broker.start().open()
+        assert segment.log.sealed
+        with pytest.raises(LogSealed, match="sealed at offset 30"):
+            segment.append(make_batch())
         assert await segment.log.seal() == 30
-        broker: Broker = world.a
-        for way in ("close", "close", "crash", "move", "close", "move", "move", "crash", "move"):
-            if way == "close":
-                await segment.close()
-            elif way == "crash":
-                await segment.exporter.stop()
-                broker.crash()
-            else:
-                await segment.hand_over()
-                manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
-                assert manifest is not None
-                assert (manifest.sealed, manifest.next_offset) == (True, 30)
-                broker = world.b if broker is world.a else world.a
-            segment = await broker.start().open()
-            assert segment.log.sealed
-            with pytest.raises(LogSealed, match="sealed at offset 30"):
-                segment.append(make_batch())
-            assert await segment.log.seal() == 30
-            assert await read_offsets(segment) == list(range(30))
-
-    run(main)
+        assert await read_offsets(segment) == list(range(30))
 
 
-@simulated
 async def test_a_log_that_was_sealed_and_exported_stays_sealed_when_its_owner_is_lost(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 10)
@@ -281,7 +263,6 @@ async def test_a_log_that_was_sealed_and_exported_stays_sealed_when_its_owner_is
     assert successor.log.end == 10
 
 
-@simulated
 async def test_handing_over_marks_the_end_in_one_transaction_with_what_the_caller_adds(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 30)
@@ -297,7 +278,6 @@ async def test_handing_over_marks_the_end_in_one_transaction_with_what_the_calle
     assert world.a.wal_names() == []
 
 
-@simulated
 async def test_a_hand_over_that_failed_half_way_is_simply_called_again(world: World) -> None:
     objects = FaultyObjects(world.objects, world.simulation.random, Faults(fails_before=0.2, fails_after=0.2))
     segment = await world.a.start(objects=objects).open()
@@ -315,7 +295,6 @@ async def test_a_hand_over_that_failed_half_way_is_simply_called_again(world: Wo
     assert await read_offsets(b) == list(range(100))
 
 
-@simulated
 async def test_nothing_can_be_appended_while_and_after_handing_over(world: World) -> None:
     segment = await world.a.open()
     waiting = [asyncio.create_task(segment.log.confirm(segment.append(make_batch()))) for _ in range(30)]
@@ -331,7 +310,6 @@ async def test_nothing_can_be_appended_while_and_after_handing_over(world: World
     assert sealed.last_committed_offset == 29, "what was taken before was confirmed and is part of it"
 
 
-@simulated
 async def test_an_empty_segment_can_move_too(world: World) -> None:
     for number, broker in enumerate((world.a, world.b, world.a)):
         segment = await broker.open()
@@ -343,7 +321,6 @@ async def test_an_empty_segment_can_move_too(world: World) -> None:
     assert await read_offsets(segment) == [0]
 
 
-@simulated
 async def test_without_the_old_owners_files_nobody_opens_until_the_loss_is_accepted(world: World) -> None:
     a = await world.a.open()
     await fill(a, 30)
@@ -368,7 +345,6 @@ async def test_without_the_old_owners_files_nobody_opens_until_the_loss_is_accep
     assert len(kept) >= 1, "the records that were given up are kept aside, not deleted"
 
 
-@simulated
 async def test_claims_that_never_began_do_not_hide_the_log(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 25)
@@ -389,7 +365,6 @@ async def test_claims_that_never_began_do_not_hide_the_log(world: World) -> None
     assert await read_offsets(segment) == list(range(25))
 
 
-@simulated
 async def test_metadata_that_cannot_be_read_is_not_an_empty_segment(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 25)
@@ -402,7 +377,6 @@ async def test_metadata_that_cannot_be_read_is_not_an_empty_segment(world: World
     assert (await world.b.open()).log.end == 25
 
 
-@simulated
 async def test_an_open_segment_has_begun_before_anything_can_be_appended(world: World) -> None:
     segment = await world.a.open()
     assert segment.catalog.frontier is not None
@@ -410,7 +384,6 @@ async def test_an_open_segment_has_begun_before_anything_can_be_appended(world: 
     assert not world.a.disk.unsynced(f"{WAL_FOLDER}/{segment.log.files[-1].name}")
 
 
-@simulated
 async def test_local_mode_exports_nothing_before_the_hand_over(world: World) -> None:
     segment = await world.a.start(mode=StorageMode.LOCAL).open()
     await fill(segment, 100)
@@ -421,7 +394,6 @@ async def test_local_mode_exports_nothing_before_the_hand_over(world: World) -> 
     assert len([s for s in await world.objects.list(SEGMENT_FOLDER) if s.name.endswith(".chunk")]) == 5
 
 
-@simulated
 async def test_a_sweep_removes_what_no_catalog_refers_to_and_nothing_else(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 40)
@@ -438,7 +410,6 @@ async def test_a_sweep_removes_what_no_catalog_refers_to_and_nothing_else(world:
     assert await read_offsets(segment) == list(range(40))
 
 
-@simulated
 async def test_a_record_that_was_only_in_memory_may_go_with_the_power_but_no_offset_is_given_twice(
     world: World,
 ) -> None:
@@ -471,42 +442,39 @@ def os_shelf(folder: Path, disk: OsDisk, objects_disk: OsDisk, store: MemoryStor
     )
 
 
-def test_on_a_real_disk_a_log_is_written_exported_reclaimed_moved_and_read(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = OsDisk()
-        store = MemoryStore(SystemClock())
-        try:
-            a = os_shelf(tmp_path, disk, disk, store, "a")
-            assert a.spares is not None
-            await a.spares.open()
-            segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(1), SMALL)
-            await fill(segment, 100)
-            await segment.close()
-            segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(2), SMALL)
-            await fill(segment, 100)
-            await send(segment, 0, 5)
-            await segment.log.rotate()
-            await segment.exporter.export_closed()
-            await segment.apply_retention(RetentionPolicy())
-            assert segment.log.base_offset > 100
-            assert await read_offsets(segment, 0, 1_000) == list(range(205))
-            await segment.hand_over()
-            await a.spares.close()
-            b = os_shelf(tmp_path, disk, disk, store, "b")
-            segment = await SegmentStorage.open(b, TOPIC, DESCRIPTOR, Epoch(3), SMALL)
-            assert (await send(segment, 0, 5)).base_offset == 200
-            await fill(segment, 5)
-            assert await read_offsets(segment) == list(range(210))
-            await segment.close()
-            await a.handles.close()
-            await b.handles.close()
-        finally:
-            await disk.close()
-
-    asyncio.run(main())
+@pytest.mark.real_loop
+async def test_on_a_real_disk_a_log_is_written_exported_reclaimed_moved_and_read(tmp_path: Path) -> None:
+    disk = OsDisk()
+    store = MemoryStore(SystemClock())
+    try:
+        a = os_shelf(tmp_path, disk, disk, store, "a")
+        assert a.spares is not None
+        await a.spares.open()
+        segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(1), SMALL)
+        await fill(segment, 100)
+        await segment.close()
+        segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(2), SMALL)
+        await fill(segment, 100)
+        await send(segment, 0, 5)
+        await segment.log.rotate()
+        await segment.exporter.export_closed()
+        await segment.apply_retention(RetentionPolicy())
+        assert segment.log.base_offset > 100
+        assert await read_offsets(segment, 0, 1_000) == list(range(205))
+        await segment.hand_over()
+        await a.spares.close()
+        b = os_shelf(tmp_path, disk, disk, store, "b")
+        segment = await SegmentStorage.open(b, TOPIC, DESCRIPTOR, Epoch(3), SMALL)
+        assert (await send(segment, 0, 5)).base_offset == 200
+        await fill(segment, 5)
+        assert await read_offsets(segment) == list(range(210))
+        await segment.close()
+        await a.handles.close()
+        await b.handles.close()
+    finally:
+        await disk.close()
 
 
-@simulated
 async def test_a_history_that_is_not_whole_on_the_next_owners_own_disk_is_not_served(world: World) -> None:
     """The last owner would remove its own as soon as it is: then nobody had it."""
     a = await world.a.start(mode=StorageMode.LOCAL).open()

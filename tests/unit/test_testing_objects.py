@@ -103,14 +103,12 @@ def test_the_same_seed_suffers_the_same_faults() -> None:
     assert asyncio.run(outcomes(7)) != asyncio.run(outcomes(8))
 
 
-def test_owners_share_a_memory_and_one_that_closes_does_not_touch_the_others() -> None:
-    async def main() -> None:
-        shared = MemoryObjects()
-        await shared.create("a", [b"x"])
-        await shared.close()
-        assert await shared.read("a", 0, 1) == b"x"
-
-    asyncio.run(main())
+@pytest.mark.real_loop
+async def test_owners_share_a_memory_and_one_that_closes_does_not_touch_the_others() -> None:
+    shared = MemoryObjects()
+    await shared.create("a", [b"x"])
+    await shared.close()
+    assert await shared.read("a", 0, 1) == b"x"
 
 
 @pytest.mark.parametrize(

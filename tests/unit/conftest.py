@@ -1,0 +1,19 @@
+"""Fixtures of tests in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.testing.sim.loop import Simulation
+from tests.kits.storage import World
+from tests.kits.storage_disaster import Scene
+
+
+@pytest.fixture
+def world(simulation: Simulation) -> World:
+    return World(simulation)
+
+
+@pytest.fixture
+def scene(simulation: Simulation) -> Scene:
+    return Scene(simulation)
