@@ -73,8 +73,9 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.kits.raw_client import HELLO, Ended, RawClient, WatchedBroker, tracebacks, wait_until
+from tests.kits.raw_client import HELLO, Ended, RawClient, WatchedBroker, tracebacks
 from tests.kits.tls_files import make_certificate
+from tests.kits.waiting import wait_until
 
 PLENTY = 1 << 20
 MEGABYTES = 1_000_000

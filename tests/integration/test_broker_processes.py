@@ -13,7 +13,8 @@ import pytest
 
 import braid
 from tests.kits.broker_process import WAIT_S, BrokerProcess, free_port
-from tests.kits.live_load import TOPIC, Load, check, read_all, until
+from tests.kits.live_load import TOPIC, Load, check, read_all
+from tests.kits.waiting import until
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "data_folders"
 

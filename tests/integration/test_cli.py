@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.kits.tls_files import make_certificate
+from tests.kits.waiting import wait_until
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
 WAIT_S = 60.0
@@ -43,13 +44,6 @@ def lines(url: str, *arguments: str) -> list[bytes]:
     done = subprocess.run([*BRAID, *arguments], capture_output=True, env=environment(url), timeout=WAIT_S)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.splitlines()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 class Serving:
@@ -393,7 +387,7 @@ def test_an_interrupted_producer_has_confirmed_what_it_sent(url: str, topic: str
         assert producer.stderr is not None
         producer.stdin.write(b"kept\n")
         producer.stdin.flush()
-        eventually(lambda: ask(url, "topic", "stats", topic)["segments"]["0"]["endOffset"] == 1)
+        wait_until(lambda: ask(url, "topic", "stats", topic)["segments"]["0"]["endOffset"] == 1, "a record is stored")
         producer.send_signal(signal.SIGINT)
         assert producer.wait(WAIT_S) == 130
         assert producer.stderr.read().startswith(b"1 record, 4 B")
@@ -590,7 +584,7 @@ def test_brokers_do_not_outlive_an_up_that_was_killed(tmp_path: Path) -> None:
     with cluster(tmp_path, 1) as (process, brokers):
         process.kill()
         process.wait(WAIT_S)
-        eventually(lambda: not alive(brokers[0]["pid"]))
+        wait_until(lambda: not alive(brokers[0]["pid"]), "the broker has ended")
 
 
 def test_up_says_why_it_cannot_start(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from braid.client.consuming.stream import StreamConsumer
 from braid.model.errors import ClientClosed, ConsumerReplaced, SubscriptionNotFound, TopicNotFound
 from braid.model.message import Message, MessageId
 from tests.kits.broker import admin, publish, running_broker, url_of
+from tests.kits.waiting import until
 
 
 @contextlib.asynccontextmanager
@@ -39,12 +39,6 @@ async def receive(consumer: Consumer, count: int) -> list[Message]:
 
 def ids(messages: list[Message]) -> list[MessageId]:
     return [message.id for message in messages]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 — a condition of another party
-            await asyncio.sleep(0.005)
 
 
 def test_a_subscription_goes_on_where_it_was_acked(tmp_path: Path) -> None:

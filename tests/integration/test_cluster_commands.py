@@ -7,14 +7,14 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kits.broker_process import BrokerProcess
+from tests.kits.waiting import wait_until
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
 WAIT_S = 60.0
@@ -41,13 +41,6 @@ class Brokers:
     def owners(self) -> list[str]:
         found = json.loads(self.run("topic", "stats", "orders", "--json"))
         return [segment["owner"] for segment in found["segments"].values()]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_segments_move_brokers_are_drained_and_what_a_dead_one_had_is_recovered(
     brokers.run("topic", "unload", "orders", "--segment", "0")
     brokers.run("topic", "move", "orders", "--to", "b3")
     brokers.processes["b3"].kill()
-    eventually(lambda: brokers.listed()["b3"]["state"] == "down")
+    wait_until(lambda: brokers.listed()["b3"]["state"] == "down", "b3 is shown as down")
     assert "its owner b3 is gone" in brokers.run("topic", "move", "orders", "--to", "b1", code=1)
     assert "chunks reach offset" in brokers.run("topic", "recover", "orders", code=2)
     recovered = brokers.run("topic", "recover", "orders", "--to", "b1", "--accept-loss")

@@ -29,6 +29,7 @@ from braid.wire.operations import Kind
 from tests.kits.broker_process import WAIT_S
 from tests.kits.cluster_process import ClusterProcess, leader, owned_by, owners, served_by, states
 from tests.kits.live_load import BURST, TOPIC, Load, check, check_once_and_in_order, read_all
+from tests.kits.waiting import until
 
 MODES = pytest.mark.parametrize("shared", [True, False], ids=["shared_fs", "local"])
 REST_S = 0.01
@@ -56,12 +57,6 @@ def with_cluster(
         asyncio.run(main(cluster))
 
 
-async def eventually(question: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await question():  # noqa: ASYNC110 (other processes act)
-            await asyncio.sleep(0.02)
-
-
 async def end(client: Client, load: Load, segments: int = 6) -> None:
     """Every segment is served, everything arrives, and nothing is lost or there twice."""
     await load.goes_on_in(set(range(segments)), 40)
@@ -79,7 +74,7 @@ def test_segments_of_a_killed_broker_wait_for_it_visibly_while_others_go_on(tmp_
         async def is_down() -> bool:
             return (await states(client)).get(victim) == "down"
 
-        await eventually(is_down)
+        await until(is_down)
         listed = await asyncio.to_thread(cluster.run, "broker", "list")
         assert re.search(rf"^{victim} +down .* {len(waiting)} ", listed, flags=re.MULTILINE), listed
         shown = await asyncio.to_thread(cluster.run, "topic", "stats", TOPIC)
@@ -124,7 +119,7 @@ def test_an_owner_that_was_frozen_while_its_segments_were_recovered_elsewhere_ch
             async def is_down() -> bool:
                 return (await states(operator)).get(zombie) == "down"
 
-            await eventually(is_down)
+            await until(is_down)
             target = cluster.others(zombie)[0]
             with pytest.raises(InvalidArgument, match="nothing was changed") as refusal:
                 await operator.admin.recover(TOPIC, to=target)
@@ -144,7 +139,7 @@ def test_an_owner_that_was_frozen_while_its_segments_were_recovered_elsewhere_ch
             async def is_back() -> bool:
                 return (await states(operator)).get(zombie) == "active"
 
-            await eventually(is_back)
+            await until(is_back)
             with pytest.raises(BraidError) as refused:
                 await asyncio.wait_for(late, WAIT_S)
             assert refused.value.retriable, "whoever sent it may try the new owner"
@@ -210,7 +205,7 @@ def test_moves_end_although_the_leader_is_killed_in_the_middle_of_them(tmp_path:
             async def begun() -> bool:
                 return await owners(operator) != placed
 
-            await eventually(begun)
+            await until(begun)
             cluster[victim].kill()
             await asyncio.gather(*moves)
         await served_by(client, targets)

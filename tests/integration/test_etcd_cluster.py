@@ -14,7 +14,8 @@ from braid.metadata.history import watching
 from braid.metadata.store import Changes, Compare, Put
 from braid.model.errors import MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Revision
-from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster, run_test, wait_until
+from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster, run_test
+from tests.kits.waiting import wait_until
 
 NOTICED_WITHIN_S = 10.0
 """Three seconds of silence and a reconnect, and room for a busy machine. Without the question for progress nothing

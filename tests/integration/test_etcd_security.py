@@ -13,7 +13,8 @@ from braid.metadata.history import watching
 from braid.metadata.store import Put
 from braid.model.errors import InvalidArgument, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
-from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_server, run_test, wait_until
+from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_server, run_test
+from tests.kits.waiting import wait_until
 
 
 class Authority:

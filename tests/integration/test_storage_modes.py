@@ -38,6 +38,7 @@ from tests.conformance.objects_factories import s3_for_tests
 from tests.kits.etcd_server import run_test, shared_etcd_server
 from tests.kits.s3_server import S3Server
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, Read, make_batch, read_all
+from tests.kits.waiting import until
 
 PATIENCE_S = 30.0
 PRODUCER = 7
@@ -193,14 +194,6 @@ class Publisher:
         """What stood there was lost with the broker that had it; the application goes on from there."""
         self.stored = [read for read in self.stored if read.offset < offset]
         self.number = len(self.stored)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the condition did not come true within 10 s")
 
 
 def closed_end(segment: SegmentStorage) -> int:

@@ -35,8 +35,8 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, Shelf, StorageMode
-from tests.kits.etcd_server import wait_until
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, fill, make_batch, read_offsets
+from tests.kits.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 15.0

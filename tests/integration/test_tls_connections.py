@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, BrokerTlsConfig, Limits
 from braid.ports import network
 from tests.kits.tls_files import make_certificate
+from tests.kits.waiting import until
 
 TIMEOUT_S = 30.0
 
@@ -33,12 +34,6 @@ async def a_broker(folder: Path) -> AsyncIterator[Broker]:
         yield broker
     finally:
         await broker.close()
-
-
-async def until(so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not so():  # noqa: ASYNC110 — nothing tells
-            await asyncio.sleep(0.005)
 
 
 def test_a_failed_handshake_is_no_connection_any_more(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ if they share their history."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -20,6 +19,7 @@ from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.testing.sim.objects import MemoryObjects
+from tests.kits.waiting import until
 
 PORT = 6660
 PATH = "public/default/orders"
@@ -145,12 +145,6 @@ def with_brokers(
             await test(brokers)
 
     run_simulation(seed, main)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(300):
-        while not condition():  # noqa: ASYNC110 — virtual time
-            await asyncio.sleep(0.005)
 
 
 def values(messages: list[Message]) -> list[bytes]:

@@ -36,7 +36,8 @@ from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode
-from tests.kits.control import ORDERS, PlainSegment, PlainSegments, make_topic, plain_segment, wait_until
+from tests.kits.control import ORDERS, PlainSegment, PlainSegments, make_topic, plain_segment
+from tests.kits.waiting import until
 
 PORT = 6660
 
@@ -179,7 +180,7 @@ class ClientLink:
         return await self.link.ask(Kind.TOPOLOGY, encode(TopologyRequest(topics)), Topology, 5)
 
     async def next_push(self) -> Topology:
-        await wait_until(lambda: bool(self.pushes))
+        await until(lambda: bool(self.pushes))
         return self.pushes.pop(0)
 
     async def settled(self) -> None:

@@ -189,15 +189,6 @@ def faults_at(*steps: tuple[str, Fault]) -> Callable[[str], Fault]:
     return fault
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """In virtual time, which costs nothing."""
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("what was waited for did not happen within 100 s")
-
-
 class Readers:
     """Who reads which segment, by the rule of the segments' owners."""
 

@@ -15,13 +15,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.kits.waiting import wait_until
 
 PATIENCE_S = 30.0
 FAST_ELECTION = ("--heartbeat-interval", "50", "--election-timeout", "500")
@@ -31,13 +32,6 @@ FAST_ELECTION = ("--heartbeat-interval", "50", "--election-timeout", "500")
 class EtcdMissingError(AssertionError):
     def __init__(self) -> None:
         super().__init__("these tests need a real etcd server; install it: apt-get install etcd-server")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_at, f"{what}: not within {PATIENCE_S:g} s"
-        time.sleep(0.02)
 
 
 def free_ports(count: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from braid.broker.topics import Topics
@@ -131,15 +131,6 @@ class Candidate:
         """As an owner would, whatever was there."""
         result = await self.store.txn([], [Put(paths.ownership(*key_of(name)), new.to_json())])
         await self.view.caught_up(result.revision)
-
-
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """In virtual time, which costs nothing."""
-    for _ in range(round(within_s / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"what was waited for did not happen within {within_s} s")
 
 
 class Owner:

@@ -106,12 +106,6 @@ class Load:
                 await consumer.ack(batch)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (other processes act)
-            await asyncio.sleep(0.01)
-
-
 async def read_all(client: Client, topic: str = TOPIC) -> dict[tuple[int, int], bytes]:
     """The whole topic, as a newcomer reads it."""
     found: dict[tuple[int, int], bytes] = {}

@@ -9,8 +9,6 @@ import os
 import re
 import resource
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -177,13 +175,6 @@ def _toml(settings: dict[str, Any]) -> list[str]:
     for name, table in tables:
         plain += [f"[{name}]\n", *_toml(table)]
     return plain
-
-
-def wait_until(so: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not so():
-        assert time.monotonic() < deadline, f"in {timeout_s} s it did not come true that {what}"
-        time.sleep(0.01)
 
 
 def tracebacks(log: str) -> list[str]:

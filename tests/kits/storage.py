@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from typing import NamedTuple, TypeVar
@@ -366,15 +365,6 @@ async def read_offsets(segment: SegmentStorage, offset: int = 0, max_bytes: int 
     """The offsets of the records in the batches from `offset` on."""
     batches = await read_all(segment, offset, max_bytes)
     return [each for batch in batches for each in range(batch.offset, batch.offset + batch.records)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let virtual time pass until the condition holds, but not for ever."""
-    for _ in range(100_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("the condition did not come true within 100 s of virtual time")
 
 
 def with_files(config: LogConfig = SMALL, **changes: object) -> LogConfig:

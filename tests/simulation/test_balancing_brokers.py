@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers, until
+from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.waiting import until
 
 SEGMENTS = 4
 VALUE = bytes(128 << 10)

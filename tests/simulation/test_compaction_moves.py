@@ -11,7 +11,8 @@ from braid.model.errors import ConditionFailed, InvalidArgument, SegmentNotFound
 from braid.storage.history.compaction import plan_compaction, store_joined
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers, until, values
+from tests.kits.brokers import PATH, Brokers, running_brokers, values
+from tests.kits.waiting import until
 
 DESCRIPTOR = "0000-ffff-0"
 FOLDER = segment_folder(PATH, DESCRIPTOR)

@@ -16,7 +16,8 @@ from braid.model.errors import DiskError, TopicNotFound
 from braid.storage.objects.store import ObjectStat
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, running_brokers, until
+from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.waiting import until
 
 
 async def send(client: Client, first: int, count: int) -> None:

@@ -22,7 +22,8 @@ from braid.ports.disk import Buffer
 from braid.storage.history.manifest import segment_folder
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, running_brokers, until
+from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.waiting import until
 
 
 def segment_of(brokers: Brokers) -> SegmentName:

@@ -17,7 +17,8 @@ from braid.model.errors import BraidError
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.kits.brokers import PATH, Brokers, until
+from tests.kits.brokers import PATH, Brokers
+from tests.kits.waiting import until
 
 BEFORE = 22
 BEHIND = 6

@@ -19,7 +19,8 @@ from braid.model.subscription import Cursor, decode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.manifest import segment_folder
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers, until, values
+from tests.kits.brokers import PATH, Brokers, running_brokers, values
+from tests.kits.waiting import until
 
 DESCRIPTOR = "0000-ffff-0"
 

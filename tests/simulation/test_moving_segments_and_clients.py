@@ -28,7 +28,8 @@ from braid.wire.operations import (
     decode,
     encode,
 )
-from tests.kits.brokers import PATH, PORT, Brokers, running_brokers, until, with_brokers
+from tests.kits.brokers import PATH, PORT, Brokers, running_brokers, with_brokers
+from tests.kits.waiting import until
 
 LEASE_S = 10.0
 

@@ -24,7 +24,8 @@ from braid.model.errors import (
 )
 from braid.model.names import SegmentName, TopicName
 from braid.model.subscription import Cursor, decode
-from tests.kits.brokers import PATH, Brokers, until, with_brokers
+from tests.kits.brokers import PATH, Brokers, with_brokers
+from tests.kits.waiting import until
 
 LATE_S = 2.0
 """How long the broker that stands still takes for each way to the metadata store and back: its lease lives on."""

@@ -13,7 +13,8 @@ from braid.client.consuming.segment_range import read_segment_range
 from braid.model.batch.columns import decode_messages
 from braid.model.errors import BraidError, OffsetOutOfRange, SegmentNotFound, TimedOut, TopicNotFound
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers, until
+from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.waiting import until
 
 RECORDS = 400
 WINDOW = 64 << 10

@@ -16,7 +16,8 @@ from braid.client.client import Client
 from braid.client.producing.idempotent import RepeatableProducer, Written
 from braid.model.errors import BraidError, RepeatDiffers
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers, running_brokers, until
+from tests.kits.brokers import Brokers, running_brokers
+from tests.kits.waiting import until
 
 ROWS = 40
 """Of a block."""

@@ -12,7 +12,8 @@ from braid.model.ownership import OwnershipState
 from braid.ports.disk import Buffer
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, running_brokers, until
+from tests.kits.brokers import PATH, running_brokers
+from tests.kits.waiting import until
 
 
 async def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part_nor_for_ever_for_its_own_disk(

@@ -10,8 +10,7 @@ import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +21,7 @@ import braid.sync
 from braid.model.names import TopicName
 from braid.spark.session import check_java, end_session, session_settings
 from tests.kits.broker_process import BrokerProcess
+from tests.kits.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
 WAIT_S: Final = 60.0
@@ -63,14 +63,6 @@ SETTINGS: Final = {
 
 
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def until(condition: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None:
-    """Return when it is so. For what other processes do; they cannot be waited for in another way."""
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {wait_s:g} s for this: {what}"
-        time.sleep(0.02)
 
 
 # ── brokers and topics ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,7 +116,9 @@ class StoredBroker(BrokerProcess):
         return [chunk for path in newest for chunk in json.loads(path.read_bytes())["chunks"]]
 
     def until_chunks(self, topic: str, count: int) -> None:
-        until(lambda: len(self.chunks(topic)) >= count, f"{count} chunks of {topic} in the manifests of {self.storage}")
+        wait_until(
+            lambda: len(self.chunks(topic)) >= count, f"{count} chunks of {topic} in the manifests of {self.storage}"
+        )
 
 
 def numbered(count: int, keys: int = 10, size: int = 100) -> list[tuple[bytes | None, bytes]]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyspark
 
-from tests.spark.spark_kit import until
+from tests.kits.waiting import wait_until
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 END_S: Final = 30.0
@@ -23,11 +23,11 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
     """Its `spark://` URL. The worker has one core; an executor may take 1 GiB."""
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(daemon("master.Master", folder))
-        until(lambda: found_url(log), f"a master that says where it listens, in {log}")
+        wait_until(lambda: found_url(log), f"a master that says where it listens, in {log}")
         url = found_url(log)
         worker = ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"), url]
         log = stack.enter_context(daemon("worker.Worker", folder, *worker))
-        until(
+        wait_until(
             lambda: "Successfully registered with master" in log.read_text(), f"a worker that has registered, in {log}"
         )
         yield url

@@ -27,7 +27,8 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import take_snapshot
 from braid.spark.stream.batch_limits import Limits
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
-from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered, until
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered
 
 both = pytest.mark.parametrize("kind", ["parquet", "delta"])
 
@@ -267,9 +268,9 @@ def test_following_lands_what_comes_and_ends_with_sigterm(broker: StoredBroker, 
     command = ["--url", broker.url, "pipeline", "lake", topic, "--to", str(where), "--format", "delta"]
     following = start("-m", "braid.cli.main", *command, "--follow", "--json", "--master", "local[2]")
     try:
-        until(lambda: has(where, 100) or following.poll() is not None, "100 records in the table", START_S)
+        wait_until(lambda: has(where, 100) or following.poll() is not None, "100 records in the table", START_S)
         sent += broker.fill(topic, numbered(50))
-        until(lambda: has(where, 150) or following.poll() is not None, "150 records in the table")
+        wait_until(lambda: has(where, 150) or following.poll() is not None, "150 records in the table")
         following.send_signal(signal.SIGTERM)
         printed, said = following.communicate(timeout=WAIT_S)
     finally:

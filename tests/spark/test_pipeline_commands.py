@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.spark.spark_kit import StoredBroker, until
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import StoredBroker
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
 
@@ -84,14 +85,14 @@ def test_ctrl_c_ends_a_job_and_leaves_nothing_behind(broker: StoredBroker, tmp_p
         stderr=subprocess.PIPE,
         env=environment(tmp_path),
     ) as process:
-        until(
+        wait_until(
             lambda: any(log.stat().st_size for log in tmp_path.glob("braid-spark-*/spark.log")), "Java prints something"
         )
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (130, b"", b"")
     assert left_in(tmp_path) == []
-    until(lambda: not processes_that_name(tmp_path), "Java has ended too")
+    wait_until(lambda: not processes_that_name(tmp_path), "Java has ended too")
 
 
 def processes_that_name(folder: Path) -> list[str]:

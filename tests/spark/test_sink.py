@@ -29,7 +29,8 @@ from braid.spark.sink.rows import BLOCK_ROWS
 from braid.spark.sink.sink import StreamSink, stream_writer
 from braid.spark.sink.task import Writing, write_task
 from tests.kits.cluster_process import ClusterProcess
-from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered, spark_session, until
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered, spark_session
 
 ROWS = 50_000
 KEYS = 13
@@ -165,7 +166,7 @@ class FailingReader(DataSourceReader):
         step = -1 if "reorder" in self.options and not fails else 1
         for start in range(first, first + ROWS // 2, SLICE_ROWS):
             if fails and start == first + ROWS // 2 - SLICE_ROWS:  # Spark holds some of them back until more come.
-                until(self.has_rows_of_partition_1, "rows of the failing task are stored")
+                wait_until(self.has_rows_of_partition_1, "rows of the failing task are stored")
                 raise RuntimeError("this task fails once")
             numbers = range(start, start + SLICE_ROWS)[::step]
             keys = [f"key-{number % KEYS}" for number in numbers]
@@ -259,7 +260,7 @@ def test_a_segment_that_moves_in_the_middle_of_a_write_is_not_noticed(spark: Spa
 
         def move_about() -> None:
             nonlocal moves
-            until(lambda: done.is_set() or count(cluster.url, topic) > 0, "the first rows are stored")
+            wait_until(lambda: done.is_set() or count(cluster.url, topic) > 0, "the first rows are stored")
             while not done.is_set():
                 cluster.run("topic", "move", topic)
                 moves += 1

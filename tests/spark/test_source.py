@@ -20,7 +20,8 @@ from braid.spark.source.schema import SOURCE_SCHEMA
 from braid.spark.source.snapshot import take_snapshot
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
-from tests.spark.spark_kit import Sent, StoredBroker, number_of, numbered, until
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import Sent, StoredBroker, number_of, numbered
 from tests.unit.test_spark_reading import HIGH, LOW, split_and_merged
 
 TOPIC = "source-orders"
@@ -280,7 +281,7 @@ def test_what_was_planned_is_read_after_the_topic_has_moved_and_grown(tmp_path: 
             producer.send_many([(key, value) for key, value in numbered(100)])
         read = rows(found, partitions)
         assert sorted(number for _, _, number in read) == list(range(500))
-        until(lambda: _has_chunks(options), "the moves have exported the tails")
+        wait_until(lambda: _has_chunks(options), "the moves have exported the tails")
         again = reader(options)
         assert len(rows(again, again.partitions())) == 600
 

@@ -18,7 +18,8 @@ from braid.client.blocking.loop_thread import LoopThread
 from braid.model.errors import DataLoss
 from braid.storage.retention import RetentionPolicy
 from braid.wire.address import format_address
-from tests.spark.spark_kit import numbered, until
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import numbered
 from tests.spark.stream_kit import EARLIEST, Query
 
 
@@ -49,7 +50,7 @@ class Retaining:
                     producer.submit(value, key=key)
                 producer.flush()
                 if len(records) == 1_000:
-                    until(lambda before=before: self._exported(topic) > before, "a chunk")  # type: ignore[misc]
+                    wait_until(lambda before=before: self._exported(topic) > before, "a chunk")  # type: ignore[misc]
 
     def earliest(self, topic: str) -> int:
         return self._segment(topic).earliest

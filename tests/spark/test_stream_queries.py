@@ -15,7 +15,8 @@ from pyspark.sql.functions import spark_partition_id, window
 import braid.sync
 from braid.spark import register
 from tests.kits.cluster_process import ClusterProcess
-from tests.spark.spark_kit import StoredBroker, number_of, numbered, until
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import StoredBroker, number_of, numbered
 
 Rows = dict[int, dict[int, list[tuple[int, int]]]]
 """Segment and offset of each row, by partition and micro-batch."""
@@ -120,7 +121,7 @@ def test_a_running_query_rides_through_a_killed_broker(spark: SparkSession, tmp_
             found = spark.table("killed").select("segment", "offset").collect()
             assert len(found) == len(set(found)) == 1_000
             with braid.sync.connect(broker.url) as client:
-                until(lambda: client.admin.subscription(topic, "spark")["backlog"] == 0, "no lag is shown")
+                wait_until(lambda: client.admin.subscription(topic, "spark")["backlog"] == 0, "no lag is shown")
         finally:
             query.stop()
 
@@ -171,7 +172,7 @@ def test_micro_batches_without_records_for_the_watermark_repeat_nothing(
                     producer.submit(b"x", timestamp=(1_700_000_000 + second) * 1_000_000)
             producer.flush()
         query.processAllAvailable()
-        until(lambda: spark.table("windows").count() == 2, "two windows are closed")
+        wait_until(lambda: spark.table("windows").count() == 2, "two windows are closed")
         assert [row["count"] for row in spark.table("windows").orderBy("window").collect()] == [10, 10]
     finally:
         query.stop()

@@ -40,7 +40,8 @@ from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.control import ORDERS, Machine, Readers, Recorder, faults, wait_until
+from tests.kits.control import ORDERS, Machine, Readers, Recorder, faults
+from tests.kits.waiting import until
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -281,12 +282,12 @@ async def test_a_broker_that_stops_lets_nobody_wait_for_a_deletion_and_ends_it_w
     call = caller(broker)
     await call("create_topic", topic="orders", segments=3)
     deleting = asyncio.ensure_future(call("delete_topic", topic="orders"))
-    await wait_until(lambda: broker.topics.find(ORDERS.path) is None)
+    await until(lambda: broker.topics.find(ORDERS.path) is None)
     await broker.close()
     with pytest.raises(ShuttingDown):
         await deleting
     broker = await machine.start()
-    await wait_until(lambda: not broker.topics.all())
+    await until(lambda: not broker.topics.all())
     assert await keys_of_topics(machine) == []
     await broker.close()
 
@@ -397,7 +398,7 @@ async def test_a_deletion_goes_on_when_the_one_who_asked_is_gone(simulation: Sim
         await marked.wait()
         assert broker.topics.all()[ORDERS.path].deleting
         asking.cancel()
-        await wait_until(lambda: not broker.topics.all())
+        await until(lambda: not broker.topics.all())
         await broker.calls.close()
 
 
@@ -409,7 +410,7 @@ async def test_a_topic_whose_creator_never_heard_of_it_is_served_all_the_same(si
     machine.store.fault = lambda _: next(answers, Fault.NONE)
     with pytest.raises(MetadataUnavailable):
         await call("create_topic", topic="orders")
-    await wait_until(lambda: len(broker.segments.of_topic(ORDERS.path)) == 1)
+    await until(lambda: len(broker.segments.of_topic(ORDERS.path)) == 1)
     await publish(broker, 0, 1)
     with pytest.raises(TopicExists):
         await call("create_topic", topic="orders")
@@ -471,7 +472,7 @@ async def test_a_topic_that_is_being_deleted_is_shown_to_nobody(simulation: Simu
     broker = await machine.start()
     gone = Topic(id=7, layout=Layout.initial(1), deleting=True)
     await machine.store.txn([], [Put(paths.layout(ORDERS.path), gone.to_json())])
-    await wait_until(lambda: ORDERS.path in broker.topics.all())
+    await until(lambda: ORDERS.path in broker.topics.all())
     call = caller(broker)
     assert await call("list_topics", tenant="public", namespace="default") == []
     assert (await call("topology"))["topics"] == []

@@ -22,7 +22,8 @@ from braid.model.errors import BraidError, Moved, NotServing, ShuttingDown, Subs
 from braid.model.registration import Registration
 from braid.model.subscription import Subscription, encode
 from braid.testing.sim.loop import Simulation
-from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic, wait_until
+from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic
+from tests.kits.waiting import until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
 PATH = ORDERS.path
@@ -243,7 +244,7 @@ async def test_sessions_whose_consumers_do_not_come_to_the_new_controller_end_af
         member = await world.join("b", "two")
         await asyncio.sleep(CONFIG.session_grace_s + 1)
         assert member.latest() == (0, 1, 2, 3)
-        await wait_until(lambda: b.groups.members(PATH, "billing") == {"two": (0, 1, 2, 3)})
+        await until(lambda: b.groups.members(PATH, "billing") == {"two": (0, 1, 2, 3)})
         assert await world.store.get(paths.consumer(PATH, "billing", "one")) is None
 
 
@@ -253,7 +254,7 @@ async def test_a_subscription_that_is_deleted_anywhere_ends_its_group(simulation
         await world.store.txn([], [Delete(paths.subscription(PATH, "billing"))])
         await world.caught_up()
         assert isinstance(member.expulsion, SubscriptionNotFound)
-        await wait_until(lambda: not world.nodes["a"].groups.members(PATH, "billing"))
+        await until(lambda: not world.nodes["a"].groups.members(PATH, "billing"))
         await asyncio.sleep(1)
         assert await world.store.get(paths.consumer(PATH, "billing", "one")) is None
 

@@ -24,7 +24,7 @@ from braid.storage.segment import Shelf, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.control import wait_until
+from tests.kits.waiting import until
 
 NAME = SegmentName.parse("segment://public/default/orders/0000-ffff-0")
 FOLDER = segment_folder(NAME.topic.path, NAME.descriptor)
@@ -115,7 +115,7 @@ async def test_what_the_catalog_names_goes_when_another_broker_serves_and_what_i
     world = World(simulation)
     await world.start(MOVING)
     await world.put(SERVING)
-    await wait_until(lambda: not world.copies._here)
+    await until(lambda: not world.copies._here)
     assert await world.here() == [STRANGER]
     await world.copies.stop()
     await world.view.stop()
@@ -125,7 +125,7 @@ async def test_a_broker_that_hears_late_of_a_move_keeps_what_the_owner_counts_on
     """Its view still shows the record from before the wish, when the owner copies to it."""
     world = World(simulation)
     await world.start(SERVING)
-    await wait_until(lambda: not world.copies._here)
+    await until(lambda: not world.copies._here)
     await world.objects.create(f"{FOLDER}/{CHUNK}", [b"chunk"])
     known = world.owners.known(NAME)
     assert known is not None
@@ -137,7 +137,7 @@ async def test_a_broker_that_hears_late_of_a_move_keeps_what_the_owner_counts_on
     await asyncio.sleep(10)
     assert CHUNK in await world.here()
     await world.put(MOVING.kept("it was given up"))
-    await wait_until(lambda: not world.copies._here)
+    await until(lambda: not world.copies._here)
     assert CHUNK not in await world.here()
     await world.copies.stop()
     await world.view.stop()

@@ -30,7 +30,8 @@ from braid.model.errors import (
 )
 from braid.model.subscription import Subscription, encode
 from braid.testing.sim.loop import Simulation
-from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic, wait_until
+from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic
+from tests.kits.waiting import until
 
 CONFIG = GroupConfig(session_grace_s=10.0, release_timeout_s=5.0)
 
@@ -460,7 +461,7 @@ async def test_a_join_that_was_stored_before_its_subscription_was_deleted_is_und
     world = await World.make(simulation, store=store)
     answer = store.answer = asyncio.Event()
     joining = asyncio.ensure_future(world.join("a"))
-    await wait_until(lambda: store.applied)
+    await until(lambda: store.applied)
     await store.client().txn([], [Delete(paths.subscription(ORDERS.path, "billing"))])
     world.groups.forget(ORDERS, "billing")
     answer.set()

@@ -27,7 +27,8 @@ from braid.model.errors import (
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import Kind, PeerReply, PeerRequest, encode
 from tests.kits.cluster import ClientLink, Cluster
-from tests.kits.control import faults, wait_until
+from tests.kits.control import faults
+from tests.kits.waiting import until
 
 
 async def test_all_brokers_find_one_secret_whoever_comes_first(simulation: Simulation) -> None:
@@ -194,7 +195,7 @@ async def test_so_many_requests_are_on_their_way_to_one_broker_and_no_more(simul
             asyncio.ensure_future(cluster["a"].peers.call("b", "count", {}, timeout_s=1_000))
             for _ in range(3 * MAX_IN_FLIGHT)
         ]
-        await wait_until(lambda: running == MAX_IN_FLIGHT)
+        await until(lambda: running == MAX_IN_FLIGHT)
         await asyncio.sleep(10)
         assert running == MAX_IN_FLIGHT
         go_on.set()

@@ -19,7 +19,8 @@ from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from braid.wire.frame import FrameReader
 from braid.wire.operations import Kind, Published, decode
-from tests.kits.storage import NotingDisk, open_log, until
+from tests.kits.storage import NotingDisk, open_log
+from tests.kits.waiting import until
 
 BODY = b"x" * 100
 

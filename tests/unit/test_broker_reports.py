@@ -23,8 +23,9 @@ from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, Open, Opened, Published, Route, decode, encode
-from tests.kits.brokers import running_brokers, until
-from tests.kits.control import ORDERS, wait_until
+from tests.kits.brokers import running_brokers
+from tests.kits.control import ORDERS
+from tests.kits.waiting import until
 
 
 class Brokers:
@@ -61,7 +62,7 @@ async def opened(simulation: Simulation, *names: str, segments: int) -> AsyncIte
     for name in names:
         await cluster.open(name)
     await cluster.call(names[0], "create_topic", segments=segments)
-    await wait_until(lambda: all(cluster.owner(segment) for segment in range(segments)))
+    await until(lambda: all(cluster.owner(segment) for segment in range(segments)))
     for broker in cluster.brokers.values():
         await broker.view.caught_up((await cluster.store.list("/")).revision)
     yield cluster

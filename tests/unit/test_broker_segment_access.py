@@ -24,7 +24,8 @@ from braid.model.subscription import Placing, Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.wire.operations import RESET, Kind, Positions, PositionsRequest, SegmentPositions, encode
 from tests.kits.cluster import ClientLink, Cluster, Node
-from tests.kits.control import ORDERS, faults, wait_until
+from tests.kits.control import ORDERS, faults
+from tests.kits.waiting import until
 
 STREAM = SubscriptionKind.STREAM
 
@@ -298,7 +299,7 @@ def test_whoever_takes_over_a_segment_sweeps_what_its_last_owner_missed() -> Non
             for segment in range(3):
                 await cluster.serve(segment, "b", epoch=2)
                 cluster["b"].subscriptions.sweep_later(ORDERS.path)
-            await wait_until(lambda: all(cluster.cursor(segment, "b") is None for segment in range(3)))
+            await until(lambda: all(cluster.cursor(segment, "b") is None for segment in range(3)))
             assert [cluster.cursor(segment, "b", "audit") for segment in range(3)] == [0, 0, 0]
             assert await stored_cursors(cluster) == 3
 
@@ -313,6 +314,6 @@ def test_errors_of_the_owners_store_come_back_as_they_were() -> None:
             cluster["b"].store.fault = faults(Fault.UNAVAILABLE)
             with pytest.raises(MetadataUnavailable):
                 await cluster["a"].subscriptions.seek_to(ORDERS, "billing", "latest")
-            await wait_until(lambda: cluster.cursor(0, "b") == 0)
+            await until(lambda: cluster.cursor(0, "b") == 0)
 
     run_simulation(1, main)

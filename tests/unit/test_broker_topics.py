@@ -25,7 +25,8 @@ from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, RequestId, Revision
 from braid.model.names import TopicName
 from braid.model.topic import Durability, Topic, TopicPolicies
 from braid.testing.sim.loop import Simulation
-from tests.kits.control import ORDERS, faults, loaded_topics, make_topic, wait_until
+from tests.kits.control import ORDERS, faults, loaded_topics, make_topic
+from tests.kits.waiting import until
 
 
 async def test_a_created_topic_is_in_view_when_create_returns(simulation: Simulation) -> None:
@@ -78,7 +79,7 @@ async def test_of_two_brokers_that_create_a_topic_one_succeeds_and_both_show_its
     await there.view.load()
     results = await asyncio.gather(make_topic(here), make_topic(there), return_exceptions=True)
     assert sorted(type(result).__name__ for result in results) == ["Topic", "TopicExists"]
-    await wait_until(lambda: here.generation == there.generation)
+    await until(lambda: here.generation == there.generation)
     assert here.get(ORDERS.path) == there.get(ORDERS.path)
     await here.view.stop()
     await there.view.stop()
@@ -234,7 +235,7 @@ async def test_the_view_follows_others_and_counts_no_other_keys(simulation: Simu
     reader.on_change.append(changes.append)
     topic = await make_topic(writer)
     await store.txn([], [Put(paths.subscription(ORDERS.path, "billing"), b"{}")])
-    await wait_until(lambda: reader.generation == store.history.revision)
+    await until(lambda: reader.generation == store.history.revision)
     assert reader.all() == {ORDERS.path: topic}
     assert changes == [ORDERS.path]
     assert reader.unchanged(ORDERS.path) == writer.unchanged(ORDERS.path)
@@ -263,7 +264,7 @@ async def test_a_compacted_watch_lists_again_and_tells_of_everything_that_change
     assert topics.find(gone.path) is not None
     store.reconnect()
     store.fault = faults(Fault.UNAVAILABLE, of="list")  # the listing is tried again, too
-    await wait_until(lambda: topics.find(ORDERS.path) is not None)
+    await until(lambda: topics.find(ORDERS.path) is not None)
     assert topics.get(ORDERS.path) == new
     assert set(topics.all()) == {kept.path, ORDERS.path}
     assert sorted(changes) == sorted([gone.path, ORDERS.path])
@@ -289,7 +290,7 @@ async def test_content_never_changes_at_an_unchanged_generation(simulation: Simu
             make_topic(topics, TopicName("t", "n", f"here-{number}")),
             make_topic(elsewhere, TopicName("t", "n", f"there-{number}")),
         )
-    await wait_until(lambda: len(topics.all()) == 40)
+    await until(lambda: len(topics.all()) == 40)
     assert len(seen) == 40
     await topics.view.stop()
     await elsewhere.view.stop()

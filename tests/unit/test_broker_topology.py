@@ -16,7 +16,8 @@ from braid.model.topic import TopicPolicies
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import HERE, Kind, SegmentRoute, TopicRoute, Topology, TopologyAck, decode, encode
 from tests.kits.cluster import ClientLink, Cluster, Node
-from tests.kits.control import ORDERS, wait_until
+from tests.kits.control import ORDERS
+from tests.kits.waiting import until
 
 OTHER = TopicName("public", "default", "other")
 
@@ -230,10 +231,10 @@ async def test_the_lowest_acked_generation_is_known_of_connections_that_ack(simu
         await ack(clients[1], 11)
         assert server.adopted_generation() == 9, "an older ack takes nothing back"
         clients[0].close()
-        await wait_until(lambda: server.adopted_generation() == 12)
+        await until(lambda: server.adopted_generation() == 12)
         for client in clients[1:]:
             client.close()
-        await wait_until(lambda: server.adopted_generation() is None)
+        await until(lambda: server.adopted_generation() is None)
 
 
 async def test_a_malformed_ack_ends_the_connection(simulation: Simulation) -> None:

@@ -16,7 +16,8 @@ from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open, TopicRoute, TopologyRequest
 from tests.kits.scripted_broker import PORT, ScriptedBroker
-from tests.unit.test_client_stream import offsets, receive, until, with_records
+from tests.kits.waiting import until
+from tests.unit.test_client_stream import offsets, receive, with_records
 
 Test = Callable[["Pair", Client], Awaitable[None]]
 

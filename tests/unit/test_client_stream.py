@@ -32,6 +32,7 @@ from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Ack, Close, Credit, Expelled, Join, Kind, Leave, Open, Release
 from tests.kits.scripted_broker import TOPIC, ScriptedBroker, stamped
+from tests.kits.waiting import until
 
 Test = Callable[[ScriptedBroker, Client], Awaitable[None]]
 
@@ -76,12 +77,6 @@ async def receive(consumer: StreamConsumer, count: int) -> list[Message]:
 
 def offsets(messages: list[Message]) -> list[int]:
     return [message.offset for message in messages]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(100):
-        while not condition():  # noqa: ASYNC110 — virtual time
-            await asyncio.sleep(0.001)
 
 
 async def test_messages_come_in_order_with_their_topic_and_segment(simulation: Simulation) -> None:

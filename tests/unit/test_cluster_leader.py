@@ -19,7 +19,8 @@ from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.registration import Registration
 from braid.model.topic import OwnerLoss, TopicPolicies
 from braid.testing.sim.loop import Process, Simulation
-from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, key_of, names_of, record, until
+from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, key_of, names_of, record
+from tests.kits.waiting import until
 
 
 class Cluster:

@@ -14,7 +14,7 @@ from braid.metadata.view import Table, View
 from braid.model.errors import MetadataCorrupt, ShuttingDown
 from braid.model.ids import Revision
 from braid.testing.sim.loop import Simulation
-from tests.kits.control import wait_until
+from tests.kits.waiting import until
 
 
 def _number(value: bytes) -> int:
@@ -103,7 +103,7 @@ async def test_after_a_compaction_the_tables_are_what_the_store_has(seed: int, s
 
     await write()
     last = await store.txn([], [Put("/left/last", b"1")])
-    await wait_until(lambda: view.generation >= last.revision)
+    await until(lambda: view.generation >= last.revision)
     for table, prefix in ((left, "/left/"), (right, "/right/")):
         entries = (await store.list(prefix)).entries
         assert table.all() == {entry.key.removeprefix(prefix): int(entry.value) for entry in entries}

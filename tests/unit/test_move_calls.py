@@ -37,7 +37,8 @@ from braid.model.registration import Registration
 from braid.model.topic import TopicPolicies
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.loop import Process, Simulation, run_simulation
-from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, Owner, names_of, record, until
+from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, Owner, names_of, record
+from tests.kits.waiting import until
 
 
 class Cluster:

@@ -16,7 +16,8 @@ from braid.storage.log.producers import ProducerTable
 from braid.storage.log.writer import FileConfig, WalWriter
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
-from tests.kits.storage import NotingDisk, make_batch, make_header, until
+from tests.kits.storage import NotingDisk, make_batch, make_header
+from tests.kits.waiting import until
 
 FOLDER = "log"
 

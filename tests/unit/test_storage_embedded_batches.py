@@ -19,15 +19,7 @@ from braid.storage.log.wal import base_of, wal_name
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
-from tests.kits.storage import (
-    WAL_FOLDER,
-    World,
-    fill,
-    make_batch,
-    read_all,
-    stamped_batch,
-    with_files,
-)
+from tests.kits.storage import WAL_FOLDER, World, fill, make_batch, read_all, stamped_batch, with_files
 
 FIRST = f"{WAL_FOLDER}/{wal_name(0)}"
 SECTOR = 512

@@ -14,16 +14,8 @@ from braid.model.topic import Durability
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
-from tests.kits.storage import (
-    SMALL_FILES,
-    World,
-    fill,
-    make_batch,
-    open_log,
-    read_all,
-    read_offsets,
-    until,
-)
+from tests.kits.storage import SMALL_FILES, World, fill, make_batch, open_log, read_all, read_offsets
+from tests.kits.waiting import until
 
 REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL_FILES)
 

@@ -22,17 +22,8 @@ from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
-from tests.kits.storage import (
-    DESCRIPTOR,
-    SEGMENT_FOLDER,
-    TOPIC,
-    WAL_FOLDER,
-    World,
-    fill,
-    make_batch,
-    read_offsets,
-    until,
-)
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, WAL_FOLDER, World, fill, make_batch, read_offsets
+from tests.kits.waiting import until
 
 
 class NotingObjects(MemoryObjects):

@@ -17,17 +17,8 @@ from braid.storage.log.recovery import recover
 from braid.storage.log.wal import FrameWalk
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.kits.storage import (
-    SMALL,
-    SMALL_FILES,
-    NotingDisk,
-    fill,
-    make_batch,
-    make_header,
-    open_log,
-    until,
-    with_files,
-)
+from tests.kits.storage import SMALL, SMALL_FILES, NotingDisk, fill, make_batch, make_header, open_log, with_files
+from tests.kits.waiting import until
 
 MEMORY = LogConfig(durability=Durability.MEMORY, files=SMALL_FILES)
 REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL_FILES)

@@ -22,16 +22,7 @@ from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable,
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.objects import Faults, FaultyObjects
-from tests.kits.storage import (
-    DESCRIPTOR,
-    SEGMENT_FOLDER,
-    TOPIC,
-    World,
-    fill,
-    make_batch,
-    read_offsets,
-    with_files,
-)
+from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_offsets, with_files
 
 S = 1_000_000
 FOUR = [Aged(Offset(10), 100, 10 * S), Aged(Offset(20), 100, 20 * S), Aged(Offset(30), 100, 15 * S),
