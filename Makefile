@@ -47,7 +47,10 @@ test: lint
 	$(BIN)/python -m benchmarks --quick
 
 check: lint
-	$(BIN)/python -m pytest -n 2 tests/unit tests/property tests/simulation
+	$(BIN)/python -m pytest -n 2 tests/unit tests/component tests/property
+	$(BIN)/python -m braid.testing.simulate log --seeds 20 --processes 2
+	$(BIN)/python -m braid.testing.simulate broker --seeds 4 --processes 2
+	$(BIN)/python -m braid.testing.simulate cluster --seeds 4 --processes 2
 
 format: setup
 	$(BIN)/ruff format .

@@ -13,14 +13,8 @@ from braid.model.identity import DERIVED, ERA_RECORDS, MAX_ERA, ProducerIdentity
 from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import Duplicate, ProducerTable
-from tests.kits.storage import World, make_batch, make_header
-from tests.unit.test_storage_segment import WAYS
-
-WRITER = derived_id("query", 7, 3)
-
-
-def at(era: int, number: int) -> int:
-    return (era << 32) + number
+from tests.kits.producer_eras import WRITER, at
+from tests.kits.storage import make_header
 
 
 class Log:
@@ -162,30 +156,6 @@ def test_attempts_that_repeat_an_era_beside_each_other_store_each_batch_once(see
         expected += batches
         finished += batches
     assert log.stored == expected
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_eras_are_known_however_the_log_got_its_owner(way: object, world: World) -> None:
-    segment = await world.a.open()
-
-    async def send(era: int, number: int, count: int = 4) -> tuple[int | None, bool]:
-        appended = segment.append(make_batch(count, producer=WRITER, sequence=at(era, number)))
-        await segment.log.confirm(appended)
-        return appended.base_offset, appended.duplicate
-
-    for era in (2, 5):
-        for number in range(0, 24, 4):
-            await send(era, number)
-    segment = await way(world, segment)  # type: ignore[operator]
-    assert await send(5, 20) == (44, True)
-    assert await send(2, 20) == (20, True)
-    assert await send(2, 0) == (None, True)
-    for era, number in ((5, 28), (3, 0), (6, 4)):
-        with pytest.raises(OutOfSequence):
-            segment.append(make_batch(4, producer=WRITER, sequence=at(era, number)))
-    base, duplicate = await send(9, 0)
-    assert (base is not None and base >= 48, duplicate) == (True, False)
-    assert await send(9, 0) == (base, True)
 
 
 def test_an_identity_is_the_same_everywhere_and_for_ever() -> None:

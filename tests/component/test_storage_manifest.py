@@ -17,8 +17,8 @@ from braid.storage.history.manifest import (
     write_topic_manifest,
 )
 from braid.testing.sim.objects import MemoryObjects
+from tests.component.test_storage_catalog import chunk, owned
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World
-from tests.unit.test_storage_catalog import chunk, owned
 
 
 async def write(objects: MemoryObjects, catalog: Catalog, *, sealed: bool = False) -> None:

@@ -133,7 +133,7 @@ async def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is
 
 
 async def test_every_try_of_a_create_brings_the_same_id_and_no_two_creates_the_same() -> None:
-    """The broker then knows its own work (tests/unit/test_broker_topics.py)."""
+    """The broker then knows its own work (tests/component/test_broker_topics.py)."""
     calls = Calls(create_topic=[CUT, {"name": "x"}, {"name": "y"}], create_subscription=[CUT, {"name": "s"}])
     async with connected(calls) as client:
         assert await client.admin.create_topic("x", segments=2) == {"name": "x"}

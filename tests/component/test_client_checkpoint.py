@@ -27,9 +27,9 @@ from braid.model.errors import (
 )
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import SegmentPositions
+from tests.component.test_client_stream import connected, with_records
 from tests.kits.scripted_broker import TOPIC, ScriptedBroker
 from tests.kits.waiting import until
-from tests.unit.test_client_stream import connected, with_records
 
 # Which segments may be read: pure.
 
