@@ -51,30 +51,26 @@ from tests.kits.storage import (
 )
 
 
-def test_an_opening_that_is_cancelled_anywhere_leaves_the_segment_to_the_next_one() -> None:
+async def test_an_opening_that_is_cancelled_anywhere_leaves_the_segment_to_the_next_one(world: World) -> None:
     """Broker seed 8000293: a lease was lost while the folder was being locked, and the lock stayed."""
-
-    async def main(world: World) -> None:
-        broker = world.a.start()
+    broker = world.a.start()
+    segment = await broker.open()
+    await send(segment, 0)
+    await segment.close()
+    for turns in range(60):
+        opening = asyncio.ensure_future(broker.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.sleep(turns * 1e-5)
+        opening.cancel()
+        (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(outcome, SegmentStorage):
+            await outcome.close()
+        else:
+            assert isinstance(outcome, asyncio.CancelledError)
         segment = await broker.open()
-        await send(segment, 0)
+        assert await read_offsets(segment) == [0]
         await segment.close()
-        for turns in range(60):
-            opening = asyncio.ensure_future(broker.open())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await asyncio.sleep(turns * 1e-5)
-            opening.cancel()
-            (outcome,) = await asyncio.gather(opening, return_exceptions=True)
-            if isinstance(outcome, SegmentStorage):
-                await outcome.close()
-            else:
-                assert isinstance(outcome, asyncio.CancelledError)
-            segment = await broker.open()
-            assert await read_offsets(segment) == [0]
-            await segment.close()
-
-    run(main)
 
 
 async def send(segment: SegmentStorage, sequence: int, count: int = 1, producer: int = 7) -> Appended:
