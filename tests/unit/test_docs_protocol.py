@@ -167,7 +167,7 @@ def test_every_limit_in_the_table_is_the_one_in_the_code() -> None:
         re.findall(r"^\| ([a-zA-Z][^|]+) \| ([^|]+) \|", page("README.md").partition("## Limits")[2], re.MULTILINE)
     )
     expected = {
-        "a frame behind its prefix": limits.max_frame_bytes,
+        "a frame after its prefix": limits.max_frame_bytes,
         "a frame before the reply to HELLO": frame.FIRST_FRAME_BYTES,
         "a body": frame.MAX_BODY_BYTES,
         "a record batch": batch.MAX_BATCH_BYTES,
