@@ -37,7 +37,7 @@ from braid.storage.log.recovery import recover, repair
 from braid.storage.log.writer import FileConfig
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
 NOW_US = 1_790_000_000_000_000
 BATCH_BYTES = (16 << 10, 256 << 10, 1 << 20)
@@ -93,7 +93,7 @@ class Bench:
         self.spares = SpareFiles(self.disk, f"{folder}/spare", file_bytes)
         self.folder = f"{folder}/wal"
         self.files = FileConfig(file_bytes=file_bytes)
-        self.shelf = Shelf(
+        self.context = StorageContext(
             broker_id="bench",
             disk=self.disk,
             folder=self.folder,
@@ -112,11 +112,11 @@ class Bench:
     async def segment(self, name: str, durability: Durability = Durability.FSYNC) -> SegmentStorage:
         self.epoch += 1
         config = LogConfig(durability=durability, files=self.files)
-        return await SegmentStorage.open(self.shelf, TOPIC, name, Epoch(self.epoch), config)
+        return await SegmentStorage.open(self.context, TOPIC, name, Epoch(self.epoch), config)
 
     async def close(self) -> None:
         await self.spares.close()
-        await self.shelf.handles.close()
+        await self.context.handles.close()
         await self.disk.close()
 
 

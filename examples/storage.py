@@ -35,7 +35,7 @@ from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
 from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
 TOPIC = "public/default/orders"
 DESCRIPTOR = "0000-ffff-0"
@@ -76,12 +76,12 @@ async def store_and_read_half(a: SegmentStorage) -> int:
     return cursor
 
 
-async def hand_over(a: SegmentStorage, shelf: Shelf) -> None:
+async def hand_over(a: SegmentStorage, context: StorageContext) -> None:
     title("The segment moves: a exports its tail, leaves the sealed state, and drops its files.")
     sealed = await a.hand_over()
     detail("in chunks", offsets(0, a.catalog.next_offset))
     detail("sealed state", f"last committed offset {sealed.last_committed_offset}, epoch {sealed.epoch}")
-    files = await shelf.disk.list(a.log.folder)
+    files = await context.disk.list(a.log.folder)
     detail("files left at a", f"{len(files)}")
     assert sealed.last_committed_offset == 21
     assert not files
@@ -100,22 +100,22 @@ async def go_on_at_the_other_broker(b: SegmentStorage, cursor: int) -> None:
     assert all(sources[offset].endswith(".wal") for offset in range(22, 28))
 
 
-async def refuse_the_old_owner(a: SegmentStorage, b: SegmentStorage, shelf: Shelf) -> None:
+async def refuse_the_old_owner(a: SegmentStorage, b: SegmentStorage, context: StorageContext) -> None:
     title("Broker a wakes up, believes that it still owns the segment, and wants to delete old history.")
     await b.exporter.export_closed()  # b's manifest is written now: what changes from here on would be a's doing
-    before = await shared_state(shelf)
+    before = await shared_state(context)
     try:
         await a.apply_retention(RetentionPolicy(max_bytes=0))
     except Fenced as error:
         detail(f"refused ({error.code})", str(error).partition(" (")[0])
     else:
         raise AssertionError("an owner that has been replaced changed history")
-    assert await shared_state(shelf) == before
+    assert await shared_state(context) == before
     detail("changed", "nothing: no metadata key, no chunk, no manifest")
 
 
-async def shared_state(shelf: Shelf) -> tuple[Listing, list[ObjectStat]]:
-    return await shelf.store.list(segment_storage_prefix(TOPIC, DESCRIPTOR)), await shelf.objects.list(TOPIC)
+async def shared_state(context: StorageContext) -> tuple[Listing, list[ObjectStat]]:
+    return await context.store.list(segment_storage_prefix(TOPIC, DESCRIPTOR)), await context.objects.list(TOPIC)
 
 
 async def kill_a_broker(folder: str) -> int:
@@ -140,10 +140,10 @@ async def kill_a_broker(folder: str) -> int:
     return confirmed
 
 
-async def recover_and_read(shelf: Shelf, last_confirmed: int) -> None:
-    torn = await tear(shelf)
+async def recover_and_read(context: StorageContext, last_confirmed: int) -> None:
+    torn = await tear(context)
     title("Half a batch is put behind the last one, as a power cut in the middle of a write leaves it. b recovers.")
-    b = await open_segment(shelf, epoch=4)
+    b = await open_segment(context, epoch=4)
     detail("cut off", f"{b.recovered.torn_bytes} torn bytes")
     detail("damaged", f"{len(b.recovered.damage)} places")
     detail("goes on at", f"{b.log.end}")
@@ -156,25 +156,25 @@ async def recover_and_read(shelf: Shelf, last_confirmed: int) -> None:
     await b.close()
 
 
-async def tear(shelf: Shelf) -> int:
+async def tear(context: StorageContext) -> int:
     """SIGKILL alone tears nothing: the kernel still writes what it was given. So do what a power cut does."""
-    folder = f"{shelf.folder}/{TOPIC}/{DESCRIPTOR}"
-    newest = (await recover(shelf.disk, folder)).files[-1]
-    batch = encode_batch([b"never confirmed"] * 10, now_us=shelf.clock.now_us())
+    folder = f"{context.folder}/{TOPIC}/{DESCRIPTOR}"
+    newest = (await recover(context.disk, folder)).files[-1]
+    batch = encode_batch([b"never confirmed"] * 10, now_us=context.clock.now_us())
     half = bytes(batch[: HEADER_BYTES + 101]).rstrip(b"\0")
-    file = await shelf.disk.open(f"{folder}/{newest.name}")
+    file = await context.disk.open(f"{folder}/{newest.name}")
     await file.write(newest.batch_bytes, [half], sync=True)
     await file.close()
     return len(half)
 
 
-async def open_shelf(stack: AsyncExitStack, folder: str, store: SqliteStore, broker: str) -> Shelf:
+async def open_shelf(stack: AsyncExitStack, folder: str, store: SqliteStore, broker: str) -> StorageContext:
     """A broker's own disk folder; the metadata store and the folder of chunks are shared."""
     disk = OsDisk()
     objects = DiskObjects(disk, f"{folder}/shared")
     stack.push_async_callback(disk.close)
     stack.push_async_callback(objects.close)
-    return Shelf(
+    return StorageContext(
         broker_id=broker,
         disk=disk,
         folder=f"{folder}/broker-{broker}",
@@ -190,8 +190,8 @@ async def open_shelf(stack: AsyncExitStack, folder: str, store: SqliteStore, bro
     )
 
 
-async def open_segment(shelf: Shelf, epoch: int) -> SegmentStorage:
-    return await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, Epoch(epoch), LogConfig())
+async def open_segment(context: StorageContext, epoch: int) -> SegmentStorage:
+    return await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(epoch), LogConfig())
 
 
 async def publish(segment: SegmentStorage, count: int) -> int:

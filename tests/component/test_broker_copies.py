@@ -20,7 +20,7 @@ from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
@@ -43,7 +43,7 @@ class World:
         self.owners = Owners(self.view)
         disk = SimulatedDisk(simulation.random).mount()
         self.copies = Copies(
-            Shelf(
+            StorageContext(
                 broker_id="a",
                 disk=disk,
                 folder="/a",

@@ -146,8 +146,8 @@ async def test_a_sync_of_nothing_makes_nothing_durable(scene: Scene) -> None:
 async def test_a_sync_that_ends_after_its_log_was_given_up_confirms_nothing(scene: Scene) -> None:
     """PITFALLS: An old `fsync` completing after a reset marks new offsets durable."""
     a = scene.broker("a")
-    shelf = a.shelf()
-    old = await a.open(shelf=shelf)
+    context = a.context()
+    old = await a.open(context=context)
     await scene.publish(old, 2)
     a.disk.faults = DiskFaults(sync_s=(5.0, 5.0))
     appended = old.append(batch(100))
@@ -159,7 +159,7 @@ async def test_a_sync_that_ends_after_its_log_was_given_up_confirms_nothing(scen
     a.disk.faults = NO_FAULTS
     await abandoning
     assert old.log.synced.value == 2
-    new = await a.open(shelf=shelf)
+    new = await a.open(context=context)
     first = new.log.end
     assert new.log.synced.value == first
     await asyncio.sleep(10)

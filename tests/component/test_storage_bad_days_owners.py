@@ -273,8 +273,8 @@ async def test_a_sealed_log_stays_sealed_when_it_moves(rotated: bool, scene: Sce
 async def test_one_broker_can_lose_and_regain_a_log_with_the_same_file_names(scene: Scene) -> None:
     """Open files, footers and caches of the first stay must not be taken for those of the second."""
     a, b = scene.broker("a"), scene.broker("b")
-    shelf = a.shelf()
-    segment = await a.open(shelf=shelf)
+    context = a.context()
+    segment = await a.open(context=context)
     for size in (400, 40, 1_200):
         await scene.publish(segment, 60, size=size)
     await segment.log.rotate()
@@ -283,7 +283,7 @@ async def test_one_broker_can_lose_and_regain_a_log_with_the_same_file_names(sce
     scene.confirmed.clear()
     usurper = await b.open(accept_loss=True)
     await usurper.hand_over()
-    segment = await a.open(shelf=shelf)
+    segment = await a.open(context=context)
     assert segment.log.end == 0
     for size in (40, 3_000, 200):
         await scene.publish(segment, 60, size=size)

@@ -140,12 +140,12 @@ async def test_history_is_deleted_by_age_and_by_size_and_never_what_somebody_nee
 async def test_the_cache_is_bounded_in_bytes_whatever_the_batches_weigh(scene: Scene) -> None:
     """PITFALLS: Small caches are bounded by message count, not bytes: 1,024 messages of 10 MiB."""
     a = scene.broker("a")
-    shelf = a.shelf()
-    shelf.cache = HotCache(10_000)
-    segment = await a.open(shelf=shelf)
+    context = a.context()
+    context.cache = HotCache(10_000)
+    segment = await a.open(context=context)
     for size in (40, 9_000, 100_000, 3_000, 9_900):
         await scene.publish(segment, 5, size=size)
-        assert shelf.cache.used_bytes <= 10_000
+        assert context.cache.used_bytes <= 10_000
     await scene.check(segment)
 
 

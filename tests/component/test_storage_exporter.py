@@ -195,14 +195,14 @@ async def test_a_manifest_that_could_not_be_written_is_written_by_the_next_try(w
 async def test_the_manifest_says_when_a_log_has_been_sealed(world: World) -> None:
     segment = await closed_files(world, 30, NotingObjects())
     await segment.exporter.export_closed()
-    manifest = await read_segment_manifest(world.a.shelf.objects, TOPIC, DESCRIPTOR)
+    manifest = await read_segment_manifest(world.a.context.objects, TOPIC, DESCRIPTOR)
     assert manifest is not None
     assert not manifest.sealed
     await fill(segment, 1)
     await segment.log.seal()
     await segment.log.rotate()
     await segment.exporter.export_closed()
-    manifest = await read_segment_manifest(world.a.shelf.objects, TOPIC, DESCRIPTOR)
+    manifest = await read_segment_manifest(world.a.context.objects, TOPIC, DESCRIPTOR)
     assert manifest is not None
     assert manifest.sealed
 

@@ -459,7 +459,7 @@ async def test_a_file_that_vanished_under_a_reader_is_read_from_its_chunk(world:
     await segment.log.rotate()
     await segment.exporter.export_closed()
     path = f"{WAL_FOLDER}/{wal_name(20)}"
-    await world.a.shelf.handles.forget(segment.log.number, path)
+    await world.a.context.handles.forget(segment.log.number, path)
     await world.a.disk.remove(path)
     assert await read_offsets(segment, 0, 1) == list(range(40))
 

@@ -242,13 +242,13 @@ async def test_a_batch_is_verified_at_the_door_unless_the_caller_did(world: Worl
 @pytest.mark.parametrize("topic", ["", "orders", "../x/y", "public/default/or ders", "/public/default/orders"])
 async def test_a_topic_that_is_no_name_opens_nothing(topic: str, world: World) -> None:
     with pytest.raises(InvalidName):
-        await SegmentStorage.open(world.a.shelf, topic, DESCRIPTOR, Epoch(1), SMALL)
+        await SegmentStorage.open(world.a.context, topic, DESCRIPTOR, Epoch(1), SMALL)
     assert world.a.disk.paths() == []
 
 
 async def test_an_epoch_below_one_claims_nothing(world: World) -> None:
     with pytest.raises(InvalidArgument, match="0 is no epoch"):
-        await SegmentStorage.open(world.a.shelf, TOPIC, DESCRIPTOR, Epoch(0), SMALL)
+        await SegmentStorage.open(world.a.context, TOPIC, DESCRIPTOR, Epoch(0), SMALL)
     assert (await world.store.list("/")).entries == ()
 
 

@@ -31,7 +31,7 @@ from braid.storage.log.preallocated import SpareFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.kits.storage import (
     DESCRIPTOR,
@@ -421,8 +421,8 @@ async def test_a_record_that_was_only_in_memory_may_go_with_the_power_but_no_off
     assert await read_offsets(segment) == list(range(segment.log.end))
 
 
-def os_shelf(folder: Path, disk: OsDisk, objects_disk: OsDisk, store: MemoryStore, name: str) -> Shelf:
-    return Shelf(
+def os_shelf(folder: Path, disk: OsDisk, objects_disk: OsDisk, store: MemoryStore, name: str) -> StorageContext:
+    return StorageContext(
         broker_id=name,
         disk=disk,
         folder=str(folder / name / "wal"),

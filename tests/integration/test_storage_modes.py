@@ -33,7 +33,7 @@ from braid.storage.objects.remote import RemoteObjects
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from tests.conformance.objects_factories import s3_for_tests
 from tests.kits.etcd_server import run_test, shared_etcd_server
 from tests.kits.s3_server import S3Server
@@ -83,23 +83,23 @@ class Site:
         self._key_prefix = f"/modes/{uuid4().hex}"
         self._epoch = 0
         self._open = AsyncExitStack()
-        self.shelves: dict[str, Shelf] = {}
+        self.shelves: dict[str, StorageContext] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Site]:
         async with asyncio.timeout(PATIENCE_S), self._open:
             for name in ("a", "b"):
-                self.shelves[name] = await self._shelf(name)
+                self.shelves[name] = await self._context(name)
             yield self
 
-    async def _shelf(self, name: str) -> Shelf:
+    async def _context(self, name: str) -> StorageContext:
         disk = OsDisk(2)
         self._open.push_async_callback(disk.close)
         store = await self._store()
         self._open.push_async_callback(store.close)
         objects = self._objects(disk)
         self._open.push_async_callback(objects.close)
-        return Shelf(
+        return StorageContext(
             broker_id=name,
             disk=disk,
             folder=str(self.root / name),
@@ -132,8 +132,8 @@ class Site:
 
     async def open(self, broker: str, *, accept_loss: bool = False) -> SegmentStorage:
         self._epoch += 1
-        shelf, epoch = self.shelves[broker], Epoch(self._epoch)
-        segment = await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, epoch, SMALL, accept_loss=accept_loss)
+        context, epoch = self.shelves[broker], Epoch(self._epoch)
+        segment = await SegmentStorage.open(context, TOPIC, DESCRIPTOR, epoch, SMALL, accept_loss=accept_loss)
         self._open.push_async_callback(segment.abandon)
         return segment
 

@@ -28,7 +28,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.log import Appended, LogConfig
 from braid.storage.log.writer import FileConfig
 from braid.storage.objects.disk import DiskObjects
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.batches import opaque_batch
 
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -78,7 +78,7 @@ class Machine:
         await self.disk.close()
 
     async def open(self, epoch: int, *, telling: bool = False) -> SegmentStorage:
-        shelf = Shelf(
+        context = StorageContext(
             broker_id=self.broker,
             disk=self.disk,
             folder=f"{self.root}/{self.broker}",
@@ -92,7 +92,7 @@ class Machine:
             spares=None,
             random=random.Random(epoch),
         )
-        return await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, Epoch(epoch), self.config)
+        return await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(epoch), self.config)
 
 
 # ── the owner ────────────────────────────────────────────────────────────────────────────────────────────────────────

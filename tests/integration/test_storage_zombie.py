@@ -34,7 +34,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, fill, make_batch, read_offsets
 from tests.kits.waiting import wait_until
 
@@ -52,7 +52,7 @@ class Broker:
     def __init__(self, root: str, name: str, disk: OsDisk, store: Store) -> None:
         self.store = store
         self.objects = DiskObjects(disk, f"{root}/objects")
-        self._shelf = Shelf(
+        self._context = StorageContext(
             broker_id=name,
             disk=disk,
             folder=f"{root}/{name}",
@@ -71,7 +71,7 @@ class Broker:
         self, epoch: int, *, may_confirm: Callable[[], bool] = lambda: True, accept_loss: bool = False
     ) -> SegmentStorage:
         return await SegmentStorage.open(
-            self._shelf, TOPIC, DESCRIPTOR, Epoch(epoch), SMALL, may_confirm=may_confirm, accept_loss=accept_loss
+            self._context, TOPIC, DESCRIPTOR, Epoch(epoch), SMALL, may_confirm=may_confirm, accept_loss=accept_loss
         )
 
     async def contents(self) -> dict[str, bytes]:

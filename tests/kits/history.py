@@ -22,7 +22,7 @@ from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import SegmentManifest, write_topic_manifest
 from braid.storage.log.producers import ProducerTable
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.clock import SimulatedClock
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
@@ -238,7 +238,7 @@ async def _open(
     owner: int,
 ) -> SegmentStorage:
     disk = SimulatedDisk(simulation.random).mount()
-    shelf = Shelf(
+    context = StorageContext(
         broker_id=f"broker-{owner}",
         disk=disk,
         folder="wal",
@@ -253,4 +253,4 @@ async def _open(
         random=random.Random(info.segment_id * 10 + owner),
     )
     descriptor = SegmentName.of(TOPIC, info).descriptor
-    return await SegmentStorage.open(shelf, TOPIC.path, descriptor, Epoch(owner + 1), SMALL)
+    return await SegmentStorage.open(context, TOPIC.path, descriptor, Epoch(owner + 1), SMALL)

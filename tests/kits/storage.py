@@ -21,7 +21,7 @@ from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import recover, repair
 from braid.storage.log.writer import FileConfig
 from braid.storage.objects.store import Objects
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.batches import opaque_header
 from braid.testing.sim.clock import START_US
 from braid.testing.sim.disk import SimulatedDisk
@@ -241,7 +241,7 @@ class Broker:
     ) -> Broker:
         self.noting = NotingDisk(self.disk.mount())
         self.store = self.world.store.client(self.name)
-        self.shelf = Shelf(
+        self.context = StorageContext(
             broker_id=self.name,
             disk=self.noting,
             folder="wal",
@@ -260,7 +260,7 @@ class Broker:
     def crash(self) -> Broker:
         """Lose power and start again in the same mode."""
         self.disk.crash()
-        return self.start(mode=self.shelf.mode, objects=self.shelf.objects)
+        return self.start(mode=self.context.mode, objects=self.context.objects)
 
     async def open(
         self,
@@ -271,7 +271,7 @@ class Broker:
     ) -> SegmentStorage:
         self.world.epoch += 1
         return await SegmentStorage.open(
-            self.shelf,
+            self.context,
             TOPIC,
             DESCRIPTOR,
             Epoch(self.world.epoch),

@@ -34,7 +34,7 @@ from braid.storage.log.wal import wal_name
 from braid.storage.log.writer import FileConfig
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.disk import Crashed, SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation, run_simulation
@@ -149,9 +149,9 @@ class Broker:
         self.trap = Trap(self)
         self.process: Process | None = None
 
-    def shelf(self) -> Shelf:
+    def context(self) -> StorageContext:
         disk = TrappedDisk(self.disk.mount(), self.trap)
-        return Shelf(
+        return StorageContext(
             broker_id=self.name,
             disk=disk,
             folder="wal",
@@ -170,7 +170,7 @@ class Broker:
         self,
         *,
         epoch: int | None = None,
-        shelf: Shelf | None = None,
+        context: StorageContext | None = None,
         accept_loss: bool = False,
         may_confirm: Callable[[], bool] = lambda: True,
     ) -> SegmentStorage:
@@ -180,7 +180,7 @@ class Broker:
             self.scene.epoch += 1
             epoch = self.scene.epoch
         opening = SegmentStorage.open(
-            shelf or self.shelf(),
+            context or self.context(),
             TOPIC,
             DESCRIPTOR,
             Epoch(epoch),

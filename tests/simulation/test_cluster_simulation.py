@@ -122,7 +122,7 @@ def seal_the_record_by_itself(patch: pytest.MonkeyPatch) -> None:
 
     async def seal_apart(self: SegmentStorage, conditions: Sequence[Any] = (), operations: Sequence[Any] = ()) -> Any:
         sealed = await seal(self)
-        await self._shelf.store.txn(conditions, operations)
+        await self._context.store.txn(conditions, operations)
         return sealed
 
     patch.setattr(SegmentStorage, "seal", seal_apart)

@@ -91,8 +91,8 @@ async def test_a_broker_that_cannot_remove_its_files_yet_leaves_a_new_topic_of_t
         if brokers.owner(0) != "a":
             await brokers.move(0, "a")
         await send(client, 0, 5)
-        shelf = brokers.running["b"].shelf
-        sync_folder = shelf.disk.sync_folder
+        context = brokers.running["b"].context
+        sync_folder = context.disk.sync_folder
         failed = asyncio.Event()
 
         async def failing(folder: str) -> None:
@@ -101,7 +101,7 @@ async def test_a_broker_that_cannot_remove_its_files_yet_leaves_a_new_topic_of_t
                 raise DiskError("the disk does not answer today")
             await sync_folder(folder)
 
-        shelf.disk.sync_folder = failing  # type: ignore[method-assign]
+        context.disk.sync_folder = failing  # type: ignore[method-assign]
         await brokers.call("a", "delete_topic", topic="orders", force=True)
         assert failed.is_set()
         await client.admin.create_topic("orders")
@@ -129,12 +129,12 @@ async def test_what_a_copy_leaves_that_a_deletion_overtook_is_not_taken_for_hist
                 await producer.send(value)
             await brokers.move(0, "b")
             if value == b"old":
-                objects = brokers.running["b"].shelf.objects
+                objects = brokers.running["b"].context.objects
                 for stat in await objects.list(PATH):
                     left[stat.name] = await objects.read(stat.name, 0, stat.size)
                 await brokers.call("a", "delete_topic", topic="orders", force=True)
                 for name, content in left.items():
-                    await brokers.running["c"].shelf.objects.create(name, [content])
+                    await brokers.running["c"].context.objects.create(name, [content])
         await brokers.move(0, "c")
         assert await read_all(client, 1) == [b"new"]
 

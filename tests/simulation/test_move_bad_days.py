@@ -272,7 +272,7 @@ async def test_the_old_owners_copy_goes_when_the_new_one_serves_and_not_before(s
             folder = segment_folder(name.topic.path, name.descriptor)
 
             async def chunks(broker: str) -> int:
-                stats = await brokers.running[broker].shelf.objects.list(folder)
+                stats = await brokers.running[broker].context.objects.list(folder)
                 return sum(stat.name.endswith(".chunk") for stat in stats)
 
             await brokers.move(0, "b")
@@ -419,7 +419,7 @@ async def test_a_move_is_given_up_when_the_target_has_something_else_under_the_n
             await incoming.list_history(
                 {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": known.revision}
             )
-            await brokers.running["c"].shelf.objects.create(name, [b"something else"])
+            await brokers.running["c"].context.objects.create(name, [b"something else"])
             await wish(brokers, "c")
             await until(lambda: record_of(brokers).refusal)
             assert "does not have it as it was sent" in record_of(brokers).refusal

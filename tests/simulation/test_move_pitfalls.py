@@ -91,7 +91,7 @@ async def start_led_by_c(brokers: Brokers) -> None:
 
 async def chunks(brokers: Brokers, broker: str) -> set[str]:
     name = segment_of(brokers)
-    stats = await brokers.running[broker].shelf.objects.list(segment_folder(name.topic.path, name.descriptor))
+    stats = await brokers.running[broker].context.objects.list(segment_folder(name.topic.path, name.descriptor))
     return {stat.name for stat in stats if stat.name.endswith(".chunk")}
 
 

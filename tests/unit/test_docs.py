@@ -32,7 +32,7 @@ from braid.storage.log import preallocated as spares
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.log import LogConfig
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
@@ -276,7 +276,7 @@ def example() -> Example:
     async def main(simulation: Simulation) -> Example:
         disk = SimulatedDisk(simulation.random)
         objects, store = MemoryObjects(simulation.clock), MemoryStore(simulation.clock)
-        shelf = Shelf(
+        context = StorageContext(
             broker_id="broker-1",
             disk=disk,
             folder="wal",
@@ -290,7 +290,7 @@ def example() -> Example:
             spares=None,
             random=simulation.random,
         )
-        segment = await SegmentStorage.open(shelf, TOPIC, DESCRIPTOR, Epoch(3), LogConfig())
+        segment = await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(3), LogConfig())
         keys = [b"alpha", b"key-0", None]
         first = encode_batch([b"paid", b"sent", b"ping"], keys=keys, now_us=NOON_US, producer_id=7, first_sequence=0)
         await segment.log.confirm(segment.append(first))

@@ -44,7 +44,7 @@ from braid.broker.segments.history_copy import IncomingHistory, OutgoingHistory
 from braid.broker.segments.host import Segments
 from braid.broker.segments.leftover_chunks import Copies
 from braid.broker.segments.segment_access import SegmentAccesses, answer_for
-from braid.broker.storage_context import opened_shelf
+from braid.broker.storage_context import open_storage_context
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.cluster.leader import Leader, LeaderConfig
@@ -72,7 +72,7 @@ from braid.ports.os_disk import OsDisk
 from braid.ports.processor import NoProcessor, Processor, SystemProcessor
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.objects.store import Objects
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 from braid.wire.operations import HERE
 
 REGISTER_RETRY_S: Final = 0.05
@@ -121,7 +121,7 @@ class Broker:
         self.copies: Copies
         self.housekeeper: Final = Housekeeper()
         self.deletion: Deletion
-        self.shelf: Shelf
+        self.context: StorageContext
         self.folder: DataFolder
         self._clock = clock
         self._processor = processor
@@ -179,14 +179,14 @@ class Broker:
             store = await _open_store(config.metadata or f"sqlite:{self.folder.metadata_file}", self._clock)
             stack.push_async_callback(store.close)
         self.store = store
-        self.shelf = await stack.enter_async_context(
-            opened_shelf(config, self.folder, store, disk, self._clock, self._random, objects)
+        self.context = await stack.enter_async_context(
+            open_storage_context(config, self.folder, store, disk, self._clock, self._random, objects)
         )
         return network
 
     def _put_together(self, network: Network) -> None:
         """The parts, each with those that it knows. Nothing happens yet."""
-        config, shelf, store = self.config, self.shelf, self.store
+        config, context, store = self.config, self.context, self.store
         self.view = View(store)
         self.view.on_failure = self._fail
         self.topics = Topics(self.view, self._clock, self._random)
@@ -199,7 +199,7 @@ class Broker:
             self.members,
             self._clock,
             self.id,
-            LeaderConfig(balance=config.balance, copies_history=shelf.mode is StorageMode.LOCAL),
+            LeaderConfig(balance=config.balance, copies_history=context.mode is StorageMode.LOCAL),
         )
         self.leader.on_failure = self._fail
         self.loads = LoadReports(
@@ -210,10 +210,10 @@ class Broker:
             lambda: reading(self.segments, self.metrics, self.server.adopted_generation()),
         )
         self.peers = Peers(self.id, self.members, network)
-        self.copies = Copies(shelf, self.owners)
-        self.incoming = IncomingHistory(shelf, self.topics, self.copies)
+        self.copies = Copies(context, self.owners)
+        self.incoming = IncomingHistory(context, self.topics, self.copies)
         self.segments = Segments(
-            shelf,
+            context,
             config,
             self.metrics,
             may_act=self._may_act,
@@ -222,11 +222,11 @@ class Broker:
             members=self.members,
             housekeeper=self.housekeeper,
             hand_over=HandOver(
-                shelf, self.owners, self.members, OutgoingHistory(shelf, self.peers), self.copies, self._clock
+                context, self.owners, self.members, OutgoingHistory(context, self.peers), self.copies, self._clock
             ),
         )
         self.deletion = Deletion(
-            shelf,
+            context,
             self.topics,
             self.owners,
             self.members,
@@ -325,7 +325,7 @@ class Broker:
 
     async def _leave(self) -> None:
         """Where storage is shared, others go on with what this broker serves, at once and without a loss."""
-        if self.shelf.mode is StorageMode.LOCAL or not self._may_act():
+        if self.context.mode is StorageMode.LOCAL or not self._may_act():
             return
         others = [each for each in self.members.brokers.all() if each != self.id and self.members.is_active(each)]
         if not others:

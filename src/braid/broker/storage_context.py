@@ -19,13 +19,13 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import Objects
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 
 LOCAL = "local"
 
 
 @asynccontextmanager
-async def opened_shelf(
+async def open_storage_context(
     config: BrokerConfig,
     folder: DataFolder,
     store: Store,
@@ -33,7 +33,7 @@ async def opened_shelf(
     clock: Clock,
     random: random.Random,
     objects: Objects | None = None,
-) -> AsyncIterator[Shelf]:
+) -> AsyncIterator[StorageContext]:
     """`objects`, if they are given, are shared by all brokers, whatever the configuration says."""
     if objects is not None:
         mode = StorageMode.OBJECT_STORE
@@ -44,7 +44,7 @@ async def opened_shelf(
     handles = ReadHandles(disk)
     await spares.open()
     try:
-        yield Shelf(
+        yield StorageContext(
             broker_id=config.id,
             disk=disk,
             folder=folder.logs,

@@ -59,7 +59,7 @@ class StorageMode(Enum):
         return self is not StorageMode.LOCAL
 
 
-class Shelf(msgspec.Struct):
+class StorageContext(msgspec.Struct):
     """What all segments of one broker share."""
 
     broker_id: str
@@ -79,7 +79,7 @@ class Shelf(msgspec.Struct):
 class SegmentStorage:
     def __init__(
         self,
-        shelf: Shelf,
+        context: StorageContext,
         topic_path: str,
         descriptor: str,
         lock: FolderLock,
@@ -98,7 +98,7 @@ class SegmentStorage:
         """What recovery found and did: worth a line in the broker's log."""
         self.begun_at = begun_at
         """The metadata revision of the transaction that began this ownership."""
-        self._shelf = shelf
+        self._context = context
         self._lock = lock
         # Files that the log has forgotten and that are still to be removed. Oldest first, and a removal that fails is
         # tried again before any later file goes: otherwise the next recovery would find a gap and call it damage.
@@ -108,17 +108,17 @@ class SegmentStorage:
         self.sources = Sources(
             log,
             catalog,
-            shelf.objects,
+            context.objects,
             self._objects_folder,
-            cache=shelf.cache,
-            handles=shelf.handles,
-            footers=shelf.footers,
+            cache=context.cache,
+            handles=context.handles,
+            footers=context.footers,
         )
 
     @classmethod
     async def open(
         cls,
-        shelf: Shelf,
+        context: StorageContext,
         topic_path: str,
         descriptor: str,
         epoch: Epoch,
@@ -133,12 +133,12 @@ class SegmentStorage:
         SegmentName.at(topic_path, descriptor)  # these become folders, keys and object names
         if epoch < 1:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
-        folder = f"{shelf.folder}/{topic_path}/{descriptor}"
-        await shelf.disk.make_folder(folder)
-        lock = await lock_folder(shelf.disk, folder)
+        folder = f"{context.folder}/{topic_path}/{descriptor}"
+        await context.disk.make_folder(folder)
+        lock = await lock_folder(context.disk, folder)
         try:
             return await cls._open_locked(
-                shelf,
+                context,
                 topic_path,
                 descriptor,
                 epoch,
@@ -157,7 +157,7 @@ class SegmentStorage:
     @classmethod
     async def _open_locked(
         cls,
-        shelf: Shelf,
+        context: StorageContext,
         topic_path: str,
         descriptor: str,
         epoch: Epoch,
@@ -169,42 +169,42 @@ class SegmentStorage:
         conditions: Sequence[Condition],
         operations: Sequence[Operation],
     ) -> SegmentStorage:
-        catalog = Catalog(shelf.store, topic_path, descriptor)
+        catalog = Catalog(context.store, topic_path, descriptor)
         await catalog.load()
-        found = await recover(shelf.disk, folder)
+        found = await recover(context.disk, folder)
         start = resolve_recovery_start(
             sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
         )
-        if start.source is Source.SEALED and shelf.mode is StorageMode.LOCAL:
-            await _check_history(shelf, catalog, topic_path, descriptor)
-        await catalog.claim(epoch, shelf.broker_id)
-        if start.loss_accepted and shelf.mode is StorageMode.LOCAL:
-            await _forget_missing(shelf, catalog, topic_path, descriptor)
+        if start.source is Source.SEALED and context.mode is StorageMode.LOCAL:
+            await _check_history(context, catalog, topic_path, descriptor)
+        await catalog.claim(epoch, context.broker_id)
+        if start.loss_accepted and context.mode is StorageMode.LOCAL:
+            await _forget_missing(context, catalog, topic_path, descriptor)
         continued = found
         if start.source is not Source.LOCAL:
-            await _clear_folder(shelf, folder, found, catalog.sealed, epoch)
+            await _clear_folder(context, folder, found, catalog.sealed, epoch)
             continued = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
         if not continued.producers_complete and catalog.chunks:
-            _add_earlier(continued, await _newest_footer(shelf, catalog, topic_path, descriptor))
+            _add_earlier(continued, await _newest_footer(context, catalog, topic_path, descriptor))
         if start.source is Source.LOCAL:
-            await repair(shelf.disk, folder, continued)
+            await repair(context.disk, folder, continued)
         file_closed = asyncio.Event()
         log = Log(
-            shelf.disk,
+            context.disk,
             folder,
             continued,
             epoch,
-            incarnation=shelf.random.randrange(1, 1 << 32),
-            clock=shelf.clock,
+            incarnation=context.random.randrange(1, 1 << 32),
+            clock=context.clock,
             config=config,
-            cache=shelf.cache,
-            spares=shelf.spares,
+            cache=context.cache,
+            spares=context.spares,
             may_confirm=may_confirm,
             on_closed_file=file_closed.set,
             replicated=catalog.next_offset,
         )
         exporter = Exporter(
-            log, catalog, shelf.objects, shelf.handles, topic_path, descriptor, file_closed, shelf.random
+            log, catalog, context.objects, context.handles, topic_path, descriptor, file_closed, context.random
         )
         try:
             await log.open()
@@ -212,9 +212,9 @@ class SegmentStorage:
         except BaseException:
             await log.abandon()
             raise
-        if shelf.mode.exports_continuously:
+        if context.mode.exports_continuously:
             exporter.start()
-        return cls(shelf, topic_path, descriptor, lock, log, catalog, exporter, start, found, begun_at)
+        return cls(context, topic_path, descriptor, lock, log, catalog, exporter, start, found, begun_at)
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
         return self.log.append(batch, header)
@@ -253,8 +253,8 @@ class SegmentStorage:
         sealed = SealedState(
             last_committed_offset=self.log.end - 1,
             epoch=self.catalog.last_writer,
-            broker_id=self._shelf.broker_id,
-            timestamp=self._shelf.clock.now_us(),
+            broker_id=self._context.broker_id,
+            timestamp=self._context.clock.now_us(),
             ended=self.log.sealed,
         )
         return await self.catalog.seal(sealed, conditions, operations)
@@ -283,19 +283,19 @@ class SegmentStorage:
             return await self._apply_retention(policy, needed_from, keep_local_bytes)
 
     async def _apply_retention(self, policy: RetentionPolicy, needed_from: Offset | None, keep_local_bytes: int) -> int:
-        now_us = self._shelf.clock.now_us()
+        now_us = self._context.clock.now_us()
         chunks = self.catalog.chunks
         tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
         total = sum(chunk.size for chunk in chunks) + sum(file.batch_bytes for file in tail)
         aged = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
-        continuous = self._shelf.mode.exports_continuously
+        continuous = self._context.mode.exports_continuously
         count = expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from, keep_newest=continuous)
         old = chunks[:count]
         if old:
             await self.catalog.remove(old)
             await self.exporter.write_manifest()
             for chunk in old:
-                await self._shelf.objects.delete(f"{self._objects_folder}/{chunk.object}")
+                await self._context.objects.delete(f"{self._objects_folder}/{chunk.object}")
         gone = reclaimable(self.log.files, covered=self.catalog.next_offset, keep_bytes=keep_local_bytes)
         if not continuous and not self.catalog.chunks:
             closed = removable(self.log.files)
@@ -314,15 +314,15 @@ class SegmentStorage:
     async def replace_chunks(self, old: Sequence[str], new: str) -> ChunkDescriptor:
         """Put the joined chunk `new`, an object that somebody has made (compaction.py), in the place of the chunks with
         these objects. Can be repeated."""
-        if not self._shelf.mode.exports_continuously:
+        if not self._context.mode.exports_continuously:
             raise NotAvailable("chunks on a broker's own disk are not compacted: they are made when a segment moves")
         async with self._housekeeping:  # What is swapped in is not being swept away, nor what is replaced retained.
             joined = next((chunk for chunk in self.catalog.chunks if chunk.object == new), None)
             if joined is None:
                 replaced = chosen(self.catalog.chunks, old)
-                now_us = self._shelf.clock.now_us()
+                now_us = self._context.clock.now_us()
                 joined = await check_joined(
-                    self._shelf.objects, self._shelf.footers, self._objects_folder, replaced, new, now_us
+                    self._context.objects, self._context.footers, self._objects_folder, replaced, new, now_us
                 )
                 await self.catalog.replace(replaced, joined)
             await self.exporter.write_manifest()
@@ -332,9 +332,9 @@ class SegmentStorage:
         """Delete objects that no catalog refers to: uploads whose transaction never happened, and, after a while, what
         compaction has made or replaced."""
         async with self._housekeeping:
-            now_us = self._shelf.clock.now_us()  # Before the listing: what is young in it is young.
+            now_us = self._context.clock.now_us()  # Before the listing: what is young in it is young.
             stats = {
-                stat.name.rpartition("/")[2]: stat for stat in await self._shelf.objects.list(self._objects_folder)
+                stat.name.rpartition("/")[2]: stat for stat in await self._context.objects.list(self._objects_folder)
             }
             orphans = [name for name in stats if self._is_orphan(name) and self._may_go(name, stats, now_us)]
             if orphans:
@@ -342,7 +342,7 @@ class SegmentStorage:
             removed = 0
             for name in orphans:
                 if self._is_orphan(name):
-                    await self._shelf.objects.delete(stats[name].name)
+                    await self._context.objects.delete(stats[name].name)
                     removed += 1
             return removed
 
@@ -370,16 +370,16 @@ class SegmentStorage:
         await self._release_files()
 
     async def _release_files(self) -> None:
-        await self._shelf.handles.forget_all(self.log.number)
-        self._shelf.footers.forget_all(self.log.number)
+        await self._context.handles.forget_all(self.log.number)
+        self._context.footers.forget_all(self.log.number)
         await self._lock.release()
 
     async def _remove_files(self, names: list[str]) -> None:
         for name in names:
             path = f"{self.log.folder}/{name}"
-            await self._shelf.handles.forget(self.log.number, path)
-            self._shelf.footers.forget(self.log.number, path)
-            await _remove(self._shelf.disk, path)
+            await self._context.handles.forget(self.log.number, path)
+            self._context.footers.forget(self.log.number, path)
+            await _remove(self._context.disk, path)
 
 
 def _evidence(recovered: Recovered) -> LocalEvidence | None:
@@ -390,11 +390,11 @@ def _evidence(recovered: Recovered) -> LocalEvidence | None:
 
 
 async def _clear_folder(
-    shelf: Shelf, folder: str, recovered: Recovered, sealed: SealedState | None, epoch: Epoch
+    context: StorageContext, folder: str, recovered: Recovered, sealed: SealedState | None, epoch: Epoch
 ) -> None:
     """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside, in a folder
     that is named after the epoch that found them."""
-    names = [stat.name for stat in await shelf.disk.list(folder) if base_of(stat.name) is not None]
+    names = [stat.name for stat in await context.disk.list(folder) if base_of(stat.name) is not None]
     redundant = (
         sealed is not None
         and sealed.epoch in recovered.epochs
@@ -403,13 +403,13 @@ async def _clear_folder(
     )
     aside = f"{folder}/aside-{epoch}"
     if names and not redundant:
-        await shelf.disk.make_folder(aside)
-    await _remove(shelf.disk, f"{folder}/{checkpoints.NAME}")
+        await context.disk.make_folder(aside)
+    await _remove(context.disk, f"{folder}/{checkpoints.NAME}")
     for name in names:
         if redundant:
-            await _remove(shelf.disk, f"{folder}/{name}")
+            await _remove(context.disk, f"{folder}/{name}")
         else:
-            await shelf.disk.rename(f"{folder}/{name}", f"{aside}/{name}")
+            await context.disk.rename(f"{folder}/{name}", f"{aside}/{name}")
 
 
 async def _remove(disk: Disk, path: str) -> None:
@@ -424,9 +424,9 @@ def _add_earlier(recovered: Recovered, footer: Footer) -> None:
     recovered.sealed = recovered.sealed or footer.sealed
 
 
-async def _check_history(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> None:
+async def _check_history(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> None:
     """The owner before this one removes its chunks as soon as this one serves: all of them must be here."""
-    missing = await _missing(shelf, catalog, topic_path, descriptor)
+    missing = await _missing(context, catalog, topic_path, descriptor)
     if missing:
         raise RecoveryUnsafe(
             f"{len(missing)} of {len(catalog.chunks)} chunks of this log are not on this broker's disk, the first one "
@@ -434,22 +434,22 @@ async def _check_history(shelf: Shelf, catalog: Catalog, topic_path: str, descri
         )
 
 
-async def _forget_missing(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> None:
+async def _forget_missing(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> None:
     """History goes on behind the last chunk that lies only on the disk that was given up."""
-    missing = await _missing(shelf, catalog, topic_path, descriptor)
+    missing = await _missing(context, catalog, topic_path, descriptor)
     if missing:
         await catalog.remove(catalog.chunks[: missing[-1] + 1])
 
 
-async def _missing(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> list[int]:
+async def _missing(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> list[int]:
     """Which of the catalog's chunks are not here."""
     folder = segment_folder(topic_path, descriptor)
-    here = {stat.name: stat.size for stat in await shelf.objects.list(folder)}
+    here = {stat.name: stat.size for stat in await context.objects.list(folder)}
     return [at for at, chunk in enumerate(catalog.chunks) if here.get(f"{folder}/{chunk.object}") != chunk.size]
 
 
-async def _newest_footer(shelf: Shelf, catalog: Catalog, topic_path: str, descriptor: str) -> Footer:
+async def _newest_footer(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> Footer:
     """What the newest chunk says of producers and of a seal."""
     chunk = catalog.chunks[-1]
     name = f"{segment_folder(topic_path, descriptor)}/{chunk.object}"
-    return await shelf.footers.get(NO_LOG, name, ObjectBytes(shelf.objects, name), chunk.size)
+    return await context.footers.get(NO_LOG, name, ObjectBytes(context.objects, name), chunk.size)

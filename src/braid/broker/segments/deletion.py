@@ -34,7 +34,7 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.ports.tasks import all_of
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 
 REMOVED_AT_ONCE: Final = 16
 RETRY_S: Final = 1.0
@@ -47,7 +47,7 @@ _log: Final = logging.getLogger(__name__)
 class Deletion:
     def __init__(
         self,
-        shelf: Shelf,
+        context: StorageContext,
         topics: Topics,
         owners: Owners,
         members: Members,
@@ -59,8 +59,8 @@ class Deletion:
         """`may_act` tells whether this broker's lease holds, `leads` whether it is the cluster's leader, too."""
         self._may_act = may_act
         self._leads = leads
-        self._shelf = shelf
-        self._store = shelf.store
+        self._context = context
+        self._store = context.store
         self._topics = topics
         self._owners = owners
         self._members = members
@@ -163,7 +163,7 @@ class Deletion:
         return [(each, known) for each in names if (known := self._owners.known(each)) is not None]
 
     def _own_records(self, name: TopicName) -> list[tuple[SegmentName, Known[Ownership]]]:
-        return [each for each in self._records(name) if each[1].value.owner == self._shelf.broker_id]
+        return [each for each in self._records(name) if each[1].value.owner == self._context.broker_id]
 
     async def _remove(self, name: SegmentName, known: Known[Ownership], mark: Compare, may: Callable[[], bool]) -> None:
         """All that shared storage and the metadata have of a segment; its ownership record last."""
@@ -182,13 +182,13 @@ class Deletion:
             await self._delete_keys([*below, key], mark, Compare(key, known.revision))
 
     async def _delete_objects(self, folder: str, mark: Compare, may: Callable[[], bool]) -> None:
-        if self._shelf.mode is StorageMode.LOCAL:
+        if self._context.mode is StorageMode.LOCAL:
             return  # Each broker removes what its own disk holds (`drop_topic`).
-        for stat in await self._shelf.objects.list(folder):
+        for stat in await self._context.objects.list(folder):
             self._check(mark, may)
-            await self._shelf.objects.delete(stat.name)
+            await self._context.objects.delete(stat.name)
         self._check(mark, may)
-        await self._shelf.objects.delete_below(folder)  # Says that nothing comes back.
+        await self._context.objects.delete_below(folder)  # Says that nothing comes back.
 
     async def _delete_keys(self, keys: Sequence[str], *conditions: Condition) -> None:
         """In this order."""

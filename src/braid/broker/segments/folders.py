@@ -16,29 +16,29 @@ from braid.model.names import SegmentName
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 
 MARK: Final = "topic-"
 
 _log: Final = logging.getLogger(__name__)
 
 
-async def own_folder(shelf: Shelf, name: SegmentName, topic_id: int) -> None:
+async def own_folder(context: StorageContext, name: SegmentName, topic_id: int) -> None:
     """See to it that the folder, and in mode `local` the chunks, hold nothing of an earlier topic of this name."""
-    disk = shelf.disk
-    folder = f"{shelf.folder}/{name.topic.path}/{name.descriptor}"
+    disk = context.disk
+    folder = f"{context.folder}/{name.topic.path}/{name.descriptor}"
     await disk.make_folder(folder)
     found = [stat.name for stat in await disk.list(folder)]
     marks = [name for name in found if name.startswith(MARK)]
     if marks == [f"{MARK}{topic_id}"]:
         return
-    if not found and shelf.mode is StorageMode.LOCAL:
+    if not found and context.mode is StorageMode.LOCAL:
         # Chunks that came when the folder had gone already: of a copy that the deletion of its topic overtook.
-        await shelf.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
+        await context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
     if marks:
         _log.warning("%s: what a deleted topic of the same name has left here is removed", name)
-        if shelf.mode is StorageMode.LOCAL:
-            await shelf.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
+        if context.mode is StorageMode.LOCAL:
+            await context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
         await remove_tree(disk, folder)  # The mark goes with it, so last.
         await disk.make_folder(folder)
     await (await disk.open(f"{folder}/{MARK}{topic_id}", create=True)).close()

@@ -40,7 +40,7 @@ from braid.model.errors import (
 )
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.ports.clock import Clock
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 
 PREPARE_ROUNDS: Final = 8
 SHORT_TAIL_BYTES: Final = 4 << 20
@@ -58,9 +58,15 @@ class MoveGivenUp(Exception):
 
 class HandOver:
     def __init__(
-        self, shelf: Shelf, owners: Owners, members: Members, history: OutgoingHistory, copies: Copies, clock: Clock
+        self,
+        context: StorageContext,
+        owners: Owners,
+        members: Members,
+        history: OutgoingHistory,
+        copies: Copies,
+        clock: Clock,
     ) -> None:
-        self._shelf = shelf
+        self._context = context
         self._copies = copies
         self._owners = owners
         self._members = members
@@ -100,7 +106,7 @@ class HandOver:
         await self._patiently(segment, segment.storage.finish)
         to = record.move.to
         await self._patiently(segment, lambda: self._copy(segment, to))
-        holders = (self._shelf.broker_id, to) if self._shelf.mode is StorageMode.LOCAL else ()
+        holders = (self._context.broker_id, to) if self._context.mode is StorageMode.LOCAL else ()
         key = paths.ownership(segment.name.topic.path, segment.name.descriptor)
         sealed = record.sealed(holders)
 
@@ -135,22 +141,22 @@ class HandOver:
 
     def _record(self, segment: ServedSegment) -> Known[Ownership]:
         known = self._owners.known(segment.name)
-        if known is None or not known.value.is_held_by(self._shelf.broker_id, segment.epoch):
+        if known is None or not known.value.is_held_by(self._context.broker_id, segment.epoch):
             raise MoveGivenUp("it has another owner")
         return known
 
     def _check_target(self, to: str) -> None:
         if not to:
-            if self._shelf.mode is StorageMode.LOCAL:
+            if self._context.mode is StorageMode.LOCAL:
                 raise MoveGivenUp("its history lies on this broker's disk, and no broker was named to take it")
             return
-        if to == self._shelf.broker_id:
+        if to == self._context.broker_id:
             raise MoveGivenUp(f"broker {to} has it already")
         if not self._members.is_active(to):
             raise MoveGivenUp(f"broker {to} is not there, or is draining")
 
     async def _copy(self, segment: ServedSegment, to: str) -> None:
-        if self._shelf.mode is StorageMode.LOCAL:
+        if self._context.mode is StorageMode.LOCAL:
             chunks = list(segment.storage.catalog.chunks)
             await self._history.copy(segment, to, chunks, self._record(segment).revision)
 

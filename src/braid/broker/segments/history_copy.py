@@ -30,7 +30,7 @@ from braid.ports.disk import Buffer
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 from braid.storage.objects.disk import DiskObjects, Draft
-from braid.storage.segment import Shelf
+from braid.storage.segment import StorageContext
 
 PIECE_BYTES: Final = 1 << 20
 COPY_ROUNDS: Final = 3
@@ -40,8 +40,8 @@ MAX_DRAFTS: Final = 64
 
 
 class OutgoingHistory:
-    def __init__(self, shelf: Shelf, peers: Peers) -> None:
-        self._shelf = shelf
+    def __init__(self, context: StorageContext, peers: Peers) -> None:
+        self._context = context
         self._peers = peers
 
     async def copy(
@@ -65,7 +65,7 @@ class OutgoingHistory:
     async def _send(self, name: SegmentName, topic_id: int, target: str, chunk: ChunkDescriptor) -> None:
         path = f"{segment_folder(name.topic.path, name.descriptor)}/{chunk.object}"
         for start in range(0, chunk.size, PIECE_BYTES):
-            piece = await self._shelf.objects.read(path, start, PIECE_BYTES)
+            piece = await self._context.objects.read(path, start, PIECE_BYTES)
             arguments = {
                 "segment": str(name),
                 "topic_id": topic_id,
@@ -80,8 +80,8 @@ class OutgoingHistory:
 class IncomingHistory:
     """Handlers of the peers' calls."""
 
-    def __init__(self, shelf: Shelf, topics: Topics, copies: Copies) -> None:
-        self._shelf = shelf
+    def __init__(self, context: StorageContext, topics: Topics, copies: Copies) -> None:
+        self._context = context
         self._topics = topics
         self._copies = copies
         self._drafts: dict[str, Draft] = {}
@@ -91,7 +91,7 @@ class IncomingHistory:
         folder = segment_folder(name.topic.path, name.descriptor)
         objects = self._disk_objects()
         self._check_topic(name, arguments["topic_id"])
-        await own_folder(self._shelf, name, arguments["topic_id"])
+        await own_folder(self._context, name, arguments["topic_id"])
         self._copies.count_on(name, Revision(arguments["revision"]))
         await self._copies.settled(name)
         stats = await objects.list(folder)
@@ -146,7 +146,7 @@ class IncomingHistory:
             raise TopicNotFound(f"topic {name.topic} was deleted, or deleted and created again")
 
     def _disk_objects(self) -> DiskObjects:
-        objects = self._shelf.objects
+        objects = self._context.objects
         if not isinstance(objects, DiskObjects):
             raise NotAvailable("this broker keeps its history in shared storage: nothing is copied to it")
         return objects

@@ -53,7 +53,7 @@ from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
 from braid.ports.tasks import all_of
 from braid.storage.history.housekeeper import Housekeeper
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 
 __all__ = ["Segments", "ServedSegment"]
 
@@ -73,7 +73,7 @@ Key = tuple[str, int]
 class Segments:
     def __init__(
         self,
-        shelf: Shelf,
+        context: StorageContext,
         config: BrokerConfig,
         metrics: BrokerMetrics,
         *,
@@ -84,14 +84,14 @@ class Segments:
         housekeeper: Housekeeper,
         hand_over: HandOver,
     ) -> None:
-        self._shelf = shelf
+        self._context = context
         self._metrics = metrics
         self._topics = topics
         self._owners = owners
         self._members = members
         self._housekeeper = housekeeper
         self._hand_over = hand_over
-        self._opening = Opening(shelf, config, metrics, topics, owners, housekeeper, may_act)
+        self._opening = Opening(context, config, metrics, topics, owners, housekeeper, may_act)
         self._served: dict[Key, ServedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
@@ -132,7 +132,7 @@ class Segments:
         if record is None:
             return NotServing(f"segment {segment_id} of topic {path} has no owner yet; try again in a moment")
         owner = record.owner
-        if owner == self._shelf.broker_id and record.state in (OwnershipState.ASSIGNED, OwnershipState.SERVING):
+        if owner == self._context.broker_id and record.state in (OwnershipState.ASSIGNED, OwnershipState.SERVING):
             reason = self._absent.get((path, segment_id))
             return NotServing(
                 f"segment {segment_id} of topic {path} is not open yet" + (f": {reason}" if reason is not None else "")
@@ -180,7 +180,7 @@ class Segments:
         segment = self._served.get(key)
         topic = self._topics.find(path)
         if segment is not None:
-            if record is None or not record.is_held_by(self._shelf.broker_id, segment.epoch):
+            if record is None or not record.is_held_by(self._context.broker_id, segment.epoch):
                 self._let_go(key, segment, Fenced(f"{name} has another owner now: {_described(record)}"))
             elif (failure := segment.storage.log.failure) is not None:  # While something else was done about it.
                 self._on_failure(segment, failure)
@@ -194,7 +194,7 @@ class Segments:
             self._absent.pop(key, None)
 
     def _is_ours(self, record: Ownership) -> bool:
-        return record.owner == self._shelf.broker_id and record.state is not OwnershipState.SEALED
+        return record.owner == self._context.broker_id and record.state is not OwnershipState.SEALED
 
     def _begin(self, key: Key, work: Coroutine[Any, Any, None], what: str) -> None:
         task = self._work[key] = asyncio.get_running_loop().create_task(work, name=what)
@@ -320,8 +320,8 @@ class Segments:
 
     async def _room(self, name: SegmentName) -> None:
         """Return when the disk takes a file again that is as large as a group of batches."""
-        disk = self._shelf.disk
-        probe = f"{self._shelf.folder}/{name.topic.path}/{name.descriptor}/room"  # Others may be probing too.
+        disk = self._context.disk
+        probe = f"{self._context.folder}/{name.topic.path}/{name.descriptor}/room"  # Others may be probing too.
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
             with contextlib.suppress(DiskError):
@@ -454,11 +454,11 @@ class Segments:
         await all_of(end(key) for key in keys)
         if ending := [task for segment, task in self._endings.items() if segment.name.topic == name]:
             await asyncio.wait(ending)
-        await remove_tree(self._shelf.disk, f"{self._shelf.folder}/{name.path}")
+        await remove_tree(self._context.disk, f"{self._context.folder}/{name.path}")
         # An earlier try may have removed it and failed to sync that: nothing may come back when the record is gone.
-        await self._shelf.disk.sync_folder(f"{self._shelf.folder}/{name.tenant}/{name.namespace}")
-        if self._shelf.mode is StorageMode.LOCAL:
-            await self._shelf.objects.delete_below(name.path)
+        await self._context.disk.sync_folder(f"{self._context.folder}/{name.tenant}/{name.namespace}")
+        if self._context.mode is StorageMode.LOCAL:
+            await self._context.objects.delete_below(name.path)
         self._metrics.topics.pop(name.path, None)
         self._opening.forget(name.path)
 

@@ -20,7 +20,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
 from braid.storage.history.catalog import Catalog
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import Shelf, StorageMode
+from braid.storage.segment import StorageContext, StorageMode
 
 RETRY_S: Final = 5.0
 
@@ -28,8 +28,8 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Copies:
-    def __init__(self, shelf: Shelf, owners: Owners) -> None:
-        self._shelf = shelf
+    def __init__(self, context: StorageContext, owners: Owners) -> None:
+        self._context = context
         self._owners = owners
         self._here: set[SegmentName] = set()
         """Segments of which this disk may hold chunks that it need not."""
@@ -40,9 +40,9 @@ class Copies:
 
     async def start(self) -> None:
         """Find what lies here, and remove what need not, from now on."""
-        if self._shelf.mode is not StorageMode.LOCAL:
+        if self._context.mode is not StorageMode.LOCAL:
             return
-        for stat in await self._shelf.objects.list(""):
+        for stat in await self._context.objects.list(""):
             match stat.name.split("/"):
                 case [tenant, namespace, topic, descriptor, leaf] if leaf.endswith(".chunk"):
                     self._here.add(SegmentName.at(f"{tenant}/{namespace}/{topic}", descriptor))
@@ -60,7 +60,7 @@ class Copies:
 
     def left(self, name: SegmentName) -> None:
         """This broker has handed the segment over."""
-        if self._shelf.mode is StorageMode.LOCAL:  # Elsewhere the chunks are not a copy: they are the history.
+        if self._context.mode is StorageMode.LOCAL:  # Elsewhere the chunks are not a copy: they are the history.
             self._here.add(name)
             self._look(name)
 
@@ -86,7 +86,7 @@ class Copies:
         known = self._owners.known(name)
         if known is None or known.revision <= self._counted_on.get(name, 0):
             return False
-        record, here = known.value, self._shelf.broker_id
+        record, here = known.value, self._context.broker_id
         wanted = record.move is not None and record.move.to in (here, "")
         return record.state is OwnershipState.SERVING and record.owner != here and not wanted
 
@@ -94,14 +94,14 @@ class Copies:
         folder = segment_folder(name.topic.path, name.descriptor)
         while self._may_go(name):
             try:
-                catalog = Catalog(self._shelf.store, name.topic.path, name.descriptor)
+                catalog = Catalog(self._context.store, name.topic.path, name.descriptor)
                 await catalog.load()
                 known = {chunk.object for chunk in catalog.chunks}
-                for stat in await self._shelf.objects.list(folder):
+                for stat in await self._context.objects.list(folder):
                     if not self._may_go(name):
                         return
                     if stat.name.rpartition("/")[2] in known:
-                        await self._shelf.objects.delete(stat.name)
+                        await self._context.objects.delete(stat.name)
                 if not self._may_go(name):
                     return
                 self._here.discard(name)

@@ -33,7 +33,7 @@ from braid.storage.log.log import LogConfig
 from braid.storage.log.writer import FileConfig
 from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
 KEEP_LOCAL_BYTES: Final = 256 << 20
 """Of each segment whose history is in shared storage: readers a little behind the tail stay on the local disk."""
@@ -45,7 +45,7 @@ _log: Final = logging.getLogger(__name__)
 class Opening:
     def __init__(
         self,
-        shelf: Shelf,
+        context: StorageContext,
         config: BrokerConfig,
         metrics: BrokerMetrics,
         topics: Topics,
@@ -53,7 +53,7 @@ class Opening:
         housekeeper: Housekeeper,
         may_act: Callable[[], bool],
     ) -> None:
-        self._shelf = shelf
+        self._context = context
         self._config = config
         self._metrics = metrics
         self._topics = topics
@@ -75,7 +75,7 @@ class Opening:
     ) -> ServedSegment:
         """In the record's epoch, which is ours since `revision`. When it returns, the view shows that it is served."""
         await self._write_manifest(name.topic, topic)
-        await own_folder(self._shelf, name, topic.id)
+        await own_folder(self._context, name, topic.id)
         if record.accept_loss:
             await self._accept_loss(name, record, revision)
         storage = await self._open_storage(name, topic, record, revision)
@@ -106,7 +106,7 @@ class Opening:
     async def _accept_loss(self, name: SegmentName, record: Ownership, revision: Revision) -> None:
         """Before the record forgets it: an opening that fails behind that must not leave consumers in what is lost."""
         unchanged = Compare(paths.ownership(name.topic.path, name.descriptor), revision)
-        cursors = Cursors(self._shelf.store, name, record.epoch, unchanged, lambda: NO_END, self._config.cursors)
+        cursors = Cursors(self._context.store, name, record.epoch, unchanged, lambda: NO_END, self._config.cursors)
         await cursors.load(lossy=True)
 
     async def _open_storage(
@@ -118,10 +118,10 @@ class Opening:
             on_sync=self._metrics.sync_latency_s.observe,
         )
         ownership = paths.ownership(name.topic.path, name.descriptor)
-        holders = (self._shelf.broker_id,) if self._shelf.mode is StorageMode.LOCAL else ()
+        holders = (self._context.broker_id,) if self._context.mode is StorageMode.LOCAL else ()
         try:
             return await SegmentStorage.open(
-                self._shelf,
+                self._context,
                 name.topic.path,
                 name.descriptor,
                 record.epoch,
@@ -142,7 +142,7 @@ class Opening:
         on_fenced: Callable[[Cursors, Fenced], None],
     ) -> Cursors:
         cursors = Cursors(
-            self._shelf.store,
+            self._context.store,
             name,
             record.epoch,
             Compare(paths.ownership(name.topic.path, name.descriptor), storage.begun_at),
@@ -160,7 +160,7 @@ class Opening:
             revision = self._topics.unchanged(name.path).revision
             if self._manifests.get(name.path) != revision:
                 self._manifests[name.path] = revision
-                await write_topic_manifest(self._shelf.objects, name.path, revision, topic.layout, topic.id)
+                await write_topic_manifest(self._context.objects, name.path, revision, topic.layout, topic.id)
         except BraidError as error:
             self._manifests.pop(name.path, None)
             _log.warning("the manifest of %s was not written: %s", name, error)

@@ -14,7 +14,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.log import LogConfig
 from braid.storage.log.preallocated import SpareFiles
 from braid.storage.objects.store import Objects
-from braid.storage.segment import SegmentStorage, Shelf, StorageMode
+from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation
 from braid.testing.sim.objects import Faults, FaultyObjects
@@ -103,7 +103,7 @@ class Machine:
         self.lease = lease = Lease(setting.simulation)
         disk = self.disk.mount()
         spares = SpareFiles(disk, "spare", setting.config.files.file_bytes, most=1) if setting.with_spares else None
-        shelf = Shelf(
+        context = StorageContext(
             broker_id=self.name,
             disk=disk,
             folder="wal",
@@ -123,7 +123,7 @@ class Machine:
             if spares is not None:
                 await spares.open()
             return await SegmentStorage.open(
-                shelf, TOPIC, DESCRIPTOR, epoch, setting.config, may_confirm=lease.is_valid, accept_loss=accept_loss
+                context, TOPIC, DESCRIPTOR, epoch, setting.config, may_confirm=lease.is_valid, accept_loss=accept_loss
             )
 
         self.segment = await asyncio.wait_for(self.process.start(start()), OPEN_TIMEOUT_S)
