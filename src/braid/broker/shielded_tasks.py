@@ -19,7 +19,7 @@ T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)
 
 
-class Errands:
+class ShieldedTasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 

@@ -1,7 +1,7 @@
 """Carrying out administrative calls, for the REST interface and for the wire's ADMIN.
 
 What calls there are is declared in the modules beside this one, a struct each (`call.py`). A call is carried to its end
-even if the one who asked is gone meanwhile (`errands.py`).
+even if the one who asked is gone meanwhile (`tasks.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from braid.broker.admin.call import CALLS, read_call
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
 from braid.broker.error_mapping import told_to_clients
-from braid.broker.shielded_tasks import Errands
+from braid.broker.shielded_tasks import ShieldedTasks
 from braid.model.errors import Fenced, InvalidArgument, LogClosed
 
 SUBJECTS = (topics, subscriptions, moves, history, cluster)
@@ -23,7 +23,7 @@ SUBJECTS = (topics, subscriptions, moves, history, cluster)
 class Calls:
     def __init__(self, services: CallServices) -> None:
         self._services = services
-        self._errands = Errands()
+        self._tasks = ShieldedTasks()
 
     async def call(self, name: str, arguments: dict[str, Any], principal: Principal) -> Any:
         kind = CALLS.get(name)
@@ -31,7 +31,7 @@ class Calls:
             raise InvalidArgument(f"there is no call {name!r}; the calls are {', '.join(sorted(CALLS))}")
         asked = read_call(name, kind, arguments)
         try:
-            return await self._errands.run(name, asked.carry_out(self._services, principal))
+            return await self._tasks.run(name, asked.carry_out(self._services, principal))
         except (Fenced, LogClosed) as error:
             raise told_to_clients(error) from error
 
@@ -39,4 +39,4 @@ class Calls:
         """Waits for the calls that are under way. Those that only wait for other brokers end at once: what they began
         goes on without them."""
         self._services.owners.view.end_waits()
-        await self._errands.close()
+        await self._tasks.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from braid.broker.shielded_tasks import Errands
+from braid.broker.shielded_tasks import ShieldedTasks
 from braid.model.errors import UnknownOperation
 from braid.ports.disk import Buffer
 from braid.wire.operations import PeerRequest
@@ -24,7 +24,7 @@ Arguments = dict[str, Any]
 class PeerCalls:
     def __init__(self) -> None:
         self._handlers: dict[str, Callable[[Arguments, Buffer], Coroutine[Any, Any, Any]]] = {}
-        self._errands = Errands()
+        self._tasks = ShieldedTasks()
 
     def register(self, call: str, handler: Callable[[Arguments], Coroutine[Any, Any, Any]]) -> None:
         self.register_with_payload(call, lambda arguments, _: handler(arguments))
@@ -40,8 +40,8 @@ class PeerCalls:
         handler = self._handlers.get(request.call)
         if handler is None:
             raise UnknownOperation(f"this broker does not know the call {request.call}; is it of an older version?")
-        return await self._errands.run(request.call, handler(request.arguments, payload))
+        return await self._tasks.run(request.call, handler(request.arguments, payload))
 
     async def close(self) -> None:
         """Waits for the calls that are under way."""
-        await self._errands.close()
+        await self._tasks.close()
