@@ -181,7 +181,7 @@ class Access:
 
 
 class _Verifier:
-    """Turns a token into a principal with one key and one algorithm."""
+    """KeyedLocks a token into a principal with one key and one algorithm."""
 
     def __init__(self, config: AuthConfig) -> None:
         if bool(config.secret_file) == bool(config.public_key_file):

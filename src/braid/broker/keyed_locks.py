@@ -15,15 +15,15 @@ class _Turn(msgspec.Struct):
     """Who has the lock, and who waits for it."""
 
 
-class Turns:
+class KeyedLocks:
     def __init__(self) -> None:
-        self._turns: dict[str, _Turn] = {}
+        self._locks: dict[str, _Turn] = {}
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        turn = self._turns.get(key)
+        turn = self._locks.get(key)
         if turn is None:
-            turn = self._turns[key] = _Turn(asyncio.Lock())
+            turn = self._locks[key] = _Turn(asyncio.Lock())
         turn.users += 1
         try:
             async with turn.lock:
@@ -31,4 +31,4 @@ class Turns:
         finally:
             turn.users -= 1
             if not turn.users:
-                del self._turns[key]
+                del self._locks[key]

@@ -39,7 +39,7 @@ from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.group import Assigned, Consumer, Control, Group, Member, Session
 from braid.broker.groups.sessions import StoredSessions
-from braid.broker.keyed_locks import Turns
+from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Entry, Store
@@ -89,7 +89,7 @@ class Groups:
         """Of sessions. None that was given out before a restart is given out again: a client that has not heard of the
         restart yet may use it, over the connection of another consumer."""
         self._stored = StoredSessions(topics.view, clock, self._fence, self._is_member)
-        self._claims = Turns()
+        self._claims = KeyedLocks()
         """By topic: whoever becomes its controller."""
         self._endings = 0
         """Counts deleted topics and subscriptions: who waited for the store meanwhile looks again."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from braid.broker.keyed_locks import Turns
+from braid.broker.keyed_locks import KeyedLocks
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Put
 from braid.metadata.view import View
@@ -45,7 +45,7 @@ class StoredSessions:
         self._clock = clock
         self._fence = fence
         self._is_member = is_member
-        self._turns = Turns()
+        self._locks = KeyedLocks()
         self._to_remove: dict[tuple[TopicName, str, str], None] = {}
         """Topic, subscription, consumer."""
         self._removing: asyncio.Task[None] | None = None
@@ -53,7 +53,7 @@ class StoredSessions:
 
     def turn(self, topic: TopicName, subscription: str, consumer: str) -> AbstractAsyncContextManager[None]:
         """One change of a session at a time."""
-        return self._turns.of(paths.consumer(topic.path, subscription, consumer))
+        return self._locks.of(paths.consumer(topic.path, subscription, consumer))
 
     async def put(self, topic: TopicName, subscription: str, consumer: str, fence: Compare) -> None:
         """Only with the session's turn. Returns when this broker's view shows the subscription that it is stored below,

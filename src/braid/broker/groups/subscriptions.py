@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from braid.broker.keyed_locks import Turns
+from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.segments.segment_access import (
     AWAY,
     PATIENCE_S,
@@ -116,7 +116,7 @@ class Subscriptions:
         self._accesses = accesses
         self._clock = clock
         self._random = random
-        self._turns = Turns()
+        self._locks = KeyedLocks()
         self._to_sweep: dict[str, None] = {}
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -126,7 +126,7 @@ class Subscriptions:
         """The subscription, and whether it was created now. `SubscriptionNotFound` if it is not to be created,
         `SubscriptionKindConflict` if it exists as another kind."""
         _check_start(check_name("subscription", name), start)
-        async with self._turn(topic, name):
+        async with self._lock(topic, name):
             entry = await self._read(topic, name)
             if entry is None:
                 if not create:
@@ -152,7 +152,7 @@ class Subscriptions:
     ) -> Subscription:
         """`SubscriptionExists`, unless the one that exists was created by an earlier try of this request."""
         _check_start(check_name("subscription", name), start)
-        async with self._turn(topic, name):
+        async with self._lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None:
                 found, created = decode(Subscription, entry.value), False
@@ -182,7 +182,7 @@ class Subscriptions:
     async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
         """Its channels are closed. An interrupted deletion is finished by the next one, or by the sweep. One that has
         another id than the one that is meant stays: `SubscriptionNotFound`."""
-        async with self._turn(topic, name):
+        async with self._lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None and subscription_id not in (None, decode(Subscription, entry.value).id):
                 raise _not_found(topic, name)
@@ -258,7 +258,7 @@ class Subscriptions:
             known = await self._list(each) if segments else {}
             for segment in segments:
                 for name in segment.cursors.all().keys() ^ known.keys():
-                    async with self._turn(segment.name.topic, name):
+                    async with self._lock(segment.name.topic, name):
                         if await self._store.get(paths.subscription(each, name)) is None:
                             removed += await segment.cursors.remove(name)
                         else:
@@ -358,7 +358,7 @@ class Subscriptions:
         """All places are found before the first cursor moves: a seek that cannot be changes nothing."""
         request = request or SeekRequest()
         request_id = request.id or RequestId(random_id(self._random))
-        async with self._turn(topic, name):
+        async with self._lock(topic, name):
             if request.subscription_id not in (None, (await self.get(topic, name)).id):
                 raise _not_found(topic, name)
             since = request.since if request.since is not None else await self._placements(topic, name)
@@ -413,9 +413,9 @@ class Subscriptions:
             if (name := paths.subscription_of(entry.key)) is not None
         }
 
-    def _turn(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
+    def _lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
         """One change of a subscription at a time."""
-        return self._turns.of(paths.subscription(topic.path, name))
+        return self._locks.of(paths.subscription(topic.path, name))
 
 
 def _check_start(name: str, start: str) -> None:

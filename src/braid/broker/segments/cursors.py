@@ -110,7 +110,7 @@ class Cursors:
         at what became of it."""
         self._acks = 0
         """Since the last flush."""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._work = asyncio.Event()
         """Set while anything is dirty."""
         self._much_work = asyncio.Event()
@@ -122,7 +122,7 @@ class Cursors:
         """Read all cursors. One that lies beyond the end of the log is set to the end: what it says was consumed is
         not there, so it must not hide what comes. `lossy` says that the log may have lost records that consumers have
         seen: all are placed anew where they stand. That is stored before anything can take the lost offsets."""
-        async with self._turn:
+        async with self._lock:
             await self._read_back()
             end = self._durable_end()
             placed: dict[str, _Place] = {}
@@ -177,7 +177,7 @@ class Cursors:
         where the cursor stands. `ConditionFailed` if another call has placed it since the caller looked."""
         subscription, offset = placing.subscription, placing.offset
         self._check_place(subscription, offset)
-        async with self._turn:
+        async with self._lock:
             known = self._offsets.get(subscription)
             if known is None and placing.skip:
                 raise self._not_found(subscription)
@@ -211,7 +211,7 @@ class Cursors:
         is, or goes down: whichever creation succeeds, nothing is skipped (I5). It is placed anew in any case: calls and
         consumers of a subscription that was deleted know another placement."""
         self._check_place(subscription, offset)
-        async with self._turn:
+        async with self._lock:
             offset = min(offset, self._offsets.get(subscription, offset))
             return offset if await self._place(subscription, offset, unless=self._subscription(subscription)) else None
 
@@ -239,7 +239,7 @@ class Cursors:
     async def remove(self, subscription: str) -> bool:
         """Of a subscription that was deleted, or never came to be; removing one that is not there is fine. False while
         the subscription exists: it keeps its cursor."""
-        async with self._turn:
+        async with self._lock:
             if subscription in self._stored and not await self._write(
                 {subscription: None}, unless=self._subscription(subscription)
             ):
@@ -255,7 +255,7 @@ class Cursors:
     async def flush(self, subscription: str | None = None) -> None:
         """Returns when all cursors, or the one that is named, are stored as they were when it was called, as far as
         the log is synced. What lies beyond stays dirty."""
-        async with self._turn:
+        async with self._lock:
             self._check_owner()
             names = [*self._dirty] if subscription is None else [name for name in self._dirty if name == subscription]
             if subscription is None:

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from braid.broker.keyed_locks import Turns
+from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.segments.host import Segments
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
@@ -65,7 +65,7 @@ class Deletion:
         self._owners = owners
         self._members = members
         self._segments = segments
-        self._turns = Turns()
+        self._locks = KeyedLocks()
         """By a topic's path: one finisher on this broker."""
         self._dropping: dict[str, asyncio.Task[None]] = {}
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -134,7 +134,7 @@ class Deletion:
     # What is everybody's.
 
     async def _finish(self, name: TopicName) -> None:
-        async with self._turns.of(name.path):
+        async with self._locks.of(name.path):
             mark = self._topics.mark(name.path)
             if mark is None:
                 return

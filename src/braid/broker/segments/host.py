@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
-from braid.broker.keyed_locks import Turns
+from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.folders import remove_tree
@@ -102,7 +102,7 @@ class Segments:
         self._endings: dict[ServedSegment, asyncio.Task[None]] = {}
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when a segment that is being opened has been tried for the first time."""
-        self._drops = Turns()
+        self._removals = KeyedLocks()
         """By a topic's path: whoever removes its files. No segment of a new topic of that name is opened meanwhile."""
         self._slots = asyncio.Semaphore(OPENED_AT_ONCE)
         self._moves = asyncio.Semaphore(HANDED_OVER_AT_ONCE)
@@ -221,7 +221,7 @@ class Segments:
         pause_s = REOPEN_FIRST_S
         tried_epoch = Epoch(0)
         while True:
-            async with self._drops.of(name.topic.path):  # Before it takes a slot, which the others may need to end.
+            async with self._removals.of(name.topic.path):  # Before it takes a slot, which the others may need to end.
                 pass
             known, topic = self._owners.known(name), self._topics.find(name.topic.path)
             if known is None or topic is None or not self._is_ours(known.value):
@@ -434,7 +434,7 @@ class Segments:
     async def drop_topic(self, name: TopicName) -> None:
         """The topic is being deleted: end its segments here and remove what this broker's own disk holds of it. Can be
         repeated after a crash anywhere."""
-        async with self._drops.of(name.path):
+        async with self._removals.of(name.path):
             await self._drop_topic(name)
 
     async def _drop_topic(self, name: TopicName) -> None:
