@@ -194,8 +194,8 @@ async def test_the_next_controller_gives_the_same_segments_to_the_same_names_in_
         a, b, _ = world.nodes.values()
         before = [await world.join("a", name) for name in ("one", "two")]
         await asyncio.sleep(0.1)
-        had = {member.name: member.seats for member in before}
-        assert {name: tuple(seats) for name, seats in had.items()} == {"one": (0, 2), "two": (1, 3)}
+        had = {member.name: member.read_grants for member in before}
+        assert {name: tuple(read_grants) for name, read_grants in had.items()} == {"one": (0, 2), "two": (1, 3)}
         await (a.groups.close() if how == "stops" else a.lose_lease())
         for member in before:
             assert isinstance(member.expulsion, NotServing | ShuttingDown), "which may be tried again"
@@ -207,8 +207,8 @@ async def test_the_next_controller_gives_the_same_segments_to_the_same_names_in_
         await asyncio.sleep(0.1)
         assert b.controllers.is_here(PATH)
         for member in after:
-            assert tuple(member.seats) == tuple(had[member.name])
-            assert all(seat > had[member.name][segment] for segment, seat in member.seats.items())
+            assert tuple(member.read_grants) == tuple(had[member.name])
+            assert all(read_grant > had[member.name][segment] for segment, read_grant in member.read_grants.items())
             assert len(member.assigned) == 1, "nothing wandered"
 
 
@@ -265,11 +265,11 @@ async def test_grants_rise_also_for_a_group_that_ended_and_began_anew(simulation
         first = Recorder(world.readers, "one")
         number = await a.groups.join(ORDERS, "billing", "one", first)
         await asyncio.sleep(0.1)
-        had = first.seats
+        had = first.read_grants
         first.end()
         await a.groups.leave(number)
         assert a.groups.members(PATH, "billing") == {}
         second = await world.join("a", "two")
         await asyncio.sleep(0.1)
-        assert all(seat > had[segment] for segment, seat in second.seats.items())
-        assert len(second.seats) == 4
+        assert all(read_grant > had[segment] for segment, read_grant in second.read_grants.items())
+        assert len(second.read_grants) == 4

@@ -264,14 +264,14 @@ async def test_a_second_consumer_of_the_same_name_takes_the_place_of_the_first(s
     first, old = await world.join("a")
     _, b = await world.join("b")
     await asyncio.sleep(1)
-    had = old.seats
+    had = old.read_grants
     _, new = await world.join("a")
     assert isinstance(old.expulsion, ConsumerReplaced)
     assert "consumer with the name a" in str(old.expulsion)
     assert old.has == set()
     await asyncio.sleep(1)
     assert new.assigned == [(1, (0, 2))]
-    assert all(new.seats[segment] > had[segment] for segment in (0, 2)), "the old process opens nothing any more"
+    assert all(new.read_grants[segment] > had[segment] for segment in (0, 2)), "the old process opens nothing any more"
     assert b.latest() == (1, 3)
     assert world.reads(new, 0)
     # What the old connection still says counts no more.

@@ -133,15 +133,15 @@ async def test_channels_are_opened_by_the_seat_that_was_assigned_last(simulation
         pair.first.term, pair.first.grants = 5, {0: 3}
         async with client.stream_consumer("orders", "billing") as consumer:
             await receive(consumer, 5)
-            assert [(each.subscription, each.seat) for each in pair.owner.opened] == [("billing", (5, 3))]
+            assert [(each.subscription, each.read_grant) for each in pair.owner.opened] == [("billing", (5, 3))]
             pair.first.term, pair.first.grants = 8, {0: 1}
             expel(pair.first)
             await until(lambda: len(pair.first.got(Join)) == 2)
             await asyncio.sleep(0.1)
-            assert len(pair.owner.opened) == 1, "a higher seat alone is no reason to open another channel"
+            assert len(pair.owner.opened) == 1, "a higher read_grant alone is no reason to open another channel"
             pair.owner.opened[0].fail(Moved("elsewhere"))
             await until(lambda: len(pair.owner.opened) == 2)
-            assert pair.owner.opened[1].seat == (8, 1)
+            assert pair.owner.opened[1].read_grant == (8, 1)
             assert offsets(await receive(consumer, 15)) == list(range(5, 20))
 
 

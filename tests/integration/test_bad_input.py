@@ -152,9 +152,9 @@ class MadeTopic:
         return Open(channel, self.path, self.id, segment, credit, session, offset)
 
     def open_as(self, assignment: Assignment, channel: int = 1, *, term: int = 0, grant: int = 0) -> Open:
-        """For the subscription `s`, at the seat that the assignment gives, or one that is so much higher."""
-        seat = (assignment.term + term, assignment.grants[0] + grant)
-        return Open(channel, self.path, self.id, assignment.segments[0], PLENTY, 0, 0, "s", *seat)
+        """For the subscription `s`, at the read_grant that the assignment gives, or one that is so much higher."""
+        read_grant = (assignment.term + term, assignment.grants[0] + grant)
+        return Open(channel, self.path, self.id, assignment.segments[0], PLENTY, 0, 0, "s", *read_grant)
 
 
 def make_topic(client: RawClient, segments: int = 1) -> MadeTopic:

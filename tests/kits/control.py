@@ -11,7 +11,7 @@ from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
 from braid.broker.groups.group import Assigned
 from braid.broker.segments.cursors import Cursors
-from braid.broker.segments.read_grants import Seat, Seats
+from braid.broker.segments.read_grants import ReadGrant, ReadGrants
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
@@ -194,10 +194,10 @@ class Readers:
 
     def __init__(self) -> None:
         self.reading: dict[int, Recorder] = {}
-        self._seats: dict[int, Seats] = {}
+        self._read_grants: dict[int, ReadGrants] = {}
 
-    def open(self, segment: int, seat: Seat, reader: Recorder) -> None:
-        self._seats.setdefault(segment, Seats()).take("billing", seat)
+    def open(self, segment: int, read_grant: ReadGrant, reader: Recorder) -> None:
+        self._read_grants.setdefault(segment, ReadGrants()).take("billing", read_grant)
         if (other := self.reading.get(segment)) is not None:
             other.evict(segment)
         self.reading[segment] = reader
@@ -213,7 +213,7 @@ class Recorder:
     def __init__(self, readers: Readers, name: str) -> None:
         self.name = name
         self.assigned: list[tuple[int, tuple[int, ...]]] = []
-        self.seats: dict[int, Seat] = {}
+        self.read_grants: dict[int, ReadGrant] = {}
         """As it was told last."""
         self.revoked: list[int] = []
         """Segments whose channel was closed for it, because another consumer opened one."""
@@ -227,7 +227,7 @@ class Recorder:
         assert not self.assigned or assigned.number > self.assigned[-1][0]
         self.assigned.append((assigned.number, assigned.segments))
         grants = zip(assigned.segments, assigned.grants, strict=True)
-        self.seats = {segment: Seat(assigned.term, grant) for segment, grant in grants}
+        self.read_grants = {segment: ReadGrant(assigned.term, grant) for segment, grant in grants}
         for segment in sorted(set(assigned.segments) - self.has):
             self._open(segment)
         for segment in sorted(self.has - set(assigned.segments)):
@@ -236,11 +236,11 @@ class Recorder:
     def gave_back(self, segment: int) -> None:
         """It has closed its channel; if it got the segment again meanwhile, it opens another."""
         self.drop(segment)
-        if segment in self.seats:
+        if segment in self.read_grants:
             self._open(segment)
 
     def _open(self, segment: int) -> None:
-        self._readers.open(segment, self.seats[segment], self)
+        self._readers.open(segment, self.read_grants[segment], self)
         self.has.add(segment)
 
     def drop(self, segment: int) -> None:
@@ -257,7 +257,7 @@ class Recorder:
 
     def end(self) -> None:
         """It closes all that it has."""
-        self.seats = {}
+        self.read_grants = {}
         for segment in sorted(self.has):
             self.drop(segment)
 

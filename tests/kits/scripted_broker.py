@@ -95,7 +95,7 @@ class Channel:
         self.number = open_.channel
         self.segment = open_.segment
         self.subscription = open_.subscription
-        self.seat = (open_.term, open_.grant)
+        self.read_grant = (open_.term, open_.grant)
         self.offset = offset
         self.credit = open_.credit
         self.needed = 0

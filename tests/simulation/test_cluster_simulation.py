@@ -14,7 +14,7 @@ from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.history_copy import OutgoingHistory
 from braid.broker.segments.host import Segments, ServedSegment
 from braid.broker.segments.leftover_chunks import Copies
-from braid.broker.segments.read_grants import Seats
+from braid.broker.segments.read_grants import ReadGrants
 from braid.cluster.ownership import leader_step as reconcile
 from braid.cluster.ownership.leader_step import Decision, Reason
 from braid.metadata.store import Compare
@@ -144,7 +144,7 @@ def store_retries_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_two_consumers_read(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Seats, "take", lambda _seats, _subscription, _seat: None)
+    patch.setattr(ReadGrants, "take", lambda _read_grants, _subscription, _seat: None)
     patch.setattr(ServedSegment, "close_channels", lambda _segment, *_: None)
 
 

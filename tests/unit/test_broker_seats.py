@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.broker.segments.read_grants import Seat, Seats
+from braid.broker.segments.read_grants import ReadGrant, ReadGrants
 from braid.model.errors import NotServing
 
 TABLE = [
@@ -23,14 +23,14 @@ TABLE = [
 
 @pytest.mark.parametrize(("before", "now", "may_read"), TABLE)
 def test_only_the_highest_seat_reads(before: list[tuple[int, int]], now: tuple[int, int], may_read: bool) -> None:
-    seats = Seats()
+    read_grants = ReadGrants()
     for term, grant in before:
-        seats.take("billing", Seat(term, grant))
-    seats.take("audit", Seat(99, 99))  # Another subscription has nothing to do with it.
+        read_grants.take("billing", ReadGrant(term, grant))
+    read_grants.take("audit", ReadGrant(99, 99))  # Another subscription has nothing to do with it.
     if may_read:
-        seats.take("billing", Seat(*now))
+        read_grants.take("billing", ReadGrant(*now))
     else:
         for _ in range(2):
             with pytest.raises(NotServing, match="out of date"):
-                seats.take("billing", Seat(*now))
-        seats.take("billing", Seat(*before[-1]))
+                read_grants.take("billing", ReadGrant(*now))
+        read_grants.take("billing", ReadGrant(*before[-1]))

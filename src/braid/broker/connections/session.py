@@ -28,7 +28,7 @@ from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.delivery import MAX_CREDIT, Channel, ReadAhead
 from braid.broker.segments.host import Segments, ServedSegment
 from braid.broker.segments.publish import PublishQueue
-from braid.broker.segments.read_grants import Seat
+from braid.broker.segments.read_grants import ReadGrant
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView, encoded_topology
 from braid.model.errors import (
@@ -420,7 +420,7 @@ class Session:
             offset = segment.cursors.offset(subscription)
             if offset is None:
                 raise NotServing(f"subscription {subscription} has no cursor on segment {request.segment} yet")
-            segment.seats.take(subscription, Seat(request.term, request.grant))
+            segment.read_grants.take(subscription, ReadGrant(request.term, request.grant))
             segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
             # Retention may have deleted what an idle subscription had not consumed, if the topic's policy says so.
             return max(offset, segment.earliest)

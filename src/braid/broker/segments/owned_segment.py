@@ -9,7 +9,7 @@ from typing import Final
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import Channel
 from braid.broker.segments.publish import PublishQueue
-from braid.broker.segments.read_grants import Seats
+from braid.broker.segments.read_grants import ReadGrants
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
@@ -37,7 +37,7 @@ class ServedSegment:
         self.cursors: Final = cursors
         self.publishes: Final = publishes
         self.serving = True
-        self.seats: Final = Seats()
+        self.read_grants: Final = ReadGrants()
         self._channels: dict[Channel, None] = {}
         self._delivered_bytes = 0
         """By channels that have ended."""

@@ -1,16 +1,16 @@
 """Who may read a segment for a subscription: one consumer at a time, decided by the segment's owner alone (I4).
 
-A controller numbers what it gives out. With each segment a consumer gets a *seat*: the controller's term and a grant,
-which rises whenever the segment is given to somebody. Seats are compared by term first. The owner of the segment
-remembers the highest seat of each subscription that was shown to it:
+A controller numbers what it gives out. With each segment a consumer gets a *read_grant*: the controller's term and a
+grant, which rises whenever the segment is given to somebody. ReadGrants are compared by term first. The owner of the
+segment remembers the highest read_grant of each subscription that was shown to it:
 
     a lower one                nothing is opened: somebody else has the segment since
     the same, or a higher one  the channel that is open for the subscription ends, this one begins
 
 So it does not matter which broker the controller is, whether the last one knows that it is none any more, nor when a
 consumer hears that it has lost a segment: of two consumers, never both read. What the owner remembers lives as long as
-it serves the segment. The next owner knows nothing at first, and lets whoever comes first read until a higher seat is
-shown; at no time are there two.
+it serves the segment. The next owner knows nothing at first, and lets whoever comes first read until a higher
+read_grant is shown; at no time are there two.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from typing import NamedTuple
 from braid.model.errors import NotServing
 
 
-class Seat(NamedTuple):
+class ReadGrant(NamedTuple):
     term: int
     grant: int
 
 
-class Seats:
+class ReadGrants:
     """Those of one segment. Pure: the caller ends and begins channels."""
 
     def __init__(self) -> None:
-        self._highest: dict[str, Seat] = {}
+        self._highest: dict[str, ReadGrant] = {}
         """By subscription."""
 
-    def take(self, subscription: str, seat: Seat) -> None:
-        """From now on the subscription's channel belongs to this seat. `NotServing` if it has gone to a higher one."""
+    def take(self, subscription: str, read_grant: ReadGrant) -> None:
+        """From now on the subscription's channel belongs to this read_grant. `NotServing` if it has gone to a higher
+        one."""
         highest = self._highest.get(subscription)
-        if highest is not None and seat < highest:
+        if highest is not None and read_grant < highest:
             raise NotServing(
-                f"the segment was given to another consumer of subscription {subscription} since: term {seat.term}, "
-                f"grant {seat.grant} are out of date, term {highest.term}, grant {highest.grant} read it"
+                f"the segment was given to another consumer of subscription {subscription} since: term {read_grant.term}, "
+                f"grant {read_grant.grant} are out of date, term {highest.term}, grant {highest.grant} read it"
             )
-        self._highest[subscription] = seat
+        self._highest[subscription] = read_grant

@@ -49,7 +49,7 @@ MIN_WINDOW_BYTES: Final = 64 << 10
 MAX_WINDOW_BYTES: Final = 1 << 30
 
 
-class Seat(NamedTuple):
+class ReadGrant(NamedTuple):
     """By which a consumer may read a segment for its subscription, as its assignment says. The owner of the segment
     lets nobody read by a lower one than it has seen."""
 
@@ -113,9 +113,11 @@ class Channel:
         self._wanted = 0
         """The first offset that is handed out next."""
 
-    async def open(self, topic_id: int, *, timeout_s: float, seat: Seat | None = None, offset: int = 0) -> None:
+    async def open(
+        self, topic_id: int, *, timeout_s: float, read_grant: ReadGrant | None = None, offset: int = 0
+    ) -> None:
         """At the subscription's cursor, or without one at `offset`."""
-        subscription, term, grant = seat if seat is not None else ("", 0, 0)
+        subscription, term, grant = read_grant if read_grant is not None else ("", 0, 0)
         request = Open(self.number, self.topic, topic_id, self.segment, 0, 0, offset, subscription, term, grant)
         try:
             opened = await self.link.ask(Kind.OPEN, encode(request), Opened, timeout_s)
@@ -125,7 +127,7 @@ class Channel:
         self.begins = self._expected = opened.offset
         self.end = opened.end
         self.placement = opened.placement
-        self._takes_acks = seat is not None
+        self._takes_acks = read_grant is not None
 
     def begin(self, wanted: int) -> None:
         """Let the broker send. What it sends below `wanted` is left out: it may begin at a cursor that is behind what

@@ -3,10 +3,10 @@
     JOIN ─► session ─► ASSIGN: segments ─► for each: OPEN a channel ─► receive ─► ack ─► ACK
     └─ at the topic's controller ─┘                  └─ at the segment's owner, wherever it goes ─┘
 
-The controller gives each segment to one consumer, and with it a *seat*: a number by which the segment's owner knows who
-may read it. One task keeps the session (group_session.py), and one for each assigned segment keeps a channel open and
-gives the segment back when it goes to somebody else. They own all state here; applications only take what arrived and
-leave marks of what they have done with it.
+The controller gives each segment to one consumer, and with it a *read_grant*: a number by which the segment's owner
+knows who may read it. One task keeps the session (group_session.py), and one for each assigned segment keeps a channel
+open and gives the segment back when it goes to somebody else. They own all state here; applications only take what
+arrived and leave marks of what they have done with it.
 
 Session and channels do not depend on each other. When the controller is lost, the consumer joins the next one under the
 same name and gets the same segments; meanwhile, it reads on. When a segment moves, its channel is opened at the new
@@ -36,7 +36,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.consuming.channel import Channel, Seat, checked_window
+from braid.client.consuming.channel import Channel, ReadGrant, checked_window
 from braid.client.consuming.consumer import Consumer, Feed, closed_error, may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.group_session import GroupSession
@@ -89,9 +89,9 @@ class _StreamFeed(Feed):
 class _Holding:
     """A segment that the session has, from its assignment until it is given back."""
 
-    def __init__(self, segment: int, seat: Seat, owner: OwnerSearch, jumps: Backoff) -> None:
+    def __init__(self, segment: int, read_grant: ReadGrant, owner: OwnerSearch, jumps: Backoff) -> None:
         self.segment: Final = segment
-        self.seat = seat
+        self.read_grant = read_grant
         self.owner: Final = owner
         self.jumps: Final = jumps
         """How long to wait when one follows the other."""
@@ -127,7 +127,7 @@ class StreamConsumer(Consumer):
         self._client = client
         self._window_bytes = checked_window(window_bytes)
         self._session = GroupSession(client, self.topic, self.subscription, self.name, start, self._on_assignment)
-        self._seats: dict[int, Seat] = {}
+        self._read_grants: dict[int, ReadGrant] = {}
         """By segment: those that are assigned to this consumer."""
         self._feeds: dict[int, _StreamFeed] = {}
         self._holdings: dict[int, _Holding] = {}
@@ -141,7 +141,7 @@ class StreamConsumer(Consumer):
     @property
     def segments(self) -> tuple[int, ...]:
         """The segments that are assigned to this consumer now."""
-        return tuple(sorted(self._seats))
+        return tuple(sorted(self._read_grants))
 
     # Acks.
 
@@ -272,19 +272,19 @@ class StreamConsumer(Consumer):
     # One segment.
 
     def _on_assignment(self, assignment: Assignment) -> None:
-        self._seats = {
-            segment: Seat(self.subscription, assignment.term, grant)
+        self._read_grants = {
+            segment: ReadGrant(self.subscription, assignment.term, grant)
             for segment, grant in zip(assignment.segments, assignment.grants, strict=True)
         }
-        for segment, seat in self._seats.items():
+        for segment, read_grant in self._read_grants.items():
             holding = self._holdings.get(segment)
             if holding is None:
                 self._take_up(segment)
-            else:  # Perhaps it is being given back: by its new seat, the last ack finds the owner after all.
-                holding.seat = seat
+            else:  # Perhaps it is being given back: by its new read_grant, the last ack finds the owner after all.
+                holding.read_grant = read_grant
                 holding.told.set()
         for segment, holding in self._holdings.items():
-            if segment not in self._seats:
+            if segment not in self._read_grants:
                 holding.revoked = True
                 holding.changed.set()
                 holding.told.set()
@@ -293,7 +293,7 @@ class StreamConsumer(Consumer):
     def _take_up(self, segment: int) -> None:
         client = self._client
         owner = OwnerSearch(client.routing, self.topic, segment, client.backoff())
-        holding = self._holdings[segment] = _Holding(segment, self._seats[segment], owner, client.backoff())
+        holding = self._holdings[segment] = _Holding(segment, self._read_grants[segment], owner, client.backoff())
         holding.task = asyncio.get_running_loop().create_task(self._hold(holding), name=f"segment {segment}")
 
     def _stop_handing_out(self, segment: int) -> None:
@@ -345,7 +345,7 @@ class StreamConsumer(Consumer):
         holding.told.clear()  # What is told from now on may make another attempt worth while.
         link = await holding.owner.link()
         channel = Channel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(holding, channel))
-        await channel.open(self._session.topic_id, seat=holding.seat, timeout_s=self._client.timeout_s)
+        await channel.open(self._session.topic_id, read_grant=holding.read_grant, timeout_s=self._client.timeout_s)
         return channel
 
     async def _channel_over(self, holding: _Holding) -> BraidError | None:
@@ -415,7 +415,7 @@ class StreamConsumer(Consumer):
         await self._session.release(segment)
         if self._holdings.get(segment) is holding:
             del self._holdings[segment]
-            if segment in self._seats:
+            if segment in self._read_grants:
                 self._take_up(segment)
 
     async def _end_channel(self, holding: _Holding, feed: _StreamFeed | None) -> None:
