@@ -11,20 +11,20 @@ from __future__ import annotations
 from braid.model.errors import BraidError, DiskError, Fenced, LogClosed, LogFailed, NotServing
 
 
-def told_to_clients(error: BraidError) -> BraidError:
+def to_client(error: BraidError) -> BraidError:
     if isinstance(error, Fenced | LogClosed):
         return NotServing(f"the segment is not served here any more: {error}")
     return error
 
 
-def told_to_readers(error: BraidError) -> BraidError:
+def to_reader(error: BraidError) -> BraidError:
     """A read that failed may work the next time, or elsewhere. Bytes that were read and are wrong stay wrong."""
     if isinstance(error, DiskError):
         return NotServing(f"the broker could not read its disk: {error}")
     return error
 
 
-def told_to_waiting(error: BraidError) -> BraidError:
+def to_publisher(error: BraidError) -> BraidError:
     """To those whose batches the log has taken and did not confirm."""
     if isinstance(error, Fenced | LogClosed):
         return LogFailed(f"whether the batch is stored is not known, send it again: {error}")

@@ -12,7 +12,7 @@ from braid.broker.admin import cluster, history, moves, subscriptions, topics
 from braid.broker.admin.call import CALLS, read_call
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
-from braid.broker.error_mapping import told_to_clients
+from braid.broker.error_mapping import to_client
 from braid.broker.shielded_tasks import ShieldedTasks
 from braid.model.errors import Fenced, InvalidArgument, LogClosed
 
@@ -33,7 +33,7 @@ class Calls:
         try:
             return await self._tasks.run(name, asked.carry_out(self._services, principal))
         except (Fenced, LogClosed) as error:
-            raise told_to_clients(error) from error
+            raise to_client(error) from error
 
     async def close(self) -> None:
         """Waits for the calls that are under way. Those that only wait for other brokers end at once: what they began

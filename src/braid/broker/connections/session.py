@@ -20,7 +20,7 @@ from braid.broker.admin.calls import Calls
 from braid.broker.auth import Access, Action, Principal
 from braid.broker.config import Limits
 from braid.broker.connections.membership import Memberships
-from braid.broker.error_mapping import told_to_clients
+from braid.broker.error_mapping import to_client
 from braid.broker.groups.host import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
@@ -208,7 +208,7 @@ class Session:
             self._count_out(0)
 
     def _refuse(self, frame: Frame, error: BraidError) -> None:
-        error = told_to_clients(error)
+        error = to_client(error)
         self._count_error(frame.kind, error)
         if isinstance(error, Unauthenticated | PermissionDenied):
             who = self.principal.name if self.principal is not None else "?"

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from braid.broker.error_mapping import told_to_clients, told_to_readers
+from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.model.errors import BraidError, BrokenInvariant, DiskError
 from braid.model.ids import Offset
@@ -131,7 +131,7 @@ class Channel:
             self.drop()
 
     def fail(self, error: BraidError) -> None:
-        error = told_to_clients(error)
+        error = to_client(error)
         self.close(error.code, str(error), retriable=error.retriable)
 
     def drop(self) -> None:
@@ -204,7 +204,7 @@ class Channel:
         except BraidError as error:
             if isinstance(error, DiskError):
                 _log.error("offset %d of %s could not be read: %s", self.offset, storage.log.folder, error)
-            self.fail(told_to_readers(error))
+            self.fail(to_reader(error))
         except Exception as error:
             _log.exception("a channel broke")
             self.fail(BrokenInvariant(f"reading at offset {self.offset} broke: {error!r}"))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from braid.broker.error_mapping import told_to_clients, told_to_waiting
+from braid.broker.error_mapping import to_client, to_publisher
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
@@ -81,7 +81,7 @@ class PublishQueue:
         try:
             base, next_offset, duplicate = self._log.append(batch, header, commit=False)
         except (Fenced, LogClosed) as error:
-            raise told_to_clients(error) from error
+            raise to_client(error) from error
         published = encode(Published(self._forgotten(header) if base is None else base, duplicate))
         confirm = encode_frame(_PUBLISH, published, request=request, flags=REPLY)
         metrics = self._topic_metrics
@@ -120,7 +120,7 @@ class PublishQueue:
             publishers[publisher] = None
             observe(now - received_at)
         if confirmed.error is not None:
-            error = told_to_waiting(confirmed.error)
+            error = to_publisher(confirmed.error)
             while waiting:
                 _, publisher, request, size, _, _ = waiting.popleft()
                 publisher.refuse(request, size, error)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from braid.broker.error_mapping import told_to_clients
+from braid.broker.error_mapping import to_client
 from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members
@@ -201,7 +201,7 @@ class LocalAccess:
         try:
             return await question.answer(self._segment)
         except (Fenced, LogClosed) as error:
-            raise told_to_clients(error) from error
+            raise to_client(error) from error
 
 
 class Ask(Protocol):
