@@ -12,7 +12,7 @@ import pytest
 from braid.broker.connections import session
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import Channel
-from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.host import OwnedSegment, Segments
 from braid.client.consuming import stream
 from braid.client.producing import segment_writer as lane
 from braid.client.producing.segment_writer import Answered, Fate, Lane
@@ -136,11 +136,11 @@ def confirm_without_lease(patch: pytest.MonkeyPatch) -> None:
 
 def let_two_consumers_read_a_segment(patch: pytest.MonkeyPatch) -> None:
     """The owner of a segment does not end the channel of the consumer that had it before."""
-    patch.setattr(ServedSegment, "close_channels", lambda *_: None)
+    patch.setattr(OwnedSegment, "close_channels", lambda *_: None)
 
 
 def answer_acks_before_they_are_stored(patch: pytest.MonkeyPatch) -> None:
-    async def at_once(_self: session.Session, _segment: ServedSegment, _subscription: str) -> bytes:
+    async def at_once(_self: session.Session, _segment: OwnedSegment, _subscription: str) -> bytes:
         return b""
 
     patch.setattr(session.Session, "_flush_cursor", at_once)

@@ -12,7 +12,7 @@ import pytest
 from braid.broker.segments import opening
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.history_copy import OutgoingHistory
-from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.host import OwnedSegment, Segments
 from braid.broker.segments.leftover_chunks import Copies
 from braid.broker.segments.read_grants import ReadGrants
 from braid.cluster.ownership import leader_step as reconcile
@@ -145,7 +145,7 @@ def store_retries_again(patch: pytest.MonkeyPatch) -> None:
 
 def let_two_consumers_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadGrants, "take", lambda _read_grants, _subscription, _seat: None)
-    patch.setattr(ServedSegment, "close_channels", lambda _segment, *_: None)
+    patch.setattr(OwnedSegment, "close_channels", lambda _segment, *_: None)
 
 
 def hand_over_without_the_history(patch: pytest.MonkeyPatch) -> None:

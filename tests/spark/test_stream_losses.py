@@ -13,7 +13,7 @@ import pytest
 import braid.sync
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.owned_segment import OwnedSegment
 from braid.client.blocking.loop_thread import LoopThread
 from braid.model.errors import DataLoss
 from braid.storage.retention import RetentionPolicy
@@ -58,7 +58,7 @@ class Retaining:
     def _exported(self, topic: str) -> int:
         return self._segment(topic).storage.catalog.next_offset
 
-    def _segment(self, topic: str) -> ServedSegment:
+    def _segment(self, topic: str) -> OwnedSegment:
         return self._broker.segments.get(f"public/default/{topic}", 0)
 
     def retain(self, topic: str) -> int:

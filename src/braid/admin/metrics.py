@@ -33,7 +33,7 @@ from braid.cluster.ownership.leader_step import Reason
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
     from braid.broker.metrics import Histogram
-    from braid.broker.segments.host import ServedSegment
+    from braid.broker.segments.host import OwnedSegment
 
 MAX_SERIES: Final = 50_000
 """Of those that grow with topics: 4 MB of text, a second of a thread."""
@@ -76,7 +76,7 @@ class _TopicRow(NamedTuple):
         return len(self.counts) + len(self.consumers) + sum(4 + len(segment.lags) for segment in self.segments)
 
 
-def _read_topic(broker: Broker, path: str, segments: Sequence[ServedSegment]) -> _TopicRow:
+def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> _TopicRow:
     rows = []
     subscriptions: dict[str, None] = {}
     for segment in segments:
@@ -124,7 +124,7 @@ class Exposition:
     async def _read_topics(self) -> tuple[list[_TopicRow], int]:
         """What is shown of topics, and how many series are not."""
         broker = self._broker
-        by_topic: dict[str, list[ServedSegment]] = {}
+        by_topic: dict[str, list[OwnedSegment]] = {}
         for segment in broker.segments.all():
             by_topic.setdefault(segment.name.topic.path, []).append(segment)
         shown: list[_TopicRow] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from braid.broker.admin.segment_stats import stored_bytes
 from braid.broker.groups.subscriptions import Progress
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.host import OwnedSegment, Segments
 from braid.cluster.load_reports import Reading, SegmentReading
 
 
@@ -17,7 +17,7 @@ def reading(segments: Segments, metrics: BrokerMetrics, adopted_generation: int 
     )
 
 
-def _of_segment(segment: ServedSegment) -> SegmentReading:
+def _of_segment(segment: OwnedSegment) -> SegmentReading:
     earliest, end, stored = segment.earliest, segment.end, stored_bytes(segment.storage)
     backlog = sum(Progress(offset, earliest, end).backlog for offset in segment.cursors.all().values())
     return SegmentReading(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
-from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.host import OwnedSegment, Segments
 from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.names import TopicName
 from braid.storage.segment import SegmentStorage
@@ -46,7 +46,7 @@ def segment_statistics(broker: str, segments: Segments, topic: TopicName) -> dic
     return {segment.name.id: _statistics(broker, segment) for segment in segments.of_topic(topic.path)}
 
 
-def _statistics(broker: str, segment: ServedSegment) -> SegmentStatistics:
+def _statistics(broker: str, segment: OwnedSegment) -> SegmentStatistics:
     earliest, end = segment.earliest, segment.end
     return SegmentStatistics(
         owner=broker,

@@ -26,7 +26,7 @@ from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.delivery import MAX_CREDIT, Channel, ReadAhead
-from braid.broker.segments.host import Segments, ServedSegment
+from braid.broker.segments.host import OwnedSegment, Segments
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrant
 from braid.broker.topics import Topics
@@ -129,8 +129,8 @@ class Session:
         """Topics whose changes the peer is told of: the routing that it was told last, encoded."""
         self.acked_generation: int | None = None
         """Up to which the peer's routing reflects what it was told here; None until it has said so."""
-        self._routes: dict[bytes, ServedSegment] = {}
-        self._channels: dict[int, tuple[Channel, ServedSegment]] = {}
+        self._routes: dict[bytes, OwnedSegment] = {}
+        self._channels: dict[int, tuple[Channel, OwnedSegment]] = {}
         self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
         self._taking: PublishQueue | None = None
         """Where the publishes go that are being handled."""
@@ -342,7 +342,7 @@ class Session:
         if taking is not None:
             taking.commit()
 
-    def _route(self, body: bytes) -> ServedSegment:
+    def _route(self, body: bytes) -> OwnedSegment:
         route = decode(Route, body)
         topic = TopicName.parse(route.topic)
         self.may(Action.PRODUCE, topic)
@@ -414,7 +414,7 @@ class Session:
         self.connection.reply(frame, encode(Opened(offset, segment.end, placement)))
         segment.add_channel(channel)
 
-    def _first_offset(self, segment: ServedSegment, request: Open) -> Offset:
+    def _first_offset(self, segment: OwnedSegment, request: Open) -> Offset:
         subscription = request.subscription
         if subscription:
             offset = segment.cursors.offset(subscription)
@@ -461,7 +461,7 @@ class Session:
             return
         self._answer_later(frame, self._flush_cursor(segment, channel.subscription))
 
-    async def _flush_cursor(self, segment: ServedSegment, subscription: str) -> bytes:
+    async def _flush_cursor(self, segment: OwnedSegment, subscription: str) -> bytes:
         await segment.sync_to(segment.cursors.offset(subscription) or Offset(0))
         await segment.cursors.flush(subscription)
         return b""

@@ -37,11 +37,11 @@ from braid.broker.segments.segment_access import (
     BeginCursor,
     FindPositions,
     GetProgress,
+    OwnedSegments,
     PlaceCursor,
     RemoveCursor,
     SegmentAccess,
     SegmentAccesses,
-    ServedSegments,
 )
 from braid.broker.topics import Topics
 from braid.metadata import paths
@@ -104,7 +104,7 @@ class Subscriptions:
         self,
         store: Store,
         topics: Topics,
-        segments: ServedSegments,
+        segments: OwnedSegments,
         accesses: SegmentAccesses,
         clock: Clock,
         random: Random,

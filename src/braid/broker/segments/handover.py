@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from braid.broker.segments.history_copy import OutgoingHistory
 from braid.broker.segments.leftover_chunks import Copies
-from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.owned_segment import OwnedSegment
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
@@ -73,12 +73,12 @@ class HandOver:
         self._history = history
         self._clock = clock
 
-    async def ask(self, segment: ServedSegment) -> None:
+    async def ask(self, segment: OwnedSegment) -> None:
         """The owner's own wish: to whom it goes, the leader decides. Straight to DRAINING, for the owner is leaving."""
         await self._change(segment, lambda record: record.moving(Move()))
         await self._change(segment, Ownership.draining)
 
-    async def prepare(self, segment: ServedSegment) -> None:
+    async def prepare(self, segment: OwnedSegment) -> None:
         move = self._record(segment).value.move
         if move is None:
             raise MoveGivenUp("nobody wants it any more")
@@ -94,7 +94,7 @@ class HandOver:
         self._check_target(move.to)
         await self._change(segment, Ownership.draining)
 
-    async def finish(self, segment: ServedSegment) -> None:
+    async def finish(self, segment: OwnedSegment) -> None:
         """Ends with the segment's storage closed, and its record SEALED."""
         known = self._record(segment)
         record = known.value
@@ -125,7 +125,7 @@ class HandOver:
         self._copies.left(segment.name)
         _log.info("%s is handed over, sealed at offset %d", segment.name, segment.storage.log.end - 1)
 
-    async def give_up(self, segment: ServedSegment, reason: str) -> None:
+    async def give_up(self, segment: OwnedSegment, reason: str) -> None:
         """Take the wish, and a DRAINING, out of the record; the segment is served here again."""
         while True:
             try:
@@ -139,7 +139,7 @@ class HandOver:
                 return None  # Nothing of it is ours any more.
             await asyncio.sleep(RETRY_S)
 
-    def _record(self, segment: ServedSegment) -> Known[Ownership]:
+    def _record(self, segment: OwnedSegment) -> Known[Ownership]:
         known = self._owners.known(segment.name)
         if known is None or not known.value.is_held_by(self._context.broker_id, segment.epoch):
             raise MoveGivenUp("it has another owner")
@@ -155,12 +155,12 @@ class HandOver:
         if not self._members.is_active(to):
             raise MoveGivenUp(f"broker {to} is not there, or is draining")
 
-    async def _copy(self, segment: ServedSegment, to: str) -> None:
+    async def _copy(self, segment: OwnedSegment, to: str) -> None:
         if self._context.mode is StorageMode.LOCAL:
             chunks = list(segment.storage.catalog.chunks)
             await self._history.copy(segment, to, chunks, self._record(segment).revision)
 
-    async def _change(self, segment: ServedSegment, change: Callable[[Ownership], Ownership]) -> None:
+    async def _change(self, segment: OwnedSegment, change: Callable[[Ownership], Ownership]) -> None:
         """Return when the view shows the changed record."""
         known = self._record(segment)
         try:
@@ -171,7 +171,7 @@ class HandOver:
             raise MoveGivenUp("its record has changed meanwhile")
         await self._owners.view.caught_up(revision)
 
-    async def _patiently(self, segment: ServedSegment, step: Step, *, for_ever: bool = False) -> None:
+    async def _patiently(self, segment: OwnedSegment, step: Step, *, for_ever: bool = False) -> None:
         """Try a step until it works, or for as long as producers can be made to wait."""
         give_up_at = self._clock.monotonic() + EXPORT_PATIENCE_S
         while True:

@@ -14,7 +14,7 @@ import crc32c
 from braid.broker.peers.links import Peers
 from braid.broker.segments.folders import own_folder
 from braid.broker.segments.leftover_chunks import Copies
-from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.topics import Topics
 from braid.model.errors import (
     BatchCorrupt,
@@ -44,9 +44,7 @@ class OutgoingHistory:
         self._context = context
         self._peers = peers
 
-    async def copy(
-        self, segment: ServedSegment, target: str, chunks: list[ChunkDescriptor], revision: Revision
-    ) -> None:
+    async def copy(self, segment: OwnedSegment, target: str, chunks: list[ChunkDescriptor], revision: Revision) -> None:
         """Return when the target's disk holds all these chunks, and will keep them while the segment's record is the
         one of this revision."""
         about = {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": revision}

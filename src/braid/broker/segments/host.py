@@ -32,7 +32,7 @@ from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.folders import remove_tree
 from braid.broker.segments.handover import HandOver, MoveGivenUp
 from braid.broker.segments.opening import Opening
-from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
@@ -55,7 +55,7 @@ from braid.ports.tasks import all_of
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.segment import StorageContext, StorageMode
 
-__all__ = ["Segments", "ServedSegment"]
+__all__ = ["Segments", "OwnedSegment"]
 
 OPENED_AT_ONCE: Final = 16
 HANDED_OVER_AT_ONCE: Final = 8
@@ -92,14 +92,14 @@ class Segments:
         self._housekeeper = housekeeper
         self._hand_over = hand_over
         self._opening = Opening(context, config, metrics, topics, owners, housekeeper, may_act)
-        self._served: dict[Key, ServedSegment] = {}
+        self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
         self._work: dict[Key, asyncio.Task[None]] = {}
         """What is being done about a segment."""
         self._leaving: set[Key] = set()
         """Segments that are drained, and not sealed yet."""
-        self._endings: dict[ServedSegment, asyncio.Task[None]] = {}
+        self._endings: dict[OwnedSegment, asyncio.Task[None]] = {}
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when a segment that is being opened has been tried for the first time."""
         self._removals = KeyedLocks()
@@ -116,7 +116,7 @@ class Segments:
 
     # Looking up.
 
-    def get(self, path: str, segment_id: int) -> ServedSegment:
+    def get(self, path: str, segment_id: int) -> OwnedSegment:
         segment = self._served.get((path, segment_id))
         if segment is None:
             raise self.not_here(path, segment_id)
@@ -144,11 +144,11 @@ class Segments:
             return Moved(f"broker {owner} serves segment {segment_id} of topic {path}", address, record.epoch)
         return Moved(f"segment {segment_id} of topic {path} is moving; try again in a moment", "", record.epoch)
 
-    def of_topic(self, path: str) -> list[ServedSegment]:
+    def of_topic(self, path: str) -> list[OwnedSegment]:
         """Those served here, by segment id."""
         return [segment for (topic, _), segment in sorted(self._served.items()) if topic == path]
 
-    def all(self) -> list[ServedSegment]:
+    def all(self) -> list[OwnedSegment]:
         return list(self._served.values())
 
     def absent(self) -> dict[Key, BraidError]:
@@ -265,7 +265,7 @@ class Segments:
 
     # Handing over.
 
-    async def _move(self, key: Key, segment: ServedSegment) -> None:
+    async def _move(self, key: Key, segment: OwnedSegment) -> None:
         async with self._moves:
             try:
                 await self._hand_over.prepare(segment)
@@ -276,7 +276,7 @@ class Segments:
             except Fenced as error:
                 _log.warning("%s is not handed over: %s", segment.name, error)
 
-    async def _finish(self, key: Key, segment: ServedSegment) -> None:
+    async def _finish(self, key: Key, segment: OwnedSegment) -> None:
         """Whatever happens, the segment is not served here behind this."""
         self._withdraw(key, segment)
         self._housekeeper.remove(segment.storage)
@@ -290,13 +290,13 @@ class Segments:
         finally:
             self._leaving.discard(key)
 
-    def _withdraw(self, key: Key, segment: ServedSegment) -> None:
+    def _withdraw(self, key: Key, segment: OwnedSegment) -> None:
         segment.serving = False
         self._served.pop(key, None)
 
     # Failing.
 
-    def _on_failure(self, segment: ServedSegment, error: BraidError) -> None:
+    def _on_failure(self, segment: OwnedSegment, error: BraidError) -> None:
         """Called by the log while it fails: only notes it; the rest happens in a task."""
         key = (segment.name.topic.path, segment.name.id)
         if self._closing or self._served.get(key) is not segment or key in self._work:
@@ -311,7 +311,7 @@ class Segments:
         else:
             self._begin(key, self._abandon(key, segment, error), f"abandon {segment.name}")
 
-    async def _abandon(self, key: Key, segment: ServedSegment, error: BraidError) -> None:
+    async def _abandon(self, key: Key, segment: OwnedSegment, error: BraidError) -> None:
         """A full disk stops only writers: readers go on until there is room. It is opened again when this is done."""
         await self._room(segment.name)
         self._withdraw(key, segment)
@@ -336,7 +336,7 @@ class Segments:
         if segment is not None and segment.cursors is cursors and not self._closing:
             self._let_go(key, segment, error)
 
-    def _let_go(self, key: Key, segment: ServedSegment, error: Fenced) -> None:
+    def _let_go(self, key: Key, segment: OwnedSegment, error: Fenced) -> None:
         """Another owner has it: nothing is confirmed or delivered here from this moment on."""
         _log.error("%s is not served here any more: %s", segment.name, error)
         self._withdraw(key, segment)
@@ -346,10 +346,10 @@ class Segments:
 
     # Ending.
 
-    async def _end(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> None:
+    async def _end(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> None:
         await _wait_for(self._ending(segment, reason, orderly=orderly))
 
-    def _ending(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> asyncio.Task[None]:
+    def _ending(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> asyncio.Task[None]:
         """Ends a segment that is not served here any more. A task of its own, begun at once: nobody else knows the
         segment, so it runs to its end whoever is cancelled meanwhile, or its folder would stay locked for ever."""
         task = self._endings.get(segment)
@@ -359,7 +359,7 @@ class Segments:
             task.add_done_callback(lambda _: self._endings.pop(segment, None))
         return task
 
-    async def _bring_to_end(self, segment: ServedSegment, reason: BraidError, *, orderly: bool) -> None:
+    async def _bring_to_end(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> None:
         segment.serving = False
         self._housekeeper.remove(segment.storage)
         segment.fail_channels(reason)
@@ -392,7 +392,7 @@ class Segments:
         """Give everything away, as far as that can be done in this time; returns how many segments went. Before
         `close`, where others can go on with what this broker leaves."""
 
-        async def one(key: Key, segment: ServedSegment) -> bool:
+        async def one(key: Key, segment: OwnedSegment) -> bool:
             async with self._moves:
                 try:
                     await self._hand_over.ask(segment)

@@ -16,7 +16,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.folders import own_folder
-from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics
 from braid.cluster.owners import Owners
@@ -70,9 +70,9 @@ class Opening:
         record: Ownership,
         revision: Revision,
         *,
-        on_failure: Callable[[ServedSegment, BraidError], None],
+        on_failure: Callable[[OwnedSegment, BraidError], None],
         on_fenced: Callable[[Cursors, Fenced], None],
-    ) -> ServedSegment:
+    ) -> OwnedSegment:
         """In the record's epoch, which is ours since `revision`. When it returns, the view shows that it is served."""
         await self._write_manifest(name.topic, topic)
         await own_folder(self._context, name, topic.id)
@@ -97,7 +97,7 @@ class Opening:
             storage, lambda: self._retention(name.topic.path), cursors.lowest, keep_local_bytes=KEEP_LOCAL_BYTES
         )
         _tell(name, storage)
-        return ServedSegment(name, topic, record.epoch, storage, cursors, publishes, on_failure)
+        return OwnedSegment(name, topic, record.epoch, storage, cursors, publishes, on_failure)
 
     def forget(self, path: str) -> None:
         """The topic was deleted."""

@@ -19,7 +19,7 @@ from braid.storage.segment import SegmentStorage
 _log: Final = logging.getLogger(__name__)
 
 
-class ServedSegment:
+class OwnedSegment:
     def __init__(
         self,
         name: SegmentName,
@@ -28,7 +28,7 @@ class ServedSegment:
         storage: SegmentStorage,
         cursors: Cursors,
         publishes: PublishQueue,
-        on_failure: Callable[[ServedSegment, BraidError], None],
+        on_failure: Callable[[OwnedSegment, BraidError], None],
     ) -> None:
         self.name: Final = name
         self.topic_id: Final = topic.id

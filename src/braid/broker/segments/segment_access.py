@@ -91,7 +91,7 @@ class Segment(Protocol):
     async def replace_chunks(self, old: Sequence[str], new: str) -> int: ...
 
 
-class ServedSegments(Protocol):
+class OwnedSegments(Protocol):
     """Those of this broker. `get` raises what tells where else to ask, or why not here."""
 
     def get(self, path: str, segment_id: int) -> Segment: ...
@@ -222,7 +222,7 @@ class RemoteAccess:
         return question.read(await self._ask(self._owner, ASK_SEGMENT, arguments, timeout_s=self._timeout_s))
 
 
-def answer_for(segments: ServedSegments, calls: PeerCalls) -> None:
+def answer_for(segments: OwnedSegments, calls: PeerCalls) -> None:
     """Register the owner's side of `RemoteAccess`."""
 
     async def answer(arguments: Arguments) -> Any:
@@ -233,7 +233,7 @@ def answer_for(segments: ServedSegments, calls: PeerCalls) -> None:
     calls.register(ASK_SEGMENT, answer)
 
 
-def local_access(segments: ServedSegments, path: str, segment_id: int, topic_id: int) -> LocalAccess:
+def local_access(segments: OwnedSegments, path: str, segment_id: int, topic_id: int) -> LocalAccess:
     segment = segments.get(path, segment_id)
     if segment.topic_id != topic_id:
         raise TopicNotFound(f"topic {path} was deleted, or deleted and created again")
@@ -241,7 +241,7 @@ def local_access(segments: ServedSegments, path: str, segment_id: int, topic_id:
 
 
 class SegmentAccesses:
-    def __init__(self, broker_id: str, segments: ServedSegments, owners: Owners, members: Members, ask: Ask) -> None:
+    def __init__(self, broker_id: str, segments: OwnedSegments, owners: Owners, members: Members, ask: Ask) -> None:
         self._broker_id = broker_id
         self._segments = segments
         self._owners = owners
@@ -254,7 +254,7 @@ class SegmentAccesses:
         return AnywhereAccess(self, name, topic_id, patience_s)
 
     def now(self, name: SegmentName, topic_id: int, timeout_s: float) -> SegmentAccess:
-        """As the view shows it now. Raises what `ServedSegments.get` raises when nobody serves it."""
+        """As the view shows it now. Raises what `OwnedSegments.get` raises when nobody serves it."""
         record = self._owners.find(name)
         if (
             record is not None

@@ -28,7 +28,7 @@ import msgspec
 
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
-from braid.broker.segments.host import ServedSegment
+from braid.broker.segments.host import OwnedSegment
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
@@ -143,7 +143,7 @@ class World:
         self._clients = count(1)
         self._briefs = count(1)
         self._failure: BaseException | None = None
-        self._known: dict[ServedSegment, Broker] = {}
+        self._known: dict[OwnedSegment, Broker] = {}
         self._confirmed: dict[int, int] = {}
         """By segment, up to where consumers could see it last."""
         self._seeking = False
@@ -672,7 +672,7 @@ class World:
             if session._bytes > broker.limits.max_bytes_in_flight + (1 << 20):
                 raise PromiseBroken("I12", f"a connection has {session._bytes} bytes in flight")
 
-    def _follow(self, segment: ServedSegment) -> None:
+    def _follow(self, segment: OwnedSegment) -> None:
         """I3: what is confirmed is confirmed under a lease that lives."""
         confirmed = segment.storage.log.confirmed
         value = self._confirmed[segment.name.id] = confirmed.value
@@ -686,14 +686,14 @@ class World:
 
         confirmed.follow(risen)
 
-    def _check_channels(self, segment: ServedSegment) -> None:
+    def _check_channels(self, segment: OwnedSegment) -> None:
         """I4: at most one consumer of a subscription has a segment."""
         names = [channel.subscription for channel in segment._channels if channel.subscription is not None]
         if len(names) > len(set(names)):
             channels = [(each.subscription, each.number) for each in segment._channels]
             raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
 
-    def _check_cursors(self, segment: ServedSegment) -> None:
+    def _check_cursors(self, segment: OwnedSegment) -> None:
         """A stored cursor never lies beyond what a crash leaves of the log."""
         for entry in self.store._server.list(paths.cursors_prefix(PATH, segment.name.descriptor)).entries:
             offset = decode(Cursor, entry.value).offset

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from braid.broker.broker import Broker
-from braid.broker.segments.owned_segment import ServedSegment
+from braid.broker.segments.owned_segment import OwnedSegment
 from braid.metadata import paths
 from braid.model.batch.columns import decode_messages
 from braid.model.layout import Layout
@@ -32,7 +32,7 @@ Log = dict[int, list[tuple[bytes, bytes | None]]]
 class ClusterInspector:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[ServedSegment, Broker] = {}
+        self._known: dict[OwnedSegment, Broker] = {}
         self._confirmed: dict[int, int] = {}
         """By segment, up to where consumers could see it last."""
         self._server: dict[int, str] = {}
@@ -79,7 +79,7 @@ class ClusterInspector:
             self._check_channels(segment)
             self._check_cursors(segment)
 
-    def _meet(self, segment: ServedSegment, broker: Broker) -> None:
+    def _meet(self, segment: OwnedSegment, broker: Broker) -> None:
         """A segment was opened since the last look."""
         self._known[segment] = broker
         number, start = segment.name.id, segment.storage.start
@@ -90,7 +90,7 @@ class ClusterInspector:
             raise PromiseBroken("I2", f"{segment.name} goes on at {start.offset}, chunks had reached {least}")
         self._follow(segment, broker)
 
-    def _follow(self, segment: ServedSegment, broker: Broker) -> None:
+    def _follow(self, segment: OwnedSegment, broker: Broker) -> None:
         """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch."""
         confirmed, number = segment.storage.log.confirmed, segment.name.id
         value = self._confirmed[number] = confirmed.value
@@ -112,14 +112,14 @@ class ClusterInspector:
 
         confirmed.follow(risen)
 
-    def _check_channels(self, segment: ServedSegment) -> None:
+    def _check_channels(self, segment: OwnedSegment) -> None:
         """I4: at most one consumer of a subscription has a segment."""
         names = [channel.subscription for channel in segment._channels if channel.subscription is not None]
         if len(names) > len(set(names)):
             channels = [(each.subscription, each.number) for each in segment._channels]
             raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
 
-    def _check_cursors(self, segment: ServedSegment) -> None:
+    def _check_cursors(self, segment: OwnedSegment) -> None:
         """A stored cursor never lies beyond what a crash leaves of the log."""
         record = self._record(segment.name)
         if record is None or record.epoch != segment.epoch:
@@ -182,9 +182,9 @@ class ClusterInspector:
         records = {segment: self._record(self._name(segment)) for segment in range(self._cluster.segments)}
         return {segment: record.owner for segment, record in records.items() if record is not None}
 
-    def served(self) -> dict[int, ServedSegment]:
+    def served(self) -> dict[int, OwnedSegment]:
         """Those whose owner serves them, in the record's epoch, with no move ahead."""
-        served: dict[int, ServedSegment] = {}
+        served: dict[int, OwnedSegment] = {}
         for segment in range(self._cluster.segments):
             record = self._record(self._name(segment))
             if record is None or record.state is not OwnershipState.SERVING or record.move is not None:
