@@ -15,7 +15,7 @@ from braid.client.client import Client, connect
 from braid.client.producing.open_batch import GROUP, RECORD_BYTES
 from braid.client.producing.producer import Producer
 from braid.client.producing.records import slice_records
-from braid.client.producing.segment_writer import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, Lane
+from braid.client.producing.segment_writer import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, SegmentWriter
 from braid.model.batch.columns import Message, decode_messages
 from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.errors import (
@@ -138,7 +138,7 @@ async def test_who_sends_again_when_his_record_is_stored_does_so_in_the_turn_of_
         del loop.call_soon
         whose = [type(getattr(each, "__self__", None)) for each in planned]
         assert whose
-        assert not {Lane, Link}.intersection(whose)
+        assert not {SegmentWriter, Link}.intersection(whose)
         assert len(world.batches()) == 21
 
 
@@ -195,9 +195,9 @@ async def test_a_small_batch_does_not_wait_long_for_a_broker_far_away(simulation
         await asyncio.sleep(ANSWER_WAIT_S)
         last = producer.submit(b"second")
         await asyncio.sleep(ANSWER_WAIT_S / 10)
-        assert not producer.lanes[0].unsettled()[1:], "it waits"
+        assert not producer.writers[0].unsettled()[1:], "it waits"
         await asyncio.sleep(ANSWER_WAIT_S)
-        assert producer.lanes[0].unsettled()[1:], "it has left"
+        assert producer.writers[0].unsettled()[1:], "it has left"
         assert (await last).offset == 1
         assert [batch.count for batch in world.batches()] == [1, 1]
 
@@ -211,7 +211,7 @@ async def test_a_larger_batch_waits_for_no_answer(simulation: Simulation) -> Non
             producer.submit(bytes(EARLY_BYTES // 2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert producer.lanes[0].open is None
+        assert producer.writers[0].open is None
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
 
@@ -224,7 +224,7 @@ async def test_a_batch_that_waits_and_grows_leaves_when_it_is_large(simulation: 
         producer.submit(b"small")
         await asyncio.sleep(ANSWER_WAIT_S / 10)
         producer.submit(bytes(EARLY_BYTES))
-        assert len(producer.lanes[0].unsettled()) == 2, "both have left"
+        assert len(producer.writers[0].unsettled()) == 2, "both have left"
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
 

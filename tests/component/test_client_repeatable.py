@@ -14,7 +14,7 @@ import pytest
 
 from braid.broker.config import AuthConfig, Grant
 from braid.client.client import Client, connect
-from braid.client.producing import segment_writer as lane
+from braid.client.producing import segment_writer as writer
 from braid.client.producing.idempotent import RepeatableProducer
 from braid.model.batch.columns import decode_messages
 from braid.model.batch.header import BatchHeader, parse_header
@@ -221,7 +221,7 @@ async def test_rows_that_cannot_be_sent_end_it_before_what_comes_behind_them(
 
 
 async def test_an_era_has_an_end(monkeypatch: pytest.MonkeyPatch, simulation: Simulation) -> None:
-    monkeypatch.setattr(lane, "ERA_RECORDS", 5)
+    monkeypatch.setattr(writer, "ERA_RECORDS", 5)
     async with producing(simulation) as (world, producer):
         await give(producer, rows(b"0", b"1", b"2"), rows(b"3", b"4"))
         with pytest.raises(InvalidArgument, match="5 records were written to segment 0 in era 5, and 1 more do not"):

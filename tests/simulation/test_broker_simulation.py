@@ -14,8 +14,8 @@ from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import Channel
 from braid.broker.segments.host import OwnedSegment, Segments
 from braid.client.consuming import stream
-from braid.client.producing import segment_writer as lane
-from braid.client.producing.segment_writer import Answered, Fate, Lane
+from braid.client.producing import segment_writer as writer
+from braid.client.producing.segment_writer import Answered, Fate, SegmentWriter
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer
@@ -99,7 +99,7 @@ def store_retries_again(patch: pytest.MonkeyPatch) -> None:
 def send_again_under_new_numbers(patch: pytest.MonkeyPatch) -> None:
     """The producer does not go back to the oldest batch that is in doubt: it begins anew with all of them."""
 
-    def refused(self: Lane, batch: object, error: BraidError) -> None:
+    def refused(self: SegmentWriter, batch: object, error: BraidError) -> None:
         batch.answer = error  # type: ignore[attr-defined]
         self._broken = True
         self._last_error = error
@@ -107,8 +107,8 @@ def send_again_under_new_numbers(patch: pytest.MonkeyPatch) -> None:
     def anew(round_: Sequence[Answered]) -> list[Fate]:
         return [Fate.AGAIN if batch.stored else Fate.RENUMBER for batch in round_]
 
-    patch.setattr(Lane, "_on_refused", refused)
-    patch.setattr(lane, "verdict", anew)
+    patch.setattr(SegmentWriter, "_on_refused", refused)
+    patch.setattr(writer, "verdict", anew)
 
 
 def stop_without_storing_cursors(patch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ class FlakyScript:
 
 
 class Sent:
-    """What the application gave, by lane in order, and what it was told."""
+    """What the application gave, by writer in order, and what it was told."""
 
     def __init__(self) -> None:
         self.order: list[str] = []

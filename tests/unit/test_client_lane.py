@@ -1,4 +1,4 @@
-"""What a lane decides when a round is over: a table of answers and fates."""
+"""What a writer decides when a round is over: a table of answers and fates."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ import pyarrow as pa
 from braid.client.consuming.segment_range import read_segment_range
 from braid.client.producing.open_batch import UNKNOWN_OFFSET, Batch
 from braid.client.producing.producer import Producer, ProducerOptions
-from braid.client.producing.segment_writer import Lane
+from braid.client.producing.segment_writer import SegmentWriter
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, PermissionDenied, RepeatDiffers
 from braid.model.hashing import key_hashes
@@ -98,9 +98,9 @@ class RepeatableProducer:
         become one batch in each segment that gets some. Waits for room, and as long as the theory says."""
         await self.producer.open()
         timed = "timestamp" in block.column_names
-        for lane, rows in self._routed(block):
+        for writer, rows in self._routed(block):
             try:
-                batch = lane.add_table(rows, rows.num_rows, rows.nbytes)
+                batch = writer.add_table(rows, rows.num_rows, rows.nbytes)
             except OutOfSequence as error:  # of a block before this one
                 raise self._out_of_sequence(error) from error
             self._given.append(_Given(batch, timed))
@@ -130,13 +130,13 @@ class RepeatableProducer:
     ) -> None:
         await self.producer.end()
 
-    def _routed(self, block: Any) -> Iterator[tuple[Lane, Any]]:
-        lanes = self.producer.lanes
+    def _routed(self, block: Any) -> Iterator[tuple[SegmentWriter, Any]]:
+        writers = self.producer.writers
         identity = self.producer.identity
         assert identity is not None
-        turn = (identity.id + self._blocks) % len(lanes)
-        if "key" not in block.column_names or len(lanes) == 1:
-            yield lanes[turn], block
+        turn = (identity.id + self._blocks) % len(writers)
+        if "key" not in block.column_names or len(writers) == 1:
+            yield writers[turn], block
             return
         keys = block.column("key").cast(pa.binary())
         places = self.producer.lane_numbers(key_hashes(keys.fill_null(b"").to_pylist()))
@@ -144,11 +144,11 @@ class RepeatableProducer:
             places[keys.is_null().to_numpy()] = turn
         order = np.argsort(places, kind="stable")
         ordered = block.take(pa.array(order))
-        ends = np.searchsorted(places[order], np.arange(len(lanes)), "right")
+        ends = np.searchsorted(places[order], np.arange(len(writers)), "right")
         start = 0
-        for lane, end in zip(lanes, ends.tolist()):
+        for writer, end in zip(writers, ends.tolist()):
             if end > start:
-                yield lane, ordered.slice(start, end - start)
+                yield writer, ordered.slice(start, end - start)
             start = end
 
     async def _review_all(self) -> None:

@@ -34,7 +34,7 @@ UNKNOWN_OFFSET: Final = -1
 
 
 class Batch:
-    """Records for one segment. Filled by the producer, then owned by the segment's lane until it is settled."""
+    """Records for one segment. Filled by the producer, then owned by the segment's writer until it is settled."""
 
     __slots__ = (
         "answer",

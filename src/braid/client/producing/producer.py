@@ -7,10 +7,11 @@ its answer after one round trip, and thousands of them share batches. A turn tha
 which those go on who waited for them, and in which leaves what they send next: nothing is planned for another one
 (link.py).
 
-    send / submit / send_many / send_table   →   Batch, one open in each lane   →   Lane, one for each segment
+    send / submit / send_many / send_table   →   Batch, one open in each writer   →   SegmentWriter, one for each
+    segment
 
 Records with a key go to the segment whose range has the key's hash. Records without one go to the segments in turn, a
-batch at a time. Each lane keeps strict order and stores once what it sends again (segment_writer.py tells how).
+batch at a time. Each writer keeps strict order and stores once what it sends again (segment_writer.py tells how).
 
 Memory is bounded (I12): above `max_in_flight_bytes` unconfirmed, `send`, `send_many` and `send_table` wait; `submit`,
 which cannot wait, goes on to a hard limit and then raises `ProducerFull`.
@@ -55,7 +56,7 @@ from braid.client.producing.records import (
     row_sizes,
     table_size,
 )
-from braid.client.producing.segment_writer import Lane
+from braid.client.producing.segment_writer import SegmentWriter
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
 from braid.client.shared import result_of
@@ -140,14 +141,14 @@ class Producer:
         self._identify = identify
         self.unconfirmed_bytes = 0
         """Of closed batches that are not settled."""
-        self._only: Lane | None = None
-        """The lane, if the topic has one active segment."""
-        self._fast: Lane | None = None
+        self._only: SegmentWriter | None = None
+        """The writer, if the topic has one active segment."""
+        self._fast: SegmentWriter | None = None
         """The same, unless a `send` has to wait for room."""
-        self._lanes: list[Lane] = []
+        self._writers: list[SegmentWriter] = []
         self._starts: list[int] = []
         self._keyless = 0
-        """The lane that takes records without a key now."""
+        """The writer that takes records without a key now."""
         self._topic_id = 0
         self._layout_epoch = 0
         self._max_in_flight = options.max_in_flight_bytes
@@ -166,7 +167,7 @@ class Producer:
 
     async def open(self) -> Self:
         """Learn where the topic's segments are; `async with` and `send` do it. `TopicNotFound` if it does not exist."""
-        if not self._lanes:
+        if not self._writers:
             if self._opening is None:
                 self._opening = asyncio.get_running_loop().create_task(self._open(), name=f"open {self.topic.path}")
             await result_of(self._opening)
@@ -179,10 +180,10 @@ class Producer:
             self._topic_id = topic.topic_id
             self._layout_epoch = topic.route.layout_epoch
             self.identity = self._identify(topic.topic_id) if self._identify is not None else None
-            self._lanes = [Lane(self, segment.id) for segment in topic.active]
+            self._writers = [SegmentWriter(self, segment.id) for segment in topic.active]
             self._starts = topic.starts
-            self._keyless = self.client.random.randrange(len(self._lanes))  # many short-lived producers spread evenly
-            self._only = self._fast = self._lanes[0] if len(self._lanes) == 1 else None
+            self._keyless = self.client.random.randrange(len(self._writers))  # many short-lived producers spread evenly
+            self._only = self._fast = self._writers[0] if len(self._writers) == 1 else None
         finally:
             self._opening = None
 
@@ -191,9 +192,9 @@ class Producer:
 
         Raises the first failure since the last flush that nobody has looked at, by `send` or by a receipt.
         """
-        for lane in self._lanes:
-            lane.press()
-        for batch in [batch for lane in self._lanes for batch in lane.unsettled()]:
+        for writer in self._writers:
+            writer.press()
+        for batch in [batch for writer in self._writers for batch in writer.unsettled()]:
             await batch.settled()
         failures, self._failures = self._failures, []
         for batch in failures:
@@ -231,8 +232,8 @@ class Producer:
     def abandon(self) -> None:
         """Close without waiting: what is not confirmed fails with `ClientClosed`, and may be stored or not."""
         self._closed = True
-        for lane in self._lanes:
-            lane.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
+        for writer in self._writers:
+            writer.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
 
     async def end(self) -> None:
         """Close without waiting for any broker. Nothing of the producer runs afterwards."""
@@ -246,8 +247,8 @@ class Producer:
             if not waiter.done():
                 waiter.set_exception(ClientClosed("the producer is closed"))
         self._waiting_for_room.clear()
-        for lane in self._lanes:
-            await lane.stop()
+        for writer in self._writers:
+            await writer.stop()
         self.client.forget_producer(self)
 
     # One record.
@@ -263,9 +264,9 @@ class Producer:
 
         `timestamp`: µs since 1970 or a datetime; without it, now. Cancelling stops the waiting, not the record.
         """
-        lane = self._fast
+        writer = self._fast
         if (
-            lane is None
+            writer is None
             or type(value) is not bytes
             or headers is not None
             or timestamp is not None
@@ -274,7 +275,7 @@ class Producer:
         ):
             return await self._send_any(value, key, headers, timestamp)
         # Hot: the same lines stand in `submit`.
-        batch = lane.open or lane.begin()
+        batch = writer.open or writer.begin()
         values = batch.values
         number = len(values)
         if key is None:
@@ -283,8 +284,8 @@ class Producer:
             batch.pad_keys().append(key)
             size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
         values.append(value)
-        if size >= lane.cut_bytes or number >= self._last_number:
-            lane.grown()
+        if size >= writer.cut_bytes or number >= self._last_number:
+            writer.grown()
         future = batch.future
         if future is None or not number % GROUP:
             future = batch.waiting()
@@ -306,7 +307,7 @@ class Producer:
         headers: Headers | None,
         timestamp: int | datetime.datetime | None,
     ) -> MessageId:
-        if not self._lanes:
+        if not self._writers:
             await self.open()
         if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room or self._granted:
             await self._room(len(value))
@@ -327,9 +328,9 @@ class Producer:
         Whoever submits without end must `await flush()` now and then: `ProducerFull` is raised when far more waits to
         be confirmed than `max_in_flight_bytes`. The producer must be open (`async with`).
         """
-        lane = self._only
+        writer = self._only
         if (
-            lane is None
+            writer is None
             or headers is not None
             or timestamp is not None
             or type(value) is not bytes
@@ -340,7 +341,7 @@ class Producer:
             receipt.batch.submitted = True
             return receipt
         # Hot: the same lines stand in `send`.
-        batch = lane.open or lane.begin()
+        batch = writer.open or writer.begin()
         values = batch.values
         number = len(values)
         if key is None:
@@ -350,8 +351,8 @@ class Producer:
             size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
         values.append(value)
         batch.submitted = True
-        if size >= lane.cut_bytes or number >= self._last_number:
-            lane.grown()
+        if size >= writer.cut_bytes or number >= self._last_number:
+            writer.grown()
         return Receipt(batch, number)
 
     def _add_any(
@@ -361,7 +362,7 @@ class Producer:
         headers: Headers | None,
         timestamp: int | datetime.datetime | None,
     ) -> Receipt:
-        """The general way: any lane, any type, any size."""
+        """The general way: any writer, any type, any size."""
         data = as_bytes("value", value)
         key_data = None if key is None else as_bytes("key", key)
         header_bytes = headers_bytes(headers) if headers else 0
@@ -369,10 +370,10 @@ class Producer:
         size = RECORD_BYTES + len(data) + len(key_data or b"") + header_bytes
         if size > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
             raise BatchTooLarge(f"a record of {size} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
-        lane = self._lane_of(key_data)
-        if lane.open is not None and lane.open.size + size > self._full_bytes:
-            lane.close_open()
-        batch = lane.open or lane.begin()
+        writer = self._writer_of(key_data)
+        if writer.open is not None and writer.open.size + size > self._full_bytes:
+            writer.close_open()
+        batch = writer.open or writer.begin()
         number = len(batch.values)
         if key_data is not None:
             batch.pad_keys().append(key_data)
@@ -382,18 +383,18 @@ class Producer:
         if time_us is not None:
             batch.add_timestamp(time_us)
         batch.size += size
-        if batch.size >= lane.cut_bytes or number >= self._last_number:
-            lane.grown()
+        if batch.size >= writer.cut_bytes or number >= self._last_number:
+            writer.grown()
         return Receipt(batch, number)
 
-    def _lane_of(self, key: bytes | None) -> Lane:
-        if not self._lanes:
+    def _writer_of(self, key: bytes | None) -> SegmentWriter:
+        if not self._writers:
             raise InvalidArgument("the producer is not open yet: use it as `async with client.producer(…) as producer`")
         if self._only is not None:
             return self._only
         if key is None:
-            return self._lanes[self._keyless]
-        return self._lanes[bisect_right(self._starts, key_hash(key)) - 1]
+            return self._writers[self._keyless]
+        return self._writers[bisect_right(self._starts, key_hash(key)) - 1]
 
     # Many records.
 
@@ -439,11 +440,12 @@ class Producer:
         return await _stored(pieces, orders)
 
     async def _add_table(self, rows: Any, given: int, pieces: list[Piece], orders: list[npt.NDArray[np.int64]]) -> None:
-        """Give the rows to their lanes as batches of their own, and note the pieces and, with several lanes, places."""
-        for lane, part, order in self._by_lane_table(rows, given):
+        """Give the rows to their writers as batches of their own, and note the pieces and, with several writers,
+        places."""
+        for writer, part, order in self._by_writer_table(rows, given):
             start = 0
             for end, size in self._cut_table(part):
-                batch = lane.add_table(part.slice(start, end - start), end - start, size)
+                batch = writer.add_table(part.slice(start, end - start), end - start, size)
                 pieces.append(Piece(batch, 0, end - start))
                 if order is not None:
                     orders.append(order[start:end])
@@ -467,61 +469,66 @@ class Producer:
     def _add_columns(
         self, values: list[bytes], keys: list[bytes | None] | None, given: int
     ) -> Iterator[tuple[Piece, npt.NDArray[np.int64] | None]]:
-        """Add records to their lanes' batches, a piece at a time; with several lanes, with its records' places."""
+        """Add records to their writers' batches, a piece at a time; with several writers, with its records' places."""
         if self._only is not None:
             for piece in self._add_to(self._only, values, keys):
                 yield piece, None
             return
-        for lane, chosen in self._by_lane(keys, len(values)):
+        for writer, chosen in self._by_writer(keys, len(values)):
             numbers = chosen.tolist()
-            lane_values = [values[number] for number in numbers]
-            lane_keys = [keys[number] for number in numbers] if keys is not None else None
+            writer_values = [values[number] for number in numbers]
+            writer_keys = [keys[number] for number in numbers] if keys is not None else None
             start = 0
-            for piece in self._add_to(lane, lane_values, lane_keys):
+            for piece in self._add_to(writer, writer_values, writer_keys):
                 yield piece, chosen[start : start + piece.count] + given
                 start += piece.count
 
-    def _add_to(self, lane: Lane, values: list[bytes], keys: list[bytes | None] | None) -> Iterator[Piece]:
+    def _add_to(self, writer: SegmentWriter, values: list[bytes], keys: list[bytes | None] | None) -> Iterator[Piece]:
         sizes = np.fromiter(map(len, values), np.int64, len(values)) + RECORD_BYTES
         if keys is not None:
             sizes += np.fromiter([len(key) if key is not None else 0 for key in keys], np.int64, len(keys))
         if len(sizes) and int(sizes.max()) > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
             raise BatchTooLarge(f"a record of {int(sizes.max())} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
-        room = self._full_bytes - lane.open.size if lane.open is not None else self._full_bytes
+        room = self._full_bytes - writer.open.size if writer.open is not None else self._full_bytes
         start = 0
         for at, end in enumerate(cut_points(sizes, room, self._full_bytes, self.options.max_batch_records)):
-            if at or (lane.open is not None and len(lane.open.values) + end > self.options.max_batch_records):
-                lane.close_open()
+            if at or (writer.open is not None and len(writer.open.values) + end > self.options.max_batch_records):
+                writer.close_open()
             if end == start:
                 continue
-            batch = lane.open or lane.begin()
+            batch = writer.open or writer.begin()
             first = len(batch.values)
             if keys is not None:
                 batch.pad_keys().extend(keys[start:end])
             batch.values += values[start:end]
             batch.size += int(sizes[start:end].sum())
             if batch.size >= self._full_bytes:
-                lane.close_open()
+                writer.close_open()
             yield Piece(batch, first, end - start)
             start = end
 
-    def _by_lane(self, keys: Sequence[bytes | None] | None, count: int) -> Iterator[tuple[Lane, npt.NDArray[np.int64]]]:
-        """Which of `count` records go to which lane, in order. Those without a key go to one, next time to another."""
+    def _by_writer(
+        self, keys: Sequence[bytes | None] | None, count: int
+    ) -> Iterator[tuple[SegmentWriter, npt.NDArray[np.int64]]]:
+        """Which of `count` records go to which writer, in order. Those without a key go to one, next time to
+        another."""
         keyless = self._keyless
-        self._keyless = (keyless + 1) % len(self._lanes)
+        self._keyless = (keyless + 1) % len(self._writers)
         if keys is None:
-            yield self._lanes[keyless], np.arange(count)
+            yield self._writers[keyless], np.arange(count)
             return
         null = np.fromiter([key is None for key in keys], np.bool_, count)
         hashes = key_hashes([b"" if key is None else key for key in keys] if null.any() else keys)  # type: ignore[arg-type]
-        lanes = self.lane_numbers(hashes)
-        lanes[null] = keyless
-        for at, lane in enumerate(self._lanes):
-            chosen = np.flatnonzero(lanes == at)
+        writers = self.lane_numbers(hashes)
+        writers[null] = keyless
+        for at, writer in enumerate(self._writers):
+            chosen = np.flatnonzero(writers == at)
             if len(chosen):
-                yield lane, chosen
+                yield writer, chosen
 
-    def _by_lane_table(self, rows: Any, given: int) -> Iterator[tuple[Lane, Any, npt.NDArray[np.int64] | None]]:
+    def _by_writer_table(
+        self, rows: Any, given: int
+    ) -> Iterator[tuple[SegmentWriter, Any, npt.NDArray[np.int64] | None]]:
         if self._only is not None:
             yield self._only, rows, None
             return
@@ -529,8 +536,8 @@ class Producer:
         if "key" in rows.column_names:
             column = rows.column("key")
             keys = [key.encode() if isinstance(key, str) else key for key in column.to_pylist()]
-        for lane, chosen in self._by_lane(keys, rows.num_rows):
-            yield lane, rows.take(pa.array(chosen)) if keys is not None else rows, chosen + given
+        for writer, chosen in self._by_writer(keys, rows.num_rows):
+            yield writer, rows.take(pa.array(chosen)) if keys is not None else rows, chosen + given
 
     async def pace(self) -> None:
         """Between two batches: let the loop send, and wait while too much is under way."""
@@ -542,19 +549,19 @@ class Producer:
     # What a repeatable producer asks (idempotent.py).
 
     @property
-    def lanes(self) -> Sequence[Lane]:
+    def writers(self) -> Sequence[SegmentWriter]:
         """In order of their segments' ranges."""
-        return self._lanes
+        return self._writers
 
     @property
     def topic_id(self) -> int:
         return self._topic_id
 
     def lane_numbers(self, hashes: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
-        """Which of `lanes` takes a key with this hash, for each of them."""
+        """Which of `writers` takes a key with this hash, for each of them."""
         return np.searchsorted(np.array(self._starts), hashes, "right") - 1
 
-    # What the lanes ask and tell.
+    # What the writers ask and tell.
 
     def new_id(self) -> int:
         return self.client.random.getrandbits(63) or 1  # The highest bit is that of derived ids.
@@ -569,13 +576,13 @@ class Producer:
                 f"{SUBMIT_ROOM * self._max_in_flight}: await flush() before more is submitted, or use send"
             )
 
-    def on_closed(self, lane: Lane, batch: Batch) -> None:
+    def on_closed(self, writer: SegmentWriter, batch: Batch) -> None:
         """The batch takes no more records."""
         self.unconfirmed_bytes += batch.size
         if self.unconfirmed_bytes > self._max_in_flight:
             self._fast = None
-        if self._only is None and self._lanes[self._keyless] is lane:
-            self._keyless = (self._keyless + 1) % len(self._lanes)
+        if self._only is None and self._writers[self._keyless] is writer:
+            self._keyless = (self._keyless + 1) % len(self._writers)
 
     def on_settled(self, batch: Batch) -> None:
         self.unconfirmed_bytes -= batch.size
@@ -587,7 +594,7 @@ class Producer:
             self._give_room()
 
     async def topic_map(self) -> TopicMap:
-        """The topic's routing, if it is still the topic and the layout that the lanes were made for."""
+        """The topic's routing, if it is still the topic and the layout that the writers were made for."""
         routing = self.client.routing
         path = self.topic.path
         topic = await routing.topic(path)
@@ -610,9 +617,9 @@ class Producer:
     def _look_at_deadlines(self) -> None:
         self._tick = None
         now = asyncio.get_running_loop().time()
-        for lane in self._lanes:
-            lane.expire(now, self.options.timeout_s / TICKS)
-        if not all(lane.idle for lane in self._lanes):
+        for writer in self._writers:
+            writer.expire(now, self.options.timeout_s / TICKS)
+        if not all(writer.idle for writer in self._writers):
             self.watch_deadlines()
 
     # Room.

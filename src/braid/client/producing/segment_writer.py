@@ -1,12 +1,12 @@
 """One producer's way to one segment: strict order, and what is sent again is stored once (I10).
 
-A lane numbers its records 0, 1, 2, … under a random producer id. The broker stores a batch if its number continues what
-it has from that producer, and answers one that it has already with the offsets that it got; it remembers the last 8
-batches. So at most 8 are under way, and whatever happens, sending the oldest unconfirmed one and all behind it again,
+A writer numbers its records 0, 1, 2, … under a random producer id. The broker stores a batch if its number continues
+what it has from that producer, and answers one that it has already with the offsets that it got; it remembers the last
+8 batches. So at most 8 are under way, and whatever happens, sending the oldest unconfirmed one and all behind it again,
 in order, with their old numbers, is safe.
 
 A *round* is one pass of the unconfirmed batches over one link. When something in it is refused or the link is lost, the
-lane sends nothing new and waits until every batch of the round has its answer (a lost link answers for all). Then
+writer sends nothing new and waits until every batch of the round has its answer (a lost link answers for all). Then
 `verdict` decides about all of them at once:
 
 - The oldest can be retried: all go again, in order, after a pause, by refreshed routing. That later ones were out of
@@ -22,11 +22,11 @@ Replies belong to the round in which their request was sent; those of an earlier
 
 A batch that is not confirmed by its deadline fails with `TimedOut`. It stays in its place and is sent again as long as
 batches behind it, which may have been stored, still hope: without it they would be out of sequence. When all that was
-sent has timed out, the lane forgets it and goes on under a new id.
+sent has timed out, the writer forgets it and goes on under a new id.
 
-A producer with a fixed identity (idempotent.py) has lanes that never take another id: somebody else is to come to the
-same numbers. What would be renumbered, or given up and left behind, ends such a lane: its first failure is that of all
-that waits in it and of all that comes later.
+A producer with a fixed identity (idempotent.py) has writers that never take another id: somebody else is to come to the
+same numbers. What would be renumbered, or given up and left behind, ends such a writer: its first failure is that of
+all that waits in it and of all that comes later.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def verdict(round_: Sequence[Answered]) -> list[Fate]:
     return fates
 
 
-class Lane:
+class SegmentWriter:
     def __init__(self, producer: Producer, segment: int) -> None:
         self.segment: Final = segment
         self.open: Batch | None = None
@@ -304,7 +304,7 @@ class Lane:
         except BraidError as error:
             self._refuse(batch, error)
             return False
-        except Exception as error:  # what Arrow or numpy say to a strange table; the lane must live on
+        except Exception as error:  # what Arrow or numpy say to a strange table; the writer must live on
             refusal = InvalidArgument(f"the records cannot be encoded: {error}")
             refusal.__cause__ = error
             self._refuse(batch, refusal)
@@ -340,7 +340,7 @@ class Lane:
 
     def _on_reply(self, batch: Batch, round_: int, reply: Frame | None, error: BraidError | None) -> None:
         if round_ != self._round:
-            return  # The lane has left that link.
+            return  # The writer has left that link.
         link = self._link
         assert link is not None
         self._unanswered -= 1
@@ -425,7 +425,7 @@ class Lane:
     def _start_anew(self, batches: Sequence[Batch]) -> None:
         """Go on under another producer id, with these batches first."""
         if self._identity is not None:
-            return  # This lane has no other id: it has ended.
+            return  # This writer has no other id: it has ended.
         self._id = self._producer.new_id()
         self._next_sequence = 0
         for batch in batches:
@@ -451,7 +451,7 @@ class Lane:
 
     def _connect(self) -> None:
         if self._connecting is None:
-            self._connecting = self._loop.create_task(self._find_link(), name=f"lane to segment {self.segment}")
+            self._connecting = self._loop.create_task(self._find_link(), name=f"writer to segment {self.segment}")
             self._connecting.add_done_callback(self._on_connected)
 
     def _on_connected(self, task: asyncio.Task[None]) -> None:
@@ -554,7 +554,7 @@ class Lane:
             return
         batch.settle(base_offset, error)
         if batch.futures:
-            # Not at once: whoever goes on will call the lane that is just settling this.
+            # Not at once: whoever goes on will call the writer that is just settling this.
             self._loop.call_soon(wake, batch.futures)
         self._producer.on_settled(batch)
 
