@@ -97,11 +97,11 @@ async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) 
 async def test_a_reopen_goes_on_where_the_files_end(world: World) -> None:
     segment = await world.a.open()
     assert (segment.start.source, segment.start.offset) == (Source.EMPTY, 0)
-    for round_ in range(1, 6):
+    for outcomes in range(1, 6):
         await fill(segment, 13)
-        await (segment.close() if round_ % 2 else segment.abandon())
+        await (segment.close() if outcomes % 2 else segment.abandon())
         segment = await world.a.start().open()
-        assert (segment.start.source, segment.log.end) == (Source.LOCAL, 13 * round_)
+        assert (segment.start.source, segment.log.end) == (Source.LOCAL, 13 * outcomes)
     assert await read_offsets(segment) == list(range(65))
 
 

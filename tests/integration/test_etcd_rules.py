@@ -18,7 +18,7 @@ from braid.model.ids import Revision
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "verdict"),
+    ("code", "details", "decide_retries"),
     [
         (NOT_CONNECTED, "the connection is refused or broken", Verdict.NO_EFFECT),
         ("UNAVAILABLE", "etcdserver: no leader", Verdict.NO_EFFECT),
@@ -45,8 +45,10 @@ from braid.model.ids import Revision
         ("INVALID_ARGUMENT", "etcdserver: request is too large", Verdict.REFUSED),
     ],
 )
-def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(code: str, details: str, verdict: Verdict) -> None:
-    assert verdict_of(code, details) is verdict
+def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(
+    code: str, details: str, decide_retries: Verdict
+) -> None:
+    assert verdict_of(code, details) is decide_retries
 
 
 def event(revision: int, key: str = "k") -> Event:

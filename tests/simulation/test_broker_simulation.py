@@ -15,7 +15,7 @@ from braid.broker.segments.delivery import Channel
 from braid.broker.segments.host import OwnedSegment, Segments
 from braid.client.consuming import stream
 from braid.client.producing import segment_writer as writer
-from braid.client.producing.segment_writer import Answered, Fate, SegmentWriter
+from braid.client.producing.segment_writer import BatchOutcome, RetryAction, SegmentWriter
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer
@@ -104,11 +104,11 @@ def send_again_under_new_numbers(patch: pytest.MonkeyPatch) -> None:
         self._broken = True
         self._last_error = error
 
-    def anew(round_: Sequence[Answered]) -> list[Fate]:
-        return [Fate.AGAIN if batch.stored else Fate.RENUMBER for batch in round_]
+    def anew(outcomes: Sequence[BatchOutcome]) -> list[RetryAction]:
+        return [RetryAction.AGAIN if batch.stored else RetryAction.RENUMBER for batch in outcomes]
 
     patch.setattr(SegmentWriter, "_on_refused", refused)
-    patch.setattr(writer, "verdict", anew)
+    patch.setattr(writer, "decide_retries", anew)
 
 
 def stop_without_storing_cursors(patch: pytest.MonkeyPatch) -> None:

@@ -198,8 +198,8 @@ async def test_a_consumer_that_lags_far_behind_reads_on_through_several_moves(si
             client.stream_consumer("orders", "billing", name="slow", start="earliest") as consumer,
         ):
             expected = 0
-            for round_, owner in enumerate(("b", "c", "a", "b")):
-                await send(producer, *range(20 * round_, 20 * (round_ + 1)))
+            for outcomes, owner in enumerate(("b", "c", "a", "b")):
+                await send(producer, *range(20 * outcomes, 20 * (outcomes + 1)))
                 await brokers.move(0, owner)
                 for _ in range(3):
                     message = await consumer.receive(timeout=60)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from braid.client.producing.segment_writer import Answered, Fate, verdict
+from braid.client.producing.segment_writer import BatchOutcome, RetryAction, decide_retries
 from braid.model.errors import BraidError, BrokenInvariant, ConnectionLost, LogBusy, OutOfSequence, PermissionDenied
 
-A, R, F, U = Fate.AGAIN, Fate.RENUMBER, Fate.FAIL, Fate.UNKNOWN
+A, R, F, U = RetryAction.AGAIN, RetryAction.RENUMBER, RetryAction.FAIL, RetryAction.UNKNOWN
 BUSY, LOST, GAP, NO = LogBusy("busy"), ConnectionLost("lost"), OutOfSequence("gap"), PermissionDenied("no")
 
 
-def batch(error: BraidError | None, sequence: int = 5, *, doubtful: bool = False, stored: bool = False) -> Answered:
-    return Answered(stored, error, doubtful, sequence)
+def batch(error: BraidError | None, sequence: int = 5, *, doubtful: bool = False, stored: bool = False) -> BatchOutcome:
+    return BatchOutcome(stored, error, doubtful, sequence)
 
 
 STORED = batch(None, stored=True)
@@ -35,10 +35,10 @@ STORED = batch(None, stored=True)
         pytest.param([batch(NO), STORED, batch(GAP)], [F, A, R], id="refused, yet the next is stored"),
     ],
 )
-def test_the_oldest_batch_that_is_not_stored_decides(answers: list[Answered], fates: list[Fate]) -> None:
-    assert verdict(answers) == fates
+def test_the_oldest_batch_that_is_not_stored_decides(answers: list[BatchOutcome], fates: list[RetryAction]) -> None:
+    assert decide_retries(answers) == fates
 
 
 def test_nothing_is_decided_about_a_batch_without_an_answer() -> None:
     with pytest.raises(BrokenInvariant):
-        verdict([batch(NO), batch(None)])
+        decide_retries([batch(NO), batch(None)])

@@ -1,8 +1,8 @@
 """Batches while they are being filled, and what a program holds to learn what became of its records.
 
 A record costs a few list operations here and nothing else: no task, no future, no encoding. All records of a batch
-share its fate, so their senders share a few futures (wakeup.py), and a receipt is only the batch and a number. Encoding
-happens once, when the batch leaves (`Batch.encode`), in loops that run in C.
+share its action, so their senders share a few futures (wakeup.py), and a receipt is only the batch and a number.
+Encoding happens once, when the batch leaves (`Batch.encode`), in loops that run in C.
 """
 
 from __future__ import annotations

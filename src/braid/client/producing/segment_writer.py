@@ -7,7 +7,7 @@ in order, with their old numbers, is safe.
 
 A *round* is one pass of the unconfirmed batches over one link. When something in it is refused or the link is lost, the
 writer sends nothing new and waits until every batch of the round has its answer (a lost link answers for all). Then
-`verdict` decides about all of them at once:
+`decide_retries` decides about all of them at once:
 
 - The oldest can be retried: all go again, in order, after a pause, by refreshed routing. That later ones were out of
   sequence was only a consequence.
@@ -85,7 +85,7 @@ NOT_STORED: Final = (LogBusy, Overloaded, NotServing, Moved, StaleRoute, OutOfSe
 """Refusals which say that this copy of the batch was not stored and will not be."""
 
 
-class Fate(Enum):
+class RetryAction(Enum):
     """What is to be done with a batch when its round is over."""
 
     AGAIN = "again"
@@ -98,8 +98,8 @@ class Fate(Enum):
     """It cannot be sent again, and whether it is stored is not known."""
 
 
-class Answered(NamedTuple):
-    """A batch as `verdict` sees it."""
+class BatchOutcome(NamedTuple):
+    """A batch as `decide_retries` sees it."""
 
     stored: bool
     error: BraidError | None
@@ -107,29 +107,29 @@ class Answered(NamedTuple):
     first_sequence: int
 
 
-def verdict(round_: Sequence[Answered]) -> list[Fate]:
+def decide_retries(outcomes: Sequence[BatchOutcome]) -> list[RetryAction]:
     """What to do with the batches of a round, oldest first. The oldest that is not stored decides about the rest."""
-    fates: list[Fate] = []
+    actions: list[RetryAction] = []
     again = False  # something in front goes again under its number: what is behind it is judged another time
     gap = False  # something in front is not stored and never will be under its number
-    for batch in round_:
+    for batch in outcomes:
         error = batch.error
         if batch.stored or again:
-            fates.append(Fate.AGAIN)
+            actions.append(RetryAction.AGAIN)
             continue
         if error is None:
             raise BrokenInvariant("I10: a batch without an answer was judged")
         out_of_sequence = isinstance(error, OutOfSequence)
         if not gap and error.retriable:
-            fates.append(Fate.AGAIN)
+            actions.append(RetryAction.AGAIN)
             again = True
             continue
         if not (out_of_sequence or error.retriable) or (out_of_sequence and not gap and not batch.first_sequence):
-            fates.append(Fate.FAIL)
+            actions.append(RetryAction.FAIL)
         else:
-            fates.append(Fate.UNKNOWN if batch.doubtful else Fate.RENUMBER)
+            actions.append(RetryAction.UNKNOWN if batch.doubtful else RetryAction.RENUMBER)
         gap = True
-    return fates
+    return actions
 
 
 class SegmentWriter:
@@ -338,8 +338,8 @@ class SegmentWriter:
 
     # Answers.
 
-    def _on_reply(self, batch: Batch, round_: int, reply: Frame | None, error: BraidError | None) -> None:
-        if round_ != self._round:
+    def _on_reply(self, batch: Batch, outcomes: int, reply: Frame | None, error: BraidError | None) -> None:
+        if outcomes != self._round:
             return  # The writer has left that link.
         link = self._link
         assert link is not None
@@ -396,21 +396,24 @@ class SegmentWriter:
         """Every batch of the round has its answer."""
         self._leave_round()
         sent = list(self._sent)
-        fates = verdict(
-            [Answered(batch.data is None, batch.answer, batch.doubtful, batch.first_sequence) for batch in sent]
+        actions = decide_retries(
+            [BatchOutcome(batch.data is None, batch.answer, batch.doubtful, batch.first_sequence) for batch in sent]
         )
-        if self._identity is not None and (failed := _first_failure(sent, fates)) is not None:
+        if self._identity is not None and (failed := _first_failure(sent, actions)) is not None:
             self.fail_all(failed)
             return
-        cause = next((batch.answer for batch, fate in zip(sent, fates) if fate in (Fate.FAIL, Fate.UNKNOWN)), None)
+        cause = next(
+            (batch.answer for batch, action in zip(sent, actions) if action in (RetryAction.FAIL, RetryAction.UNKNOWN)),
+            None,
+        )
         self._sent.clear()
         renumbered: list[Batch] = []
-        for batch, fate in zip(sent, fates):
-            if fate is Fate.AGAIN:
+        for batch, action in zip(sent, actions):
+            if action is RetryAction.AGAIN:
                 self._sent.append(batch)
-            elif fate is Fate.RENUMBER:
+            elif action is RetryAction.RENUMBER:
                 renumbered.append(batch)
-            elif fate is Fate.FAIL:
+            elif action is RetryAction.FAIL:
                 assert batch.answer is not None
                 self._settle(batch, 0, batch.answer)
             else:
@@ -559,6 +562,6 @@ class SegmentWriter:
         self._producer.on_settled(batch)
 
 
-def _first_failure(sent: Sequence[Batch], fates: Sequence[Fate]) -> BraidError | None:
+def _first_failure(sent: Sequence[Batch], actions: Sequence[RetryAction]) -> BraidError | None:
     """What the first batch was refused with that cannot go again under its number."""
-    return next((batch.answer for batch, fate in zip(sent, fates) if fate is not Fate.AGAIN), None)
+    return next((batch.answer for batch, action in zip(sent, actions) if action is not RetryAction.AGAIN), None)
