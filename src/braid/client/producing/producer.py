@@ -193,7 +193,7 @@ class Producer:
         Raises the first failure since the last flush that nobody has looked at, by `send` or by a receipt.
         """
         for writer in self._writers:
-            writer.press()
+            writer.flush()
         for batch in [batch for writer in self._writers for batch in writer.unsettled()]:
             await batch.settled()
         failures, self._failures = self._failures, []
@@ -285,7 +285,7 @@ class Producer:
             size = batch.size = batch.size + RECORD_BYTES + len(value) + len(key)
         values.append(value)
         if size >= writer.cut_bytes or number >= self._last_number:
-            writer.grown()
+            writer.on_threshold()
         future = batch.future
         if future is None or not number % GROUP:
             future = batch.waiting()
@@ -352,7 +352,7 @@ class Producer:
         values.append(value)
         batch.submitted = True
         if size >= writer.cut_bytes or number >= self._last_number:
-            writer.grown()
+            writer.on_threshold()
         return Receipt(batch, number)
 
     def _add_any(
@@ -384,7 +384,7 @@ class Producer:
             batch.add_timestamp(time_us)
         batch.size += size
         if batch.size >= writer.cut_bytes or number >= self._last_number:
-            writer.grown()
+            writer.on_threshold()
         return Receipt(batch, number)
 
     def _writer_of(self, key: bytes | None) -> SegmentWriter:

@@ -191,7 +191,7 @@ class SegmentWriter:
             self._arm_timer(batch)
         return batch
 
-    def grown(self) -> None:
+    def on_threshold(self) -> None:
         """The open batch has `cut_bytes`, or as many records as it may."""
         batch = self.open
         if batch is None:
@@ -217,7 +217,7 @@ class SegmentWriter:
         self.close_open()
         return batch
 
-    def press(self) -> None:
+    def flush(self) -> None:
         """Do not linger."""
         self.close_open()
         self.dispatch()
