@@ -211,7 +211,7 @@ def test_a_consumer_that_never_reads_costs_its_window_and_disturbs_nobody(tmp_pa
                 for _ in range(40):
                     await publish(client, "orders", 0, [bytes(1_000)] * 100)
                 assert len(await receive(busy, 4_000)) == 4_000
-                (feed,) = idle._feeds.values()
+                (feed,) = idle._readers.values()
                 assert feed.channel is not None
                 assert 0 < feed.channel.waiting_bytes <= window
                 assert len(await receive(idle, 4_000)) == 4_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from braid.client.blocking.consumer import BlockingConsumer
 from braid.client.blocking.loop_thread import LoopThread
-from braid.client.consuming.consumer import Consumer, Feed, Taken
+from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader
 from braid.client.consuming.delivery import ReceivedBatch, checked_parts
 from tests.kits.scripted_broker import TOPIC, stamped
 
@@ -23,14 +23,14 @@ class Idle(Consumer):
     async def end(self) -> None: ...
 
 
-class LateFuture(concurrent.futures.Future[Taken | None]):
+class LateFuture(concurrent.futures.Future[Fetched | None]):
     """Done at the very moment at which the one who waits for it gives up."""
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: Fetched) -> None:
         super().__init__()
         self._taken = taken
 
-    def result(self, timeout: float | None = None) -> Taken | None:
+    def result(self, timeout: float | None = None) -> Fetched | None:
         if self.done():
             return super().result(timeout)
         self.set_result(self._taken)
@@ -38,7 +38,7 @@ class LateFuture(concurrent.futures.Future[Taken | None]):
 
 
 class LateThread(LoopThread):
-    def __init__(self, *deliveries: Taken) -> None:
+    def __init__(self, *deliveries: Fetched) -> None:
         self._deliveries = list(deliveries)
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
@@ -46,15 +46,15 @@ class LateThread(LoopThread):
         return LateFuture(self._deliveries.pop(0))
 
 
-def delivery(feed: Feed, *values: bytes) -> Taken:
+def delivery(feed: SegmentReader, *values: bytes) -> Fetched:
     payload = memoryview(stamped(values, feed.taken))
     batch = ReceivedBatch(TOPIC, feed.segment, payload, checked_parts(payload), feed.taken, feed.taken + len(values))
     feed.taken = batch.next_offset
-    return Taken(feed, batch)
+    return Fetched(feed, batch)
 
 
 def test_what_comes_in_the_moment_of_a_timeout_is_handed_out_by_the_next_receive() -> None:
-    feed = Feed(0, 0)
+    feed = SegmentReader(0, 0)
     consumer = BlockingConsumer(LateThread(delivery(feed, b"a", b"b"), delivery(feed, b"c")), Idle(TOPIC))
     assert consumer.receive(timeout=1) is None
     assert [message.value for _ in range(2) if (message := consumer.receive(timeout=1)) is not None] == [b"a", b"b"]
@@ -65,7 +65,7 @@ def test_what_comes_in_the_moment_of_a_timeout_is_handed_out_by_the_next_receive
 
 
 def test_a_delivery_that_waited_while_its_segment_went_to_another_consumer_is_not_handed_out() -> None:
-    lost, kept = Feed(0, 0), Feed(1, 0)
+    lost, kept = SegmentReader(0, 0), SegmentReader(1, 0)
     consumer = BlockingConsumer(LateThread(delivery(lost, b"a"), delivery(kept, b"b")), Idle(TOPIC))
     assert consumer.receive_batch(timeout=1) is None
     lost.end()

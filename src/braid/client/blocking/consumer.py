@@ -1,8 +1,8 @@
 """Consumers for callers who block (braid.sync tells how they are used).
 
 They take whole deliveries from the asyncio consumer and hand out the messages in the caller's thread, so that a change
-of threads is paid per delivery. What the caller has got, it notes in the delivery's feed; whether the rest may still be
-handed out, it reads there: single words that each have one writer. Acks leave marks that the loop collects.
+of threads is paid per delivery. What the caller has got, it notes in the delivery's reader; whether the rest may still
+be handed out, it reads there: single words that each have one writer. Acks leave marks that the loop collects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Generic, Self, TypeVar
 
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.checkpoint import CheckpointConsumer
-from braid.client.consuming.consumer import NO_MESSAGES, Consumer, Taken
+from braid.client.consuming.consumer import NO_MESSAGES, Consumer, Fetched
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.stream import ACK_DELAY_S, StreamConsumer
 from braid.model.errors import ClientClosed
@@ -30,9 +30,9 @@ class BlockingConsumer(Generic[C]):
     def __init__(self, thread: LoopThread, consumer: C) -> None:
         self._thread = thread
         self._consumer: Final = consumer
-        self._taking: concurrent.futures.Future[Taken | None] | None = None
+        self._taking: concurrent.futures.Future[Fetched | None] | None = None
         """Waits for the next delivery. It outlives a receive that timed out or was interrupted: nothing is lost."""
-        self._current: Taken | None = None
+        self._current: Fetched | None = None
         self._messages: Iterator[Message] = NO_MESSAGES
 
     @property
@@ -58,8 +58,8 @@ class BlockingConsumer(Generic[C]):
             current = self._take(timeout)
             if current is None:
                 return None
-        batch = current.batch.since(current.feed.handed)
-        current.feed.handed = batch.next_offset
+        batch = current.batch.since(current.reader.handed)
+        current.reader.handed = batch.next_offset
         return batch
 
     def __iter__(self) -> Self:
@@ -82,10 +82,10 @@ class BlockingConsumer(Generic[C]):
         if message is None or not self._consumer.may_hand_out(current):
             self._current, self._messages = None, NO_MESSAGES
             return None
-        current.feed.handed = message.offset + 1
+        current.reader.handed = message.offset + 1
         return message
 
-    def _take(self, timeout: float | None) -> Taken | None:
+    def _take(self, timeout: float | None) -> Fetched | None:
         if self._taking is None:
             self._taking = self._thread.begin(self._consumer.take())
         try:

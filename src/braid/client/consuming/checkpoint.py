@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from braid.client.consuming.channel import Channel, checked_window
-from braid.client.consuming.consumer import Consumer, Feed, Taken, closed_error, may_pass
+from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader, closed_error, may_pass
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch
 from braid.model.errors import (
@@ -139,8 +139,8 @@ class CheckpointConsumer(Consumer):
         self._topic_id = 0
         self._positions: dict[int, Position] = {}
         """Of segments that are not being read: they wait for their ancestors, or have ended."""
-        self._feeds: dict[int, Feed] = {}
-        self._ending: dict[Feed, None] = {}
+        self._readers: dict[int, SegmentReader] = {}
+        self._ending: dict[SegmentReader, None] = {}
         """Those whose last delivery is on its way to the application."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._started = False
@@ -150,7 +150,7 @@ class CheckpointConsumer(Consumer):
         """Where the application has come to: behind the last record that it got of each segment."""
         if not self._started:
             raise InvalidArgument("the consumer has not begun, so it has no positions: use it in `async with`")
-        positions = self._positions | {segment: feed.handed for segment, feed in self._feeds.items()}
+        positions = self._positions | {segment: reader.handed for segment, reader in self._readers.items()}
         return Checkpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
 
     async def start(self) -> None:
@@ -176,10 +176,10 @@ class CheckpointConsumer(Consumer):
         if self._closed:
             return
         await self.end()
-        for feed in self._feeds.values():
-            if feed.channel is not None:
+        for reader in self._readers.values():
+            if reader.channel is not None:
                 with contextlib.suppress(BraidError):
-                    await feed.channel.close(self._client.timeout_s)
+                    await reader.channel.close(self._client.timeout_s)
 
     async def end(self) -> None:
         self._closed = True
@@ -210,16 +210,16 @@ class CheckpointConsumer(Consumer):
         topic = await self._client.routing.topic(self.topic)
         if topic.topic_id != self._topic_id:
             raise TopicNotFound(f"topic {self.topic} was deleted and created again; its positions mean nothing now")
-        positions = self._positions | {segment: feed.taken for segment, feed in self._feeds.items()}
+        positions = self._positions | {segment: reader.taken for segment, reader in self._readers.items()}
         positions = kept_positions(topic.by_id, positions)
         parents = {segment.id: segment.parents for segment in topic.route.segments}
         for segment in readable_segments(parents, positions):
-            if segment not in self._feeds:
+            if segment not in self._readers:
                 position = positions.pop(segment)
                 assert position != END
-                feed = self._feeds[segment] = Feed(segment, position)
-                self._in_background(segment, partial(self._read, feed))
-        self._positions = {each: position for each, position in positions.items() if each not in self._feeds}
+                reader = self._readers[segment] = SegmentReader(segment, position)
+                self._in_background(segment, partial(self._read, reader))
+        self._positions = {each: position for each, position in positions.items() if each not in self._readers}
 
     def _in_background(self, segment: int, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks[segment] = asyncio.get_running_loop().create_task(self._or_fail(work), name=f"segment {segment}")
@@ -232,54 +232,54 @@ class CheckpointConsumer(Consumer):
 
     # One segment.
 
-    async def _read(self, feed: Feed) -> None:
+    async def _read(self, reader: SegmentReader) -> None:
         """Keep a channel open until the segment has ended."""
-        owner = OwnerSearch(self._client.routing, self.topic, feed.segment, self._client.backoff())
+        owner = OwnerSearch(self._client.routing, self.topic, reader.segment, self._client.backoff())
         error: BraidError | None = None
         while True:
             try:
                 if error is not None:
                     await owner.after(error)
-                error = await self._read_channel(feed, owner)
+                error = await self._read_channel(reader, owner)
                 if error is None:
                     return
                 owner.worked()
             except OffsetOutOfRange as failure:
-                raise self._out_of_range(feed, failure) from failure
+                raise self._out_of_range(reader, failure) from failure
             except BraidError as failure:
                 if not may_pass(failure):
                     raise
                 error = failure
 
-    async def _read_channel(self, feed: Feed, owner: OwnerSearch) -> BraidError | None:
-        """Open a channel where the feed stands. Returns None when the segment has ended, and the error when the
+    async def _read_channel(self, reader: SegmentReader, owner: OwnerSearch) -> BraidError | None:
+        """Open a channel where the reader stands. Returns None when the segment has ended, and the error when the
         channel worked and then broke in a way that may pass."""
         over = asyncio.Event()
 
         def on_news() -> None:
             if not channel.working:
                 over.set()
-            if feed.channel is channel:
-                self._arrived(feed)
+            if reader.channel is channel:
+                self._arrived(reader)
 
         link = await owner.link()
-        channel = Channel(link, self.topic, feed.segment, self._window_bytes, on_news)
-        await channel.open(self._topic_id, offset=feed.taken, timeout_s=self._client.timeout_s)
-        feed.channel = channel
-        channel.begin(feed.taken)
+        channel = Channel(link, self.topic, reader.segment, self._window_bytes, on_news)
+        await channel.open(self._topic_id, offset=reader.taken, timeout_s=self._client.timeout_s)
+        reader.channel = channel
+        channel.begin(reader.taken)
         if channel.working:
             await over.wait()
         if channel.ended:
             return None
         assert channel.over is not None
-        feed.channel = None
+        reader.channel = None
         if isinstance(channel.over, OffsetOutOfRange) or (channel.delivered and may_pass(channel.over)):
             return channel.over  # Opening again tells what is there now.
         raise channel.over
 
-    def _out_of_range(self, feed: Feed, error: OffsetOutOfRange) -> OffsetOutOfRange:
-        where = f"offset {feed.taken} of segment {feed.segment} of {self.topic}"
-        if feed.taken < error.earliest:
+    def _out_of_range(self, reader: SegmentReader, error: OffsetOutOfRange) -> OffsetOutOfRange:
+        where = f"offset {reader.taken} of segment {reader.segment} of {self.topic}"
+        if reader.taken < error.earliest:
             message = (
                 f"{where} is gone: retention has deleted everything before offset {error.earliest}. Begin at "
                 "'earliest' to read what is left, or at a later checkpoint; and let the topic keep its records longer "
@@ -292,23 +292,23 @@ class CheckpointConsumer(Consumer):
             )
         return OffsetOutOfRange(message, error.earliest, error.end)
 
-    def _take(self) -> Taken | None:
-        for feed in [feed for feed in self._ending if feed.finished]:
-            self._finish(feed)
+    def _take(self) -> Fetched | None:
+        for reader in [reader for reader in self._ending if reader.finished]:
+            self._finish(reader)
         return super()._take()
 
-    def _on_nothing_left(self, feed: Feed) -> None:
-        if feed.finished:
-            self._finish(feed)
-        elif feed.channel is not None and feed.channel.ended:
-            self._ending[feed] = None
+    def _on_nothing_left(self, reader: SegmentReader) -> None:
+        if reader.finished:
+            self._finish(reader)
+        elif reader.channel is not None and reader.channel.ended:
+            self._ending[reader] = None
 
-    def _finish(self, feed: Feed) -> None:
+    def _finish(self, reader: SegmentReader) -> None:
         """The application has all of a segment that has ended: its children may be read now."""
-        self._ending.pop(feed, None)
-        del self._feeds[feed.segment]
-        self._positions[feed.segment] = END
-        self._in_background(feed.segment, partial(self._read_children, feed.segment))
+        self._ending.pop(reader, None)
+        del self._readers[reader.segment]
+        self._positions[reader.segment] = END
+        self._in_background(reader.segment, partial(self._read_children, reader.segment))
 
     async def _read_children(self, segment: int) -> None:
         """The segment was sealed before the layout that has its children became visible, so this may take a moment."""

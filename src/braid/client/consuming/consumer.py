@@ -3,11 +3,11 @@
     channel ─ take ─► delivery ─ hand out ─► application
       `waiting`         `taken`                `handed`
 
-A `Feed` is one segment on its way to the application, with two positions in it. A delivery that was taken left the
-channel and will not be asked for again; its records count as handed out when the application got them, one by one or
-all at once. What was taken but not handed out is dropped when the feed becomes invalid: another consumer has the
-segment now, or its subscription was set to another place. After a lost connection the feed stays, gets another channel,
-and goes on where it was.
+A `SegmentReader` is one segment on its way to the application, with two positions in it. A delivery that was taken left
+the channel and will not be asked for again; its records count as handed out when the application got them, one by one
+or all at once. What was taken but not handed out is dropped when the reader becomes invalid: another consumer has the
+segment now, or its subscription was set to another place. After a lost connection the reader stays, gets another
+channel, and goes on where it was.
 
 Segments take turns by deliveries, so one with a long backlog does not keep the others waiting.
 """
@@ -29,7 +29,7 @@ from braid.model.message import Message
 NO_MESSAGES: Final[Iterator[Message]] = iter(())
 
 
-class Feed:
+class SegmentReader:
     """One segment, as far as it has come to the application."""
 
     def __init__(self, segment: int, offset: int) -> None:
@@ -41,7 +41,7 @@ class Feed:
         self.valid = True
         """Whether what was taken may still be handed out. Read also by the thread of a blocking consumer."""
         self.channel: Channel | None = None
-        self.listed = False
+        self.queued = False
         """Whether it waits for its turn."""
 
     @property
@@ -60,8 +60,8 @@ class Feed:
         self.channel = None
 
 
-class Taken(NamedTuple):
-    feed: Feed
+class Fetched(NamedTuple):
+    reader: SegmentReader
     batch: ReceivedBatch
 
 
@@ -74,8 +74,8 @@ class Consumer(ABC):
         self._failure: BraidError | None = None
         """Why nothing more can be received."""
         self._news = asyncio.Event()
-        self._turns: deque[Feed] = deque()
-        self._current: Taken | None = None
+        self._turns: deque[SegmentReader] = deque()
+        self._current: Fetched | None = None
         """The delivery that is being handed out message by message."""
         self._messages = NO_MESSAGES
 
@@ -97,7 +97,7 @@ class Consumer(ABC):
         taken = await self.take(timeout)
         if taken is None:
             return None
-        taken.feed.handed = taken.batch.next_offset
+        taken.reader.handed = taken.batch.next_offset
         return taken.batch
 
     def __aiter__(self) -> Self:
@@ -111,8 +111,8 @@ class Consumer(ABC):
             message = self._next_message()
         return message
 
-    async def take(self, timeout: float | None = None) -> Taken | None:
-        """The next delivery, for somebody who hands out its records and sets `feed.handed` accordingly."""
+    async def take(self, timeout: float | None = None) -> Fetched | None:
+        """The next delivery, for somebody who hands out its records and sets `reader.handed` accordingly."""
         taken = self._take()
         if taken is None:
             deadline = _deadline(timeout)
@@ -122,9 +122,9 @@ class Consumer(ABC):
                 taken = self._take()
         return taken
 
-    def may_hand_out(self, taken: Taken) -> bool:
+    def may_hand_out(self, taken: Fetched) -> bool:
         """Whether the records of this delivery still belong to this consumer. From any thread."""
-        return taken.feed.valid and self._failure is None
+        return taken.reader.valid and self._failure is None
 
     def check_usable(self) -> None:
         """Raises why nothing more can be done with the consumer, if so. From any thread."""
@@ -143,43 +143,43 @@ class Consumer(ABC):
                 self._current = taken
                 self._messages = iter(taken.batch.messages())
             elif (current := self._current) is not None and self.may_hand_out(current):
-                current.feed.handed = message.offset + 1
+                current.reader.handed = message.offset + 1
                 return message
             else:
                 self._messages = NO_MESSAGES
 
-    def _take(self) -> Taken | None:
+    def _take(self) -> Fetched | None:
         self.check_usable()
         if (current := self._current) is not None:
             # Somebody changed from messages to batches: the rest of the delivery comes first.
             self._current = None
             self._messages = NO_MESSAGES
-            if current.feed.valid and current.feed.handed < current.batch.next_offset:
-                return Taken(current.feed, current.batch.since(current.feed.handed))
+            if current.reader.valid and current.reader.handed < current.batch.next_offset:
+                return Fetched(current.reader, current.batch.since(current.reader.handed))
         while self._turns:
-            feed = self._turns.popleft()
-            feed.listed = False
-            batch = feed.channel.take() if feed.channel is not None else None
+            reader = self._turns.popleft()
+            reader.queued = False
+            batch = reader.channel.take() if reader.channel is not None else None
             if batch is None:
-                self._on_nothing_left(feed)
+                self._on_nothing_left(reader)
                 continue
-            feed.taken = batch.next_offset
-            self._list(feed)
-            return Taken(feed, batch)
+            reader.taken = batch.next_offset
+            self._list(reader)
+            return Fetched(reader, batch)
         return None
 
-    def _arrived(self, feed: Feed) -> None:
+    def _arrived(self, reader: SegmentReader) -> None:
         """Its channel has something new to say."""
-        self._list(feed)
+        self._list(reader)
         self._news.set()
 
-    def _list(self, feed: Feed) -> None:
-        if not feed.listed:
-            feed.listed = True
-            self._turns.append(feed)
+    def _list(self, reader: SegmentReader) -> None:
+        if not reader.queued:
+            reader.queued = True
+            self._turns.append(reader)
 
-    def _on_nothing_left(self, feed: Feed) -> None:  # noqa: B027 — most have nothing to do here
-        """The application asked for more, and this feed's channel had nothing in its turn."""
+    def _on_nothing_left(self, reader: SegmentReader) -> None:  # noqa: B027 — most have nothing to do here
+        """The application asked for more, and this reader's channel had nothing in its turn."""
 
     async def _news_before(self, deadline: float | None) -> bool:
         self._news.clear()

@@ -37,7 +37,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from braid.client.consuming.channel import Channel, ReadGrant, checked_window
-from braid.client.consuming.consumer import Consumer, Feed, closed_error, may_pass
+from braid.client.consuming.consumer import Consumer, SegmentReader, closed_error, may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.group_session import GroupSession
 from braid.client.retry import Backoff, retrying
@@ -71,8 +71,8 @@ overtook a slow consumer."""
 _log: Final = logging.getLogger(__name__)
 
 
-class _StreamFeed(Feed):
-    """A feed whose records are acked."""
+class _StreamReader(SegmentReader):
+    """A reader whose records are acked."""
 
     def __init__(self, segment: int, offset: int, placement: int) -> None:
         super().__init__(segment, offset)
@@ -129,9 +129,9 @@ class StreamConsumer(Consumer):
         self._session = GroupSession(client, self.topic, self.subscription, self.name, start, self._on_assignment)
         self._read_grants: dict[int, ReadGrant] = {}
         """By segment: those that are assigned to this consumer."""
-        self._feeds: dict[int, _StreamFeed] = {}
+        self._readers: dict[int, _StreamReader] = {}
         self._holdings: dict[int, _Holding] = {}
-        self._unsent: dict[int, _StreamFeed] = {}
+        self._unsent: dict[int, _StreamReader] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._final: BraidError | None = None
@@ -151,48 +151,48 @@ class StreamConsumer(Consumer):
         self.mark_acked(acked.segment, acked.next_offset if isinstance(acked, ReceivedBatch) else acked.offset + 1)
 
     def mark_acked(self, segment: int, offset: int) -> None:
-        """Everything below `offset` in this segment is done. Ignored if that was not handed out by the feed that the
+        """Everything below `offset` in this segment is done. Ignored if that was not handed out by the reader that the
         segment has now."""
-        feed = self._feeds.get(segment)
-        if feed is None or not feed.acked < offset <= feed.handed:
+        reader = self._readers.get(segment)
+        if reader is None or not reader.acked < offset <= reader.handed:
             return
-        feed.acked = offset
-        self._unsent[segment] = feed
+        reader.acked = offset
+        self._unsent[segment] = reader
         if self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._send_acks)
 
     def _send_acks(self) -> None:
         self._ack_timer = None
         unsent, self._unsent = self._unsent, {}
-        for segment, feed in unsent.items():
+        for segment, reader in unsent.items():
             holding = self._holdings.get(segment)
-            if holding is None or self._feeds.get(segment) is not feed:
+            if holding is None or self._readers.get(segment) is not reader:
                 continue
             if holding.channel is not None and holding.channel.over is None:
-                holding.channel.ack(feed.acked)
-                feed.sent = feed.acked
+                holding.channel.ack(reader.acked)
+                reader.sent = reader.acked
             holding.changed.set()
 
     async def flush_acks(self) -> None:
         """Returns when everything that was acked is stored: no consumer of the subscription will get it again."""
         deadline = asyncio.get_running_loop().time() + self._client.timeout_s
-        behind = [feed for feed in self._feeds.values() if feed.stored < feed.acked]
-        stores = (retrying(partial(self._store_ack, feed), deadline, self._client.backoff()) for feed in behind)
+        behind = [reader for reader in self._readers.values() if reader.stored < reader.acked]
+        stores = (retrying(partial(self._store_ack, reader), deadline, self._client.backoff()) for reader in behind)
         await all_of(stores)
 
-    async def _store_ack(self, feed: _StreamFeed) -> None:
+    async def _store_ack(self, reader: _StreamReader) -> None:
         if self._final is not None:
             raise self._final.again()
-        if self._feeds.get(feed.segment) is not feed:
+        if self._readers.get(reader.segment) is not reader:
             return  # It was given back with its last ack, or the subscription was set to another place.
-        holding = self._holdings.get(feed.segment)
+        holding = self._holdings.get(reader.segment)
         channel = holding.channel if holding is not None else None
         if channel is None or channel.over is not None:
-            raise NotServing(f"segment {feed.segment} of {self.topic} is being opened again; its acks wait for that")
-        offset = feed.acked
+            raise NotServing(f"segment {reader.segment} of {self.topic} is being opened again; its acks wait for that")
+        offset = reader.acked
         await channel.ack_surely(offset, self._client.timeout_s, durable=True)
-        feed.sent = max(feed.sent, offset)
-        feed.stored = max(feed.stored, offset)
+        reader.sent = max(reader.sent, offset)
+        reader.stored = max(reader.stored, offset)
 
     # The session.
 
@@ -256,8 +256,8 @@ class StreamConsumer(Consumer):
         for holding in holdings.values():
             if holding.channel is not None:
                 holding.channel.abandon()
-            if (feed := self._feeds.get(holding.segment)) is not None:
-                feed.channel = None
+            if (reader := self._readers.get(holding.segment)) is not None:
+                reader.channel = None
 
     async def _keep_session(self) -> None:
         """The segments are read on while it joins again."""
@@ -297,12 +297,12 @@ class StreamConsumer(Consumer):
         holding.task = asyncio.get_running_loop().create_task(self._hold(holding), name=f"segment {segment}")
 
     def _stop_handing_out(self, segment: int) -> None:
-        if (feed := self._feeds.get(segment)) is not None:
-            feed.end()
+        if (reader := self._readers.get(segment)) is not None:
+            reader.end()
 
     def _forget(self, segment: int) -> None:
         self._stop_handing_out(segment)
-        self._feeds.pop(segment, None)
+        self._readers.pop(segment, None)
 
     async def _hold(self, holding: _Holding) -> None:
         """Keep a channel open until the segment is revoked, then give it back."""
@@ -327,18 +327,18 @@ class StreamConsumer(Consumer):
         segment = holding.segment
         holding.channel = None
         holding.channel = channel = await self._open_channel(holding)
-        feed = self._feeds.get(segment)
-        if feed is not None and not _may_go_on(feed, channel):
+        reader = self._readers.get(segment)
+        if reader is not None and not _may_go_on(reader, channel):
             self._forget(segment)
-            feed = None
-        if feed is None:
-            feed = self._feeds[segment] = _StreamFeed(segment, channel.begins, channel.placement)
-        elif feed.acked > channel.begins:
-            channel.ack(feed.acked)
-            feed.sent = feed.acked
-        feed.stored = min(feed.stored, channel.begins)
-        feed.channel = channel
-        channel.begin(feed.taken)
+            reader = None
+        if reader is None:
+            reader = self._readers[segment] = _StreamReader(segment, channel.begins, channel.placement)
+        elif reader.acked > channel.begins:
+            channel.ack(reader.acked)
+            reader.sent = reader.acked
+        reader.stored = min(reader.stored, channel.begins)
+        reader.channel = channel
+        channel.begin(reader.taken)
 
     async def _open_channel(self, holding: _Holding) -> Channel:
         segment = holding.segment
@@ -362,9 +362,9 @@ class StreamConsumer(Consumer):
             holding.changed.set()
         if channel.over is not None and channel.over.code in _JUMPS and holding.channel is channel:
             self._forget(holding.segment)
-        feed = self._feeds.get(holding.segment)
-        if feed is not None and feed.channel is channel:
-            self._arrived(feed)
+        reader = self._readers.get(holding.segment)
+        if reader is not None and reader.channel is channel:
+            self._arrived(reader)
 
     async def _pause(self, holding: _Holding, error: BraidError) -> None:
         """Wait until there is reason to try again: another owner, another word of the controller, or some time."""
@@ -398,17 +398,17 @@ class StreamConsumer(Consumer):
 
     async def _give_back(self, holding: _Holding) -> None:
         segment = holding.segment
-        feed = self._feeds.get(segment)
-        if feed is not None:
+        reader = self._readers.get(segment)
+        if reader is not None:
             self._stop_handing_out(segment)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_GRACE_S):
-                    while feed.acked < feed.handed and self._feeds.get(segment) is feed:
+                    while reader.acked < reader.handed and self._readers.get(segment) is reader:
                         holding.changed.clear()
                         await holding.changed.wait()
         try:
             async with asyncio.timeout(LAST_ACK_S):
-                await self._end_channel(holding, feed if self._feeds.get(segment) is feed else None)
+                await self._end_channel(holding, reader if self._readers.get(segment) is reader else None)
         except (BraidError, TimeoutError) as error:
             _log.warning("segment %s of %s is given back without its last ack: %r", segment, self.topic, error)
         self._forget(segment)
@@ -418,19 +418,23 @@ class StreamConsumer(Consumer):
             if segment in self._read_grants:
                 self._take_up(segment)
 
-    async def _end_channel(self, holding: _Holding, feed: _StreamFeed | None) -> None:
+    async def _end_channel(self, holding: _Holding, reader: _StreamReader | None) -> None:
         """Close the channel when the owner has the last ack. If it was lost before, another one is opened for that."""
         timeout_s = self._client.timeout_s
         while True:
             channel = holding.channel
             try:
                 if channel is None or channel.over is not None:
-                    if feed is None or feed.acked <= feed.stored or self._feeds.get(holding.segment) is not feed:
+                    if (
+                        reader is None
+                        or reader.acked <= reader.stored
+                        or self._readers.get(holding.segment) is not reader
+                    ):
                         return
                     channel = holding.channel = await self._open_channel(holding)
-                    feed.sent = channel.begins
-                if feed is not None and feed.acked > feed.sent and feed.placement == channel.placement:
-                    await channel.ack_surely(feed.acked, timeout_s, durable=False)
+                    reader.sent = channel.begins
+                if reader is not None and reader.acked > reader.sent and reader.placement == channel.placement:
+                    await channel.ack_surely(reader.acked, timeout_s, durable=False)
                 await channel.close(timeout_s)
             except BraidError as error:
                 if holding.channel is not None:  # Once it is being closed, nobody tells it of its end any more.
@@ -441,9 +445,9 @@ class StreamConsumer(Consumer):
                 return
 
 
-def _may_go_on(feed: _StreamFeed, channel: Channel) -> bool:
-    """Whether the feed's own position counts, and not the one that the broker opened the channel at."""
-    return feed.valid and feed.placement == channel.placement and channel.begins <= feed.taken
+def _may_go_on(reader: _StreamReader, channel: Channel) -> bool:
+    """Whether the reader's own position counts, and not the one that the broker opened the channel at."""
+    return reader.valid and reader.placement == channel.placement and channel.begins <= reader.taken
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

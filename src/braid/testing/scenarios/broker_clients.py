@@ -317,22 +317,22 @@ class ClientMachine:
         subscription = history.subscription
         assert subscription is not None
         # The interface does not say which segments a consumer still has, so this looks at its feeds.
-        behind = {feed: feed.acked for feed in consumer._feeds.values() if feed.stored < feed.acked}
-        cuts = {feed: len(self.history.cuts[feed.segment]) for feed in behind}
+        behind = {reader: reader.acked for reader in consumer._readers.values() if reader.stored < reader.acked}
+        cuts = {reader: len(self.history.cuts[reader.segment]) for reader in behind}
         began = self._now()
         await consumer.flush_acks()
-        for feed, acked in behind.items():
-            if consumer._feeds.get(feed.segment) is not feed:
+        for reader, acked in behind.items():
+            if consumer._readers.get(reader.segment) is not reader:
                 continue  # It went to another consumer, or to another place.
             if subscription.brief or subscription.unknown or subscription.sought_at >= began:
                 continue  # Set to another place meanwhile: what was flushed may count no more.
             # The answer to a flush may come late, from an owner whose log was cut back since by another one.
-            acked = min([acked, *(cut.offset for cut in self.history.cuts[feed.segment][cuts[feed] :])])
-            if feed.segment in self.history.ends_at_loss:
-                acked = min(acked, self.world.least_end(feed.segment))  # It is being cut back, no further than this.
+            acked = min([acked, *(cut.offset for cut in self.history.cuts[reader.segment][cuts[reader] :])])
+            if reader.segment in self.history.ends_at_loss:
+                acked = min(acked, self.world.least_end(reader.segment))  # It is being cut back, no further than this.
             else:
-                subscription.stored[feed.segment] = Seek(acked, self._now())
-            stored = self.world.stored_cursor(subscription.name, feed.segment)
+                subscription.stored[reader.segment] = Seek(acked, self._now())
+            stored = self.world.stored_cursor(subscription.name, reader.segment)
             if stored < acked:
                 raise PromiseBroken("acks", f"{history.name} flushed acks up to {acked}; the store has {stored}")
 
