@@ -86,21 +86,21 @@ class _StreamReader(SegmentReader):
         """What the broker has stored, as far as we know."""
 
 
-class _Holding:
+class _AssignedSegment:
     """A segment that the session has, from its assignment until it is given back."""
 
-    def __init__(self, segment: int, read_grant: ReadGrant, owner: OwnerSearch, jumps: Backoff) -> None:
+    def __init__(self, segment: int, read_grant: ReadGrant, owner: OwnerSearch, repositions: Backoff) -> None:
         self.segment: Final = segment
         self.read_grant = read_grant
         self.owner: Final = owner
-        self.jumps: Final = jumps
+        self.repositions: Final = repositions
         """How long to wait when one follows the other."""
         self.channel: Channel | None = None
         """Delivers, and takes the acks."""
         self.revoked = False
         self.changed = asyncio.Event()
         """Something is to be looked at: its channel is over, it was revoked, an ack was sent."""
-        self.told = asyncio.Event()
+        self.notified = asyncio.Event()
         """The controller has another word about it: no reason to wait longer before the next attempt."""
         self.task: asyncio.Task[None] | None = None
 
@@ -130,7 +130,7 @@ class StreamConsumer(Consumer):
         self._read_grants: dict[int, ReadGrant] = {}
         """By segment: those that are assigned to this consumer."""
         self._readers: dict[int, _StreamReader] = {}
-        self._holdings: dict[int, _Holding] = {}
+        self._assigned: dict[int, _AssignedSegment] = {}
         self._unsent: dict[int, _StreamReader] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -165,13 +165,13 @@ class StreamConsumer(Consumer):
         self._ack_timer = None
         unsent, self._unsent = self._unsent, {}
         for segment, reader in unsent.items():
-            holding = self._holdings.get(segment)
-            if holding is None or self._readers.get(segment) is not reader:
+            assigned = self._assigned.get(segment)
+            if assigned is None or self._readers.get(segment) is not reader:
                 continue
-            if holding.channel is not None and holding.channel.over is None:
-                holding.channel.ack(reader.acked)
+            if assigned.channel is not None and assigned.channel.over is None:
+                assigned.channel.ack(reader.acked)
                 reader.sent = reader.acked
-            holding.changed.set()
+            assigned.changed.set()
 
     async def flush_acks(self) -> None:
         """Returns when everything that was acked is stored: no consumer of the subscription will get it again."""
@@ -185,8 +185,8 @@ class StreamConsumer(Consumer):
             raise self._final.again()
         if self._readers.get(reader.segment) is not reader:
             return  # It was given back with its last ack, or the subscription was set to another place.
-        holding = self._holdings.get(reader.segment)
-        channel = holding.channel if holding is not None else None
+        assigned = self._assigned.get(reader.segment)
+        channel = assigned.channel if assigned is not None else None
         if channel is None or channel.over is not None:
             raise NotServing(f"segment {reader.segment} of {self.topic} is being opened again; its acks wait for that")
         offset = reader.acked
@@ -247,16 +247,16 @@ class StreamConsumer(Consumer):
     async def _let_go(self) -> None:
         """Hold nothing. The feeds stay: they know how far the application has come."""
         self._session.ignore()  # No assignment may come in between.
-        tasks = [holding.task for holding in self._holdings.values() if holding.task is not None]
+        tasks = [assigned.task for assigned in self._assigned.values() if assigned.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:  # Closing may cancel the keeper here: then the rest is left for it to do.
             await asyncio.wait(tasks)
-        holdings, self._holdings = self._holdings, {}
-        for holding in holdings.values():
-            if holding.channel is not None:
-                holding.channel.abandon()
-            if (reader := self._readers.get(holding.segment)) is not None:
+        all_assigned, self._assigned = self._assigned, {}
+        for assigned in all_assigned.values():
+            if assigned.channel is not None:
+                assigned.channel.abandon()
+            if (reader := self._readers.get(assigned.segment)) is not None:
                 reader.channel = None
 
     async def _keep_session(self) -> None:
@@ -277,24 +277,26 @@ class StreamConsumer(Consumer):
             for segment, grant in zip(assignment.segments, assignment.grants, strict=True)
         }
         for segment, read_grant in self._read_grants.items():
-            holding = self._holdings.get(segment)
-            if holding is None:
+            assigned = self._assigned.get(segment)
+            if assigned is None:
                 self._take_up(segment)
             else:  # Perhaps it is being given back: by its new read_grant, the last ack finds the owner after all.
-                holding.read_grant = read_grant
-                holding.told.set()
-        for segment, holding in self._holdings.items():
+                assigned.read_grant = read_grant
+                assigned.notified.set()
+        for segment, assigned in self._assigned.items():
             if segment not in self._read_grants:
-                holding.revoked = True
-                holding.changed.set()
-                holding.told.set()
+                assigned.revoked = True
+                assigned.changed.set()
+                assigned.notified.set()
                 self._stop_handing_out(segment)
 
     def _take_up(self, segment: int) -> None:
         client = self._client
         owner = OwnerSearch(client.routing, self.topic, segment, client.backoff())
-        holding = self._holdings[segment] = _Holding(segment, self._read_grants[segment], owner, client.backoff())
-        holding.task = asyncio.get_running_loop().create_task(self._hold(holding), name=f"segment {segment}")
+        assigned = self._assigned[segment] = _AssignedSegment(
+            segment, self._read_grants[segment], owner, client.backoff()
+        )
+        assigned.task = asyncio.get_running_loop().create_task(self._hold(assigned), name=f"segment {segment}")
 
     def _stop_handing_out(self, segment: int) -> None:
         if (reader := self._readers.get(segment)) is not None:
@@ -304,29 +306,29 @@ class StreamConsumer(Consumer):
         self._stop_handing_out(segment)
         self._readers.pop(segment, None)
 
-    async def _hold(self, holding: _Holding) -> None:
+    async def _hold(self, assigned: _AssignedSegment) -> None:
         """Keep a channel open until the segment is revoked, then give it back."""
         try:
-            while not holding.revoked:
+            while not assigned.revoked:
                 try:
-                    await self._open(holding)
-                    error = await self._channel_over(holding)
+                    await self._open(assigned)
+                    error = await self._channel_over(assigned)
                 except BraidError as failure:
                     error = failure
-                if error is None or holding.revoked:
+                if error is None or assigned.revoked:
                     continue
                 if error.code in _JUMPS:
-                    await self._jump(holding)
+                    await self._reposition(assigned)
                 else:
-                    await self._pause(holding, error)
-            await self._give_back(holding)
+                    await self._pause(assigned, error)
+            await self._give_back(assigned)
         except BraidError as error:
             self._session.on_session_lost(error)  # The keeper leaves, so that others get the segments.
 
-    async def _open(self, holding: _Holding) -> None:
-        segment = holding.segment
-        holding.channel = None
-        holding.channel = channel = await self._open_channel(holding)
+    async def _open(self, assigned: _AssignedSegment) -> None:
+        segment = assigned.segment
+        assigned.channel = None
+        assigned.channel = channel = await self._open_channel(assigned)
         reader = self._readers.get(segment)
         if reader is not None and not _may_go_on(reader, channel):
             self._forget(segment)
@@ -340,40 +342,40 @@ class StreamConsumer(Consumer):
         reader.channel = channel
         channel.begin(reader.taken)
 
-    async def _open_channel(self, holding: _Holding) -> Channel:
-        segment = holding.segment
-        holding.told.clear()  # What is told from now on may make another attempt worth while.
-        link = await holding.owner.link()
-        channel = Channel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(holding, channel))
-        await channel.open(self._session.topic_id, read_grant=holding.read_grant, timeout_s=self._client.timeout_s)
+    async def _open_channel(self, assigned: _AssignedSegment) -> Channel:
+        segment = assigned.segment
+        assigned.notified.clear()  # What is told from now on may make another attempt worth while.
+        link = await assigned.owner.link()
+        channel = Channel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(assigned, channel))
+        await channel.open(self._session.topic_id, read_grant=assigned.read_grant, timeout_s=self._client.timeout_s)
         return channel
 
-    async def _channel_over(self, holding: _Holding) -> BraidError | None:
+    async def _channel_over(self, assigned: _AssignedSegment) -> BraidError | None:
         """Returns when there is something to do about the channel: its error, or None when it was revoked."""
-        channel = holding.channel
+        channel = assigned.channel
         assert channel is not None
-        while channel.over is None and not holding.revoked:
-            holding.changed.clear()
-            await holding.changed.wait()
+        while channel.over is None and not assigned.revoked:
+            assigned.changed.clear()
+            await assigned.changed.wait()
         return channel.over
 
-    def _on_news(self, holding: _Holding, channel: Channel) -> None:
+    def _on_news(self, assigned: _AssignedSegment, channel: Channel) -> None:
         if channel.over is not None:
-            holding.changed.set()
-        if channel.over is not None and channel.over.code in _JUMPS and holding.channel is channel:
-            self._forget(holding.segment)
-        reader = self._readers.get(holding.segment)
+            assigned.changed.set()
+        if channel.over is not None and channel.over.code in _JUMPS and assigned.channel is channel:
+            self._forget(assigned.segment)
+        reader = self._readers.get(assigned.segment)
         if reader is not None and reader.channel is channel:
             self._arrived(reader)
 
-    async def _pause(self, holding: _Holding, error: BraidError) -> None:
+    async def _pause(self, assigned: _AssignedSegment, error: BraidError) -> None:
         """Wait until there is reason to try again: another owner, another word of the controller, or some time."""
         if not may_pass(error):
             raise error
-        if holding.channel is not None and holding.channel.delivered:
-            holding.owner.worked()
+        if assigned.channel is not None and assigned.channel.delivered:
+            assigned.owner.worked()
         loop = asyncio.get_running_loop()
-        reasons = (loop.create_task(holding.owner.after(error)), loop.create_task(holding.told.wait()))
+        reasons = (loop.create_task(assigned.owner.after(error)), loop.create_task(assigned.notified.wait()))
         try:
             await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
             if reasons[0].done():
@@ -386,61 +388,61 @@ class StreamConsumer(Consumer):
                 reason.cancel()
             await asyncio.wait(reasons)
 
-    async def _jump(self, holding: _Holding) -> None:
+    async def _reposition(self, assigned: _AssignedSegment) -> None:
         """Begin elsewhere: at once, unless nothing came since the last time."""
-        self._forget(holding.segment)
-        if holding.channel is not None and holding.channel.delivered:
-            holding.jumps.reset()
+        self._forget(assigned.segment)
+        if assigned.channel is not None and assigned.channel.delivered:
+            assigned.repositions.reset()
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(holding.jumps.next()):
-                await holding.told.wait()
+            async with asyncio.timeout(assigned.repositions.next()):
+                await assigned.notified.wait()
 
-    async def _give_back(self, holding: _Holding) -> None:
-        segment = holding.segment
+    async def _give_back(self, assigned: _AssignedSegment) -> None:
+        segment = assigned.segment
         reader = self._readers.get(segment)
         if reader is not None:
             self._stop_handing_out(segment)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_GRACE_S):
                     while reader.acked < reader.handed and self._readers.get(segment) is reader:
-                        holding.changed.clear()
-                        await holding.changed.wait()
+                        assigned.changed.clear()
+                        await assigned.changed.wait()
         try:
             async with asyncio.timeout(LAST_ACK_S):
-                await self._end_channel(holding, reader if self._readers.get(segment) is reader else None)
+                await self._end_channel(assigned, reader if self._readers.get(segment) is reader else None)
         except (BraidError, TimeoutError) as error:
             _log.warning("segment %s of %s is given back without its last ack: %r", segment, self.topic, error)
         self._forget(segment)
         await self._session.release(segment)
-        if self._holdings.get(segment) is holding:
-            del self._holdings[segment]
+        if self._assigned.get(segment) is assigned:
+            del self._assigned[segment]
             if segment in self._read_grants:
                 self._take_up(segment)
 
-    async def _end_channel(self, holding: _Holding, reader: _StreamReader | None) -> None:
+    async def _end_channel(self, assigned: _AssignedSegment, reader: _StreamReader | None) -> None:
         """Close the channel when the owner has the last ack. If it was lost before, another one is opened for that."""
         timeout_s = self._client.timeout_s
         while True:
-            channel = holding.channel
+            channel = assigned.channel
             try:
                 if channel is None or channel.over is not None:
                     if (
                         reader is None
                         or reader.acked <= reader.stored
-                        or self._readers.get(holding.segment) is not reader
+                        or self._readers.get(assigned.segment) is not reader
                     ):
                         return
-                    channel = holding.channel = await self._open_channel(holding)
+                    channel = assigned.channel = await self._open_channel(assigned)
                     reader.sent = channel.begins
                 if reader is not None and reader.acked > reader.sent and reader.placement == channel.placement:
                     await channel.ack_surely(reader.acked, timeout_s, durable=False)
                 await channel.close(timeout_s)
             except BraidError as error:
-                if holding.channel is not None:  # Once it is being closed, nobody tells it of its end any more.
-                    holding.channel.abandon()
-                    holding.channel = None
-                await self._pause(holding, error)
+                if assigned.channel is not None:  # Once it is being closed, nobody tells it of its end any more.
+                    assigned.channel.abandon()
+                    assigned.channel = None
+                await self._pause(assigned, error)
             else:
                 return
 
