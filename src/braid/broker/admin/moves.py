@@ -17,7 +17,7 @@ from braid.broker.admin.call import OnTopic, WaitSeconds, on_topic
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.cluster.ownership.leader_step import target_of
-from braid.cluster.ownership.move_request import Wish, check_target, chosen, outcome, wish
+from braid.cluster.ownership.move_request import MoveRequest, check_target, chosen, outcome, wish
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition
@@ -90,14 +90,14 @@ class RecoverTopic(MoveTopic, frozen=True, rename="camel"):
         return {"topic": str(name), "segments": arrived}
 
 
-async def _begin(services: CallServices, name: TopicName, segment: int | None, to: str | None) -> list[Wish]:
+async def _begin(services: CallServices, name: TopicName, segment: int | None, to: str | None) -> list[MoveRequest]:
     """Put the wish into each record. Nothing is changed if one of them cannot move."""
     for _ in range(MAX_TRIES):
         snapshot = services.leader.snapshot()
         if to is not None:
             check_target(snapshot, to)
         tally = snapshot.tally()
-        wishes: list[Wish] = []
+        wishes: list[MoveRequest] = []
         for each in chosen(snapshot, name.path, segment):
             made = wish(snapshot, each, to, tally)
             if made.begins:
@@ -111,11 +111,11 @@ async def _begin(services: CallServices, name: TopicName, segment: int | None, t
     raise MetadataUncertain(f"the owners of topic {name} change too fast to be moved; try again")
 
 
-async def _write(services: CallServices, made: Wish) -> bool:
+async def _write(services: CallServices, made: MoveRequest) -> bool:
     return await _swap(services, made, made.record.moving(Move(to=made.target, id=ASKED)))
 
 
-async def _swap(services: CallServices, made: Wish, record: Ownership, *conditions: Condition) -> bool:
+async def _swap(services: CallServices, made: MoveRequest, record: Ownership, *conditions: Condition) -> bool:
     unchanged = services.topics.unchanged(made.segment.topic.path)
     revision = await services.owners.swap(made.segment, made.revision, record, conditions=[unchanged, *conditions])
     if revision is not None:
@@ -139,11 +139,13 @@ async def _loss(services: CallServices, each: Placed) -> str:
     return f"chunks reach offset {reaches}; what {owner} confirmed from there on is lost"
 
 
-async def _give_away(services: CallServices, snapshot: Snapshot, lost: list[Placed], to: str | None) -> list[Wish]:
+async def _give_away(
+    services: CallServices, snapshot: Snapshot, lost: list[Placed], to: str | None
+) -> list[MoveRequest]:
     if to is not None:
         check_target(snapshot, to)
     tally = snapshot.tally()
-    wishes: list[Wish] = []
+    wishes: list[MoveRequest] = []
     for each in lost:
         assert each.known is not None
         record = each.known.value
@@ -151,7 +153,9 @@ async def _give_away(services: CallServices, snapshot: Snapshot, lost: list[Plac
         if target is None:
             raise MoveRefused(f"{each.name} cannot be recovered: no broker is active; start or activate one")
         tally.add(each.ref, target)
-        wishes.append(Wish(each.name, record.owner, target, record.epoch, each.known.revision, record, begins=True))
+        wishes.append(
+            MoveRequest(each.name, record.owner, target, record.epoch, each.known.revision, record, begins=True)
+        )
     for made in wishes:
         # This broker's view may be behind: an owner that is back has lost nothing, and may be confirming (I3).
         gone = Compare(paths.broker(made.source), Revision(0))
@@ -163,7 +167,9 @@ async def _give_away(services: CallServices, snapshot: Snapshot, lost: list[Plac
     return wishes
 
 
-async def _wait(services: CallServices, wishes: list[Wish], began: float, timeout_s: float) -> list[dict[str, Any]]:
+async def _wait(
+    services: CallServices, wishes: list[MoveRequest], began: float, timeout_s: float
+) -> list[dict[str, Any]]:
     """What became of each wish, in their order. Raises if one of them failed."""
     owners = services.owners
     results: dict[SegmentName, dict[str, Any]] = {}
@@ -192,7 +198,7 @@ async def _wait(services: CallServices, wishes: list[Wish], began: float, timeou
     return [results[each.segment] for each in wishes]
 
 
-def _arrived(made: Wish, record: Ownership, seconds: float) -> dict[str, Any]:
+def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> dict[str, Any]:
     return {
         "segment": made.segment.id,
         "from": made.source,

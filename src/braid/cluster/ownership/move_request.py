@@ -17,7 +17,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 
 
-class Wish(NamedTuple):
+class MoveRequest(NamedTuple):
     """What is to become of one segment."""
 
     segment: SegmentName
@@ -36,7 +36,7 @@ class Wish(NamedTuple):
         return self.source == self.target and self.record.state is OwnershipState.SERVING
 
 
-def chosen(snapshot: Snapshot, path: str, segment_id: int | None) -> list[Placed]:
+def select_segments(snapshot: Snapshot, path: str, segment_id: int | None) -> list[Placed]:
     """All segments of a topic, or one of them. `SegmentNotFound`"""
     found = [
         each
@@ -60,7 +60,7 @@ def check_target(snapshot: Snapshot, to: str) -> None:
     raise BrokerNotFound(f"broker {to} cannot be given segments: it is not there; the active brokers are: {there}")
 
 
-def wish(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> Wish:
+def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> MoveRequest:
     """Where a segment is to go. `MoveRefused` if it cannot, `NotServing` if it cannot now."""
     if each.known is None:
         raise NotServing(f"{each.name} has no owner yet; try again when it is served")
@@ -71,7 +71,7 @@ def wish(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> Wish
             f"{each.name} cannot move: its owner {owner} is gone, and it waits for it; start {owner} again, or recover "
             "the segment and accept what is lost"
         )
-    made = Wish(each.name, owner, to or "", record.epoch, revision, record, begins=False)
+    made = MoveRequest(each.name, owner, to or "", record.epoch, revision, record, begins=False)
     if moves_to is not None:
         if to in (None, moves_to):
             return made._replace(target=moves_to)
@@ -91,17 +91,17 @@ def wish(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> Wish
     raise NotServing(f"{each.name} cannot move now: nobody serves it yet; try again in a moment")
 
 
-def outcome(wish: Wish, now: Ownership | None) -> Ownership | BraidError | None:
+def move_result(request: MoveRequest, now: Ownership | None) -> Ownership | BraidError | None:
     """The record when the segment has arrived, an error when it will not, None while it is on its way."""
     if now is None:
-        return MoveRefused(f"{wish.segment} did not move: it was deleted meanwhile")
-    if now.move is None and now.refusal and now.owner == wish.source != wish.target:
-        return MoveRefused(f"{wish.segment} did not move to {wish.target or 'another broker'}: {now.refusal}")
-    if now.state is not OwnershipState.SERVING or (now.owner == wish.source and now.move is not None):
+        return MoveRefused(f"{request.segment} did not move: it was deleted meanwhile")
+    if now.move is None and now.refusal and now.owner == request.source != request.target:
+        return MoveRefused(f"{request.segment} did not move to {request.target or 'another broker'}: {now.refusal}")
+    if now.state is not OwnershipState.SERVING or (now.owner == request.source and now.move is not None):
         return None
-    if now.owner == wish.target or (not wish.target and now.owner != wish.source):
+    if now.owner == request.target or (not request.target and now.owner != request.source):
         return now
     return MoveRefused(
-        f"{wish.segment} did not get to {wish.target or 'another broker'}, which could not take it any more; "
+        f"{request.segment} did not get to {request.target or 'another broker'}, which could not take it any more; "
         f"{now.owner} serves it"
     )
