@@ -12,7 +12,7 @@ from braid.cluster.balancing.balance import HOUR_S, plan
 from braid.cluster.balancing.plan import Plan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.model.cluster import BrokerState, ClusterView, PastMove, SegmentRef
+from braid.model.cluster import BrokerState, ClusterView, RecentMove, SegmentRef
 from tests.kits.balancing import MB, NOON_US, SECOND_US, after, cluster, ref
 
 RARELY = st.sampled_from([False] * 7 + [True])
@@ -23,7 +23,7 @@ class Case(NamedTuple):
     rates: dict[str, dict[SegmentRef, int]]
     view: ClusterView
     policy: BalancePolicy
-    history: list[PastMove]
+    history: list[RecentMove]
 
 
 @st.composite
@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
         drain_moves_at_once=draw(st.integers(1, 6)),
     )
     history = [
-        PastMove(
+        RecentMove(
             segment=segment,
             source=draw(st.sampled_from(ids)),
             target=draw(st.sampled_from(ids)),

@@ -18,7 +18,7 @@ from braid.cluster.balancing.balance import HOUR_S, plan, remembered
 from braid.cluster.balancing.plan import Draft, Plan, Proposed, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, PastMove, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, RecentMove, SegmentRef
 from braid.model.load import LoadReport, Meter, SegmentLoad, busiest_of
 from tests.kits.balancing import MB, NOON_US, SECOND_US, ref
 
@@ -54,8 +54,8 @@ class World:
         self.silent_until: dict[str, int] = {}
         self.moving: dict[SegmentRef, tuple[str, int]] = {}
         """To whom, and when it arrives."""
-        self.history: tuple[PastMove, ...] = ()
-        self.automatic: list[PastMove] = []
+        self.history: tuple[RecentMove, ...] = ()
+        self.automatic: list[RecentMove] = []
         """All of them, for the checks."""
         self.last: Plan | None = None
         self.met: set[Remark] = set()
@@ -220,7 +220,9 @@ class World:
         return report is None or self.now - report.at > self.policy.stale_intervals * STEP_S * SECOND_US
 
     def begin(self, move: Proposed, *, automatic: bool) -> None:
-        past = PastMove(segment=move.segment, source=move.source, target=move.target, at=self.now, automatic=automatic)
+        past = RecentMove(
+            segment=move.segment, source=move.source, target=move.target, at=self.now, automatic=automatic
+        )
         if automatic:
             for other in self.history:
                 age_s = (self.now - other.at) / SECOND_US

@@ -12,7 +12,7 @@ import pytest
 from braid.cluster.balancing.balance import plan, remembered
 from braid.cluster.balancing.plan import Remark
 from braid.cluster.balancing.policy import BalancePolicy
-from braid.model.cluster import BrokerState, PastMove, SegmentRef
+from braid.model.cluster import BrokerState, RecentMove, SegmentRef
 from braid.model.errors import InvalidConfig
 from tests.kits.balancing import MB, NOON_US, SECOND_US, cluster, moved, ref, remarks
 
@@ -22,9 +22,9 @@ MANY = BalancePolicy(moves_at_once=64)
 UNEVEN = {"a": {ref(0): 5 * MB, ref(1): 3 * MB, ref(2): 2 * MB}, "b": {ref(3): 4 * MB}, "c": {ref(4): MB}}
 
 
-def past(segment: SegmentRef, source: str, target: str, seconds_ago: float, *, automatic: bool = True) -> PastMove:
+def past(segment: SegmentRef, source: str, target: str, seconds_ago: float, *, automatic: bool = True) -> RecentMove:
     at = NOON_US - round(seconds_ago * SECOND_US)
-    return PastMove(segment=segment, source=source, target=target, at=at, automatic=automatic)
+    return RecentMove(segment=segment, source=source, target=target, at=at, automatic=automatic)
 
 
 # ── the best move ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ MAX_REMEMBERED: Final = 10_000
 """Brokers that went, and own nothing as far as anybody asked; beyond it the ones that went first are forgotten."""
 
 
-class Absences:
+class Downtime:
     def __init__(self, members: Members, clock: Clock) -> None:
         self._members = members
         self._clock = clock

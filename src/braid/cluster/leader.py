@@ -24,8 +24,8 @@ import msgspec
 from braid.cluster.balancing.balance import plan
 from braid.cluster.balancing.plan import Plan
 from braid.cluster.balancing.policy import BalancePolicy
-from braid.cluster.balancing.recent_moves import BALANCE, PastMoves
-from braid.cluster.downtime import Absences
+from braid.cluster.balancing.recent_moves import BALANCE, RecentMoves
+from braid.cluster.downtime import Downtime
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, decide, waiting
@@ -91,8 +91,8 @@ class Leader:
         self._members = members
         self._clock = clock
         self._id = broker_id
-        self._absences = Absences(members, clock)
-        self._past = PastMoves(owners, clock)
+        self._downtime = Downtime(members, clock)
+        self._past = RecentMoves(owners, clock)
         self._leaders: Table[str, str] = view.add(
             Table(paths.CLUSTER_LEADER, _is_leader, lambda value: value.decode("utf-8", "replace"), lambda key: key)
         )
@@ -116,7 +116,7 @@ class Leader:
         return self._leaders.get(paths.CLUSTER_LEADER)
 
     def snapshot(self) -> Snapshot:
-        return taken(self._topics, self._owners, self._members, self._absences)
+        return taken(self._topics, self._owners, self._members, self._downtime)
 
     def waiting(self) -> list[Waiting]:
         """The segments that wait for a broker. Every broker can tell."""
@@ -205,7 +205,7 @@ class Leader:
         decisions = decide(
             snapshot,
             self._clock.monotonic(),
-            self._resting(snapshot),
+            self._cooling_down(snapshot),
             drained_at_once=self.config.policy.drain_moves_at_once,
         )
         if not decisions and self.config.balance:
@@ -252,7 +252,7 @@ class Leader:
             _log.info("%s", described(decision))
         return revision
 
-    def _resting(self, snapshot: Snapshot) -> set[SegmentRef]:
+    def _cooling_down(self, snapshot: Snapshot) -> set[SegmentRef]:
         oldest = self._clock.monotonic() - DRAIN_AGAIN_S
         self._drained_at = {ref: at for ref, at in self._drained_at.items() if at > oldest}
         if not self._drained_at:

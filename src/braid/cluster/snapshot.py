@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from braid.cluster.downtime import Absences
+from braid.cluster.downtime import Downtime
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.placement import Tally
@@ -110,7 +110,7 @@ def _is_settling(record: Ownership) -> bool:
     return record.state is not OwnershipState.SERVING or record.move is not None
 
 
-def taken(topics: KnownTopics, owners: Owners, members: Members, absences: Absences) -> Snapshot:
+def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downtime) -> Snapshot:
     """The cluster as this broker knows it now."""
     records = {key: known for key in owners.table.all() if (known := owners.table.known(key)) is not None}
     owning = {known.value.owner for known in records.values() if known.value.state is not OwnershipState.SEALED}
@@ -125,7 +125,7 @@ def taken(topics: KnownTopics, owners: Owners, members: Members, absences: Absen
         records=records,
         brokers=brokers,
         loads=members.loads.all(),
-        gone_since=absences.since(owning | _wanted(records)),
+        gone_since=downtime.since(owning | _wanted(records)),
     )
 
 

@@ -59,7 +59,7 @@ class OwnedSegment(msgspec.Struct, frozen=True, kw_only=True):
         return SegmentRef(self.topic_path, self.segment_id)
 
 
-class PastMove(msgspec.Struct, frozen=True, kw_only=True):
+class RecentMove(msgspec.Struct, frozen=True, kw_only=True):
     """A move that was begun, whether or not it has ended."""
 
     segment: SegmentRef

@@ -27,25 +27,25 @@ from typing import Final, NamedTuple
 from braid.cluster.balancing.plan import Draft, Note, Plan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally
-from braid.model.cluster import ClusterView, PastMove, SegmentRef
+from braid.model.cluster import ClusterView, RecentMove, SegmentRef
 
 HOUR_S: Final = 3_600
 _US: Final = 1_000_000
 
 
-def remembered(history: Iterable[PastMove], policy: BalancePolicy, now: int) -> tuple[PastMove, ...]:
+def remembered(history: Iterable[RecentMove], policy: BalancePolicy, now: int) -> tuple[RecentMove, ...]:
     """The moves that still matter to `plan`; the leader may forget all others (I12)."""
     keep_us = max(HOUR_S, policy.segment_cooldown_s, policy.broker_cooldown_s) * _US
     return tuple(move for move in history if now - move.at < keep_us)
 
 
-def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMove], now: int) -> Plan:
+def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> Plan:
     """What to move now; `now` is in µs since 1970. `history` has the moves begun lately, whoever began them."""
     draft = Draft(view)
     obstacle = _obstacle(view, policy, draft.tally, now)
     if obstacle is not None:
         return draft.finish([obstacle])
-    resting = _resting(view, policy, history, now)
+    cooling_down = _cooling_down(view, policy, history, now)
     in_flight = sum(segment.moving for segment in view.owned)
     begun = sum(move.automatic and now - move.at < HOUR_S * _US for move in history)
     notes: list[Note] = []
@@ -57,7 +57,7 @@ def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMove], 
             text = f"{policy.moves_per_hour} moves have begun within an hour, the most that may"
             notes.append(Note(remark=Remark.CAPPED, text=text))
             break
-        found = _best(view, policy, draft, resting)
+        found = _best(view, policy, draft, cooling_down)
         if found is None:
             notes += _why_none(view, policy, draft)
             break
@@ -68,7 +68,7 @@ def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMove], 
 # What may move.
 
 
-class _Resting(NamedTuple):
+class _CoolingDown(NamedTuple):
     segments: Collection[SegmentRef]
     brokers: Collection[str]
 
@@ -106,7 +106,7 @@ def _obstacle(view: ClusterView, policy: BalancePolicy, tally: Tally, now: int) 
     return None
 
 
-def _resting(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMove], now: int) -> _Resting:
+def _cooling_down(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> _CoolingDown:
     """A move that has not ended keeps its brokers at rest, however long it takes: its load is yet to arrive."""
     moving = {segment.ref for segment in view.owned if segment.moving}
     segments, brokers = set(moving), set[str]()
@@ -115,25 +115,25 @@ def _resting(view: ClusterView, policy: BalancePolicy, history: Sequence[PastMov
             segments.add(move.segment)
         if now - move.at < policy.broker_cooldown_s * _US or move.segment in moving:
             brokers |= {move.source, move.target}
-    return _Resting(segments, brokers)
+    return _CoolingDown(segments, brokers)
 
 
-def _best(view: ClusterView, policy: BalancePolicy, draft: Draft, resting: _Resting) -> _Candidate | None:
+def _best(view: ClusterView, policy: BalancePolicy, draft: Draft, cooling_down: _CoolingDown) -> _Candidate | None:
     """The move that gains most. What was planned already is done, as far as it is concerned."""
     tally, loads = draft.tally, draft.tally.bytes_per_s
     mean = tally.mean_bytes_per_s()
     best: _Candidate | None = None
     for source in tally.available:
-        if loads[source] <= policy.threshold * mean or source in resting.brokers or source in draft.targets:
+        if loads[source] <= policy.threshold * mean or source in cooling_down.brokers or source in draft.targets:
             continue
         # Whatever the segment: the less the target has, the more is gained, and the less likely it gets too much.
-        target = _coolest(policy, draft, source, resting)
+        target = _coolest(policy, draft, source, cooling_down)
         if target is None:
             continue
         others = _most_of_others(tally, source, target)
         for segment in tally.segments[source]:
             rate = tally.rate(segment)
-            if not rate or segment in resting.segments or loads[target] + rate > max(loads[source] - rate, others):
+            if not rate or segment in cooling_down.segments or loads[target] + rate > max(loads[source] - rate, others):
                 continue
             gain = min(rate, loads[source] - loads[target] - rate) - _cost(view, policy, tally, segment)
             if gain < policy.min_gain * mean:
@@ -143,14 +143,14 @@ def _best(view: ClusterView, policy: BalancePolicy, draft: Draft, resting: _Rest
     return best
 
 
-def _coolest(policy: BalancePolicy, draft: Draft, source: str, resting: _Resting) -> str | None:
+def _coolest(policy: BalancePolicy, draft: Draft, source: str, cooling_down: _CoolingDown) -> str | None:
     tally = draft.tally
     return min(
         (
             broker
             for broker in tally.available
             if broker != source
-            and broker not in resting.brokers
+            and broker not in cooling_down.brokers
             and broker not in draft.sources
             and tally.cpu[broker] <= policy.max_target_cpu
         ),
@@ -181,7 +181,7 @@ def _too_much(tally: Tally, broker: str) -> str:
 
 def _why_none(view: ClusterView, policy: BalancePolicy, draft: Draft) -> list[Note]:
     moving = [segment.ref for segment in view.owned if segment.moving]
-    rested = _best(view, policy, draft, _Resting(moving, ()))
+    rested = _best(view, policy, draft, _CoolingDown(moving, ()))
     if rested is not None:
         text = f"{rested.segment} would move from {rested.source} to {rested.target}, but the last move is too recent"
         return [Note(remark=Remark.COOLING, text=text, segment=rested.segment, broker=rested.source)]

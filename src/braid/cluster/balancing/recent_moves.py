@@ -11,7 +11,7 @@ from typing import Final
 from braid.cluster.balancing.balance import remembered
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.owners import Owners, SegmentKey
-from braid.model.cluster import PastMove, SegmentRef
+from braid.model.cluster import RecentMove, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.ownership import Move
 from braid.ports.clock import Clock
@@ -22,15 +22,15 @@ MAX_REMEMBERED: Final = 20_000
 """The youngest (I12). Draining a large broker can begin thousands in an hour."""
 
 
-class PastMoves:
+class RecentMoves:
     def __init__(self, owners: Owners, clock: Clock) -> None:
         self._owners = owners
         self._clock = clock
-        self._past: deque[PastMove] = deque(maxlen=MAX_REMEMBERED)
+        self._past: deque[RecentMove] = deque(maxlen=MAX_REMEMBERED)
         self._under_way: dict[SegmentKey, Move] = {}
         owners.table.on_change.append(self._on_change)
 
-    def remembered(self, policy: BalancePolicy) -> tuple[PastMove, ...]:
+    def remembered(self, policy: BalancePolicy) -> tuple[RecentMove, ...]:
         kept = remembered(self._past, policy, self._clock.now_us())
         self._past = deque(kept, maxlen=MAX_REMEMBERED)
         return kept
@@ -45,7 +45,7 @@ class PastMoves:
         self._under_way[key] = record.move
         path, descriptor = key
         self._past.append(
-            PastMove(
+            RecentMove(
                 segment=SegmentRef(path, SegmentId(int(descriptor.rpartition("-")[2]))),
                 source=record.owner,
                 target=record.move.to,

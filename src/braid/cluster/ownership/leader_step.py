@@ -85,10 +85,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    snapshot: Snapshot, now: float, resting: Collection[SegmentRef] = (), *, drained_at_once: int = DRAINED_AT_ONCE
+    snapshot: Snapshot, now: float, cooling_down: Collection[SegmentRef] = (), *, drained_at_once: int = DRAINED_AT_ONCE
 ) -> list[Decision]:
-    """`now` is on the clock of `gone_since`. `resting` are segments whose move was given up just now: others that must
-    leave the same broker go first."""
+    """`now` is on the clock of `gone_since`. `cooling_down` are segments whose move was given up just now: others that
+    must leave the same broker go first."""
     # Mostly nothing is to be placed, and adding up all loads is most of the work.
     tally = functools.cache(snapshot.tally)
     decisions: list[Decision] = []
@@ -101,7 +101,7 @@ def decide(
         if decision is not None:
             decisions.append(decision)
     if any(broker.state in EMPTIED for broker in snapshot.brokers.values()):
-        decisions += _drain(snapshot, tally(), resting, drained_at_once)
+        decisions += _drain(snapshot, tally(), cooling_down, drained_at_once)
     if missing:
         decisions += _place(missing, tally())
     return decisions
@@ -199,7 +199,7 @@ def _give(tally: Tally, ref: SegmentRef, target: str) -> None:
     tally.add(ref, target)
 
 
-def _drain(snapshot: Snapshot, tally: Tally, resting: Collection[SegmentRef], at_once: int) -> list[Decision]:
+def _drain(snapshot: Snapshot, tally: Tally, cooling_down: Collection[SegmentRef], at_once: int) -> list[Decision]:
     draining = [id_ for id_, broker in snapshot.brokers.items() if broker.state in EMPTIED]
     if not tally.available:
         return []
@@ -213,7 +213,7 @@ def _drain(snapshot: Snapshot, tally: Tally, resting: Collection[SegmentRef], at
             record.state is OwnershipState.SERVING and record.move is not None
         ):
             in_flight[record.owner] += 1
-        elif record.state is OwnershipState.SERVING and each.ref not in resting:
+        elif record.state is OwnershipState.SERVING and each.ref not in cooling_down:
             movable[record.owner].append(each)
     decisions: list[Decision] = []
     for broker, segments in movable.items():
