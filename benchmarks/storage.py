@@ -32,7 +32,7 @@ from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.checkpoint import NAME as CHECKPOINT
 from braid.storage.log.log import Appended, LogConfig
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import recover, repair
 from braid.storage.log.writer import FileConfig
 from braid.storage.objects.disk import DiskObjects
@@ -90,7 +90,7 @@ class Bench:
     def __init__(self, folder: str, file_bytes: int, mode: StorageMode = StorageMode.LOCAL) -> None:
         self.disk = OsDisk()
         self.clock = SystemClock()
-        self.spares = SpareFiles(self.disk, f"{folder}/spare", file_bytes)
+        self.spares = PreallocatedFiles(self.disk, f"{folder}/spare", file_bytes)
         self.folder = f"{folder}/wal"
         self.files = FileConfig(file_bytes=file_bytes)
         self.context = StorageContext(

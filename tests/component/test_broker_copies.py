@@ -54,7 +54,7 @@ class World:
                 cache=HotCache(1_000),
                 handles=ReadHandles(disk),
                 footers=FooterCache(),
-                spares=None,
+                preallocated=None,
                 random=simulation.random,
             ),
             self.owners,

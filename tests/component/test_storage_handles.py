@@ -8,7 +8,7 @@ import pytest
 
 from braid.model.errors import FileMissing
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.preallocated import CALM_S, SpareFiles
+from braid.storage.log.preallocated import CALM_S, PreallocatedFiles
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.storage import SMALL, Bytes, NotingDisk, fill, make_chunk, open_log
@@ -134,62 +134,62 @@ async def test_spares_are_made_ahead_taken_by_renaming_and_made_again(simulation
     await disk.make_folder("spare")
     await disk.prepare("spare/left-behind", 99)
     await disk.make_folder("log")
-    spares = SpareFiles(disk, "spare", 4_096)
-    await spares.open()
-    await spares.filled()
+    preallocated = PreallocatedFiles(disk, "spare", 4_096)
+    await preallocated.open()
+    await preallocated.filled()
     assert [stat.size for stat in await disk.list("spare")] == [4_096, 4_096], "what was left behind is gone"
-    assert not await spares.take("log/x", 1_000), "no spare has that size"
-    assert await spares.take("log/x", 4_096)
+    assert not await preallocated.take("log/x", 1_000), "no spare has that size"
+    assert await preallocated.take("log/x", 4_096)
     assert disk.content("log/x") == bytes(4_096)
     assert not disk.unsynced("log/x")
     await asyncio.sleep(CALM_S - 1)
     assert len(await disk.list("spare")) == 1, "the disk is not calm yet"
-    assert await spares.take("log/y", 4_096)
+    assert await preallocated.take("log/y", 4_096)
     await asyncio.sleep(CALM_S - 1)
     assert await disk.list("spare") == [], "asked for again"
     await asyncio.sleep(2)
-    await spares.filled()
+    await preallocated.filled()
     assert len(await disk.list("spare")) == 2
-    await spares.close()
+    await preallocated.close()
     assert await disk.list("spare") == []
 
 
 async def test_an_empty_stock_is_no_reason_to_wait(simulation: Simulation) -> None:
     disk = SimulatedDisk(simulation.random)
-    spares = SpareFiles(disk, "spare", 4_096, most=1)
-    await spares.open()
-    assert not await spares.take("x", 4_096)
-    await spares.filled()
+    preallocated = PreallocatedFiles(disk, "spare", 4_096, most=1)
+    await preallocated.open()
+    assert not await preallocated.take("x", 4_096)
+    await preallocated.filled()
     await disk.remove((await disk.list("spare"))[0].name.join(["spare/", ""]))
-    assert not await spares.take("x", 4_096), "somebody removed it"
-    await spares.close()
+    assert not await preallocated.take("x", 4_096), "somebody removed it"
+    await preallocated.close()
 
 
 async def test_a_disk_without_room_for_spares_costs_no_append(simulation: Simulation) -> None:
     disk = SimulatedDisk(simulation.random, faults=DiskFaults(capacity_bytes=40_000))
-    spares = SpareFiles(disk, "spare", 1 << 20)
-    await spares.open()
-    await spares.filled()
+    preallocated = PreallocatedFiles(disk, "spare", 1 << 20)
+    await preallocated.open()
+    await preallocated.filled()
     assert await disk.list("spare") == []
-    log = await open_log(disk, simulation, spares=spares)
+    log = await open_log(disk, simulation, preallocated=preallocated)
     await fill(log, 60)
     await log.close()
-    await spares.close()
+    await preallocated.close()
 
 
 async def test_a_busy_log_rotates_into_spares_and_reads_the_same(simulation: Simulation) -> None:
     disk = SimulatedDisk(simulation.random)
-    spares = SpareFiles(disk, "spare", SMALL.files.file_bytes)
-    await spares.open()
-    await spares.filled()
+    preallocated = PreallocatedFiles(disk, "spare", SMALL.files.file_bytes)
+    await preallocated.open()
+    await preallocated.filled()
     made = {path for path in disk.paths() if path.startswith("spare/")}
-    log = await open_log(disk, simulation, spares=spares)
+    log = await open_log(disk, simulation, preallocated=preallocated)
     for _ in range(5):
         await fill(log, 20)
-        await spares.filled()
+        await preallocated.filled()
     assert made - set(disk.paths()), "a spare was taken"
     await log.close()
-    await spares.close()
+    await preallocated.close()
     log = await open_log(disk, simulation, epoch=2)
     assert (log.base_offset, log.end) == (0, 100)
 
@@ -197,38 +197,38 @@ async def test_a_busy_log_rotates_into_spares_and_reads_the_same(simulation: Sim
 async def test_the_stock_follows_what_a_burst_asked_for_up_to_its_limit(simulation: Simulation) -> None:
     disk = SimulatedDisk(simulation.random)
     await disk.make_folder("log")
-    spares = SpareFiles(disk, "spare", 4_096, most=5)
-    await spares.open()
+    preallocated = PreallocatedFiles(disk, "spare", 4_096, most=5)
+    await preallocated.open()
 
     async def burst(files: int, name: str) -> list[bool]:
-        await spares.filled()
-        return [await spares.take(f"log/{name}-{number}", 4_096) for number in range(files)]
+        await preallocated.filled()
+        return [await preallocated.take(f"log/{name}-{number}", 4_096) for number in range(files)]
 
     assert await burst(4, "first") == [True, True, False, False]
     assert await burst(4, "second") == [True] * 4
     assert await burst(9, "third") == [True] * 4 + [False] * 5
     assert await burst(9, "fourth") == [True] * 5 + [False] * 4
-    await spares.close()
+    await preallocated.close()
 
 
 async def test_a_disk_without_room_for_the_stock_gets_half_of_it_back(simulation: Simulation) -> None:
     disk = SimulatedDisk(simulation.random, faults=DiskFaults(capacity_bytes=5 * 4_096 + 100))
     await disk.make_folder("log")
-    spares = SpareFiles(disk, "spare", 4_096, most=8)
-    await spares.open()
+    preallocated = PreallocatedFiles(disk, "spare", 4_096, most=8)
+    await preallocated.open()
     for _ in range(8):
-        await spares.take("log/x", 4_096)
-    await spares.filled()
+        await preallocated.take("log/x", 4_096)
+    await preallocated.filled()
     assert len(await disk.list("spare")) == 2
-    await spares.close()
+    await preallocated.close()
 
 
 async def test_the_stock_is_not_refilled_while_it_is_asked_for(simulation: Simulation) -> None:
     disk = SimulatedDisk(simulation.random)
     await disk.make_folder("log")
-    spares = SpareFiles(disk, "spare", 4_096, most=4)
-    await spares.open()
-    await spares.filled()
+    preallocated = PreallocatedFiles(disk, "spare", 4_096, most=4)
+    await preallocated.open()
+    await preallocated.filled()
     prepare, made = disk.prepare, []
 
     async def slowly(path: str, size: int) -> None:
@@ -238,12 +238,12 @@ async def test_the_stock_is_not_refilled_while_it_is_asked_for(simulation: Simul
 
     disk.prepare = slowly  # type: ignore[method-assign]
     for number in range(60):
-        await spares.take(f"log/{number}", 4_096)
+        await preallocated.take(f"log/{number}", 4_096)
         await asyncio.sleep(CALM_S / 2)
     assert made == []
     await asyncio.sleep(3 * CALM_S)
     assert len(made) == 4
-    await spares.close()
-    await spares.take("log/late", 4_096)
+    await preallocated.close()
+    await preallocated.take("log/late", 4_096)
     await asyncio.sleep(2 * CALM_S)
     assert len(made) == 4, "nobody fills the stock of a broker that has stopped"

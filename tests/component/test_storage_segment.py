@@ -27,7 +27,7 @@ from braid.storage.chunk import read_footer
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.log import Appended, LogConfig
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy
@@ -433,7 +433,7 @@ def os_shelf(folder: Path, disk: OsDisk, objects_disk: OsDisk, store: MemoryStor
         cache=HotCache(2_000),
         handles=ReadHandles(disk, 4),
         footers=FooterCache(),
-        spares=SpareFiles(disk, str(folder / name / "spare"), SMALL.files.file_bytes),
+        preallocated=PreallocatedFiles(disk, str(folder / name / "spare"), SMALL.files.file_bytes),
         random=random.Random(1),
     )
 
@@ -444,8 +444,8 @@ async def test_on_a_real_disk_a_log_is_written_exported_reclaimed_moved_and_read
     store = MemoryStore(SystemClock())
     try:
         a = os_shelf(tmp_path, disk, disk, store, "a")
-        assert a.spares is not None
-        await a.spares.open()
+        assert a.preallocated is not None
+        await a.preallocated.open()
         segment = await SegmentStorage.open(a, TOPIC, DESCRIPTOR, Epoch(1), SMALL)
         await fill(segment, 100)
         await segment.close()
@@ -458,7 +458,7 @@ async def test_on_a_real_disk_a_log_is_written_exported_reclaimed_moved_and_read
         assert segment.log.base_offset > 100
         assert await read_offsets(segment, 0, 1_000) == list(range(205))
         await segment.hand_over()
-        await a.spares.close()
+        await a.preallocated.close()
         b = os_shelf(tmp_path, disk, disk, store, "b")
         segment = await SegmentStorage.open(b, TOPIC, DESCRIPTOR, Epoch(3), SMALL)
         assert (await send(segment, 0, 5)).base_offset == 200

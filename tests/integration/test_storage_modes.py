@@ -110,7 +110,7 @@ class Site:
             cache=HotCache(1),
             handles=ReadHandles(disk),
             footers=FooterCache(),
-            spares=None,
+            preallocated=None,
             random=random.Random(name),
         )
 

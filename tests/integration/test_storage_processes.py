@@ -89,7 +89,7 @@ class Machine:
             cache=HotCache(10_000),
             handles=ReadHandles(self.disk),
             footers=FooterCache(),
-            spares=None,
+            preallocated=None,
             random=random.Random(epoch),
         )
         return await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(epoch), self.config)

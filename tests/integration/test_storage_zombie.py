@@ -63,7 +63,7 @@ class Broker:
             cache=HotCache(),
             handles=ReadHandles(disk),
             footers=FooterCache(),
-            spares=None,
+            preallocated=None,
             random=random.Random(name),
         )
 

@@ -249,7 +249,7 @@ async def _open(
         cache=HotCache(1 << 20),
         handles=ReadHandles(disk, 16),
         footers=FooterCache(),
-        spares=None,
+        preallocated=None,
         random=random.Random(info.segment_id * 10 + owner),
     )
     descriptor = SegmentName.of(TOPIC, info).descriptor

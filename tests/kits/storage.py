@@ -16,7 +16,7 @@ from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.log import Appended, Log, LogConfig
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import recover, repair
 from braid.storage.log.writer import FileConfig
@@ -237,7 +237,7 @@ class Broker:
         objects: Objects | None = None,
         cache_bytes: int = 1 << 20,
         max_open: int = 16,
-        spares: SpareFiles | None = None,
+        preallocated: PreallocatedFiles | None = None,
     ) -> Broker:
         self.noting = NotingDisk(self.disk.mount())
         self.store = self.world.store.client(self.name)
@@ -252,7 +252,7 @@ class Broker:
             cache=HotCache(cache_bytes),
             handles=ReadHandles(self.noting, max_open),
             footers=FooterCache(),
-            spares=spares,
+            preallocated=preallocated,
             random=self.world.simulation.random,
         )
         return self
@@ -314,7 +314,7 @@ async def open_log(
     config: LogConfig = SMALL,
     *,
     cache: HotCache | None = None,
-    spares: SpareFiles | None = None,
+    preallocated: PreallocatedFiles | None = None,
     may_confirm: Callable[[], bool] = lambda: True,
 ) -> Log:
     """A log by itself, on whatever its folder holds."""
@@ -329,7 +329,7 @@ async def open_log(
         clock=simulation.clock,
         config=config,
         cache=cache or HotCache(),
-        spares=spares,
+        preallocated=preallocated,
         may_confirm=may_confirm,
     )
     await log.open()

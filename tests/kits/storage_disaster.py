@@ -162,7 +162,7 @@ class Broker:
             cache=HotCache(self.scene.cache_bytes),
             handles=ReadHandles(disk, 4),
             footers=FooterCache(4),
-            spares=None,
+            preallocated=None,
             random=self.scene.random,
         )
 

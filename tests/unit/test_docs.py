@@ -28,7 +28,7 @@ from braid.storage.history import catalog, exporter
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, write_topic_manifest
 from braid.storage.log import checkpoint, producers, wal, writer
-from braid.storage.log import preallocated as spares
+from braid.storage.log import preallocated as preallocated
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.log import LogConfig
 from braid.storage.retention import RetentionPolicy
@@ -150,7 +150,7 @@ LIMITED = {
     "handles": handles,
     "producers": producers,
     "reader": reader,
-    "spares": spares,
+    "preallocated": preallocated,
     "wal": wal,
 }
 
@@ -287,7 +287,7 @@ def example() -> Example:
             cache=HotCache(),
             handles=ReadHandles(disk),
             footers=FooterCache(),
-            spares=None,
+            preallocated=None,
             random=simulation.random,
         )
         segment = await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(3), LogConfig())

@@ -51,7 +51,7 @@ class DataFolder:
         return f"{self.path}/wal"
 
     @property
-    def spares(self) -> str:
+    def preallocated(self) -> str:
         return f"{self.path}/spare"
 
     @property

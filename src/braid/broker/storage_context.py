@@ -16,7 +16,7 @@ from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import Objects
 from braid.storage.segment import StorageContext, StorageMode
@@ -39,10 +39,10 @@ async def open_storage_context(
         mode = StorageMode.OBJECT_STORE
     else:
         mode, objects = await _open_objects(config.storage, folder, disk, clock, random)
-    spares = SpareFiles(disk, folder.spares, config.file_bytes, config.spare_files)
+    preallocated = PreallocatedFiles(disk, folder.preallocated, config.file_bytes, config.spare_files)
     await disk.make_folder(folder.logs)
     handles = ReadHandles(disk)
-    await spares.open()
+    await preallocated.open()
     try:
         yield StorageContext(
             broker_id=config.id,
@@ -55,11 +55,11 @@ async def open_storage_context(
             cache=HotCache(config.cache_bytes),
             handles=handles,
             footers=FooterCache(),
-            spares=spares,
+            preallocated=preallocated,
             random=random,
         )
     finally:
-        await spares.close()
+        await preallocated.close()
         await handles.close()
         await objects.close()
 

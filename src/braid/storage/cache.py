@@ -1,7 +1,7 @@
 """The hot cache: the latest batches of all logs of a broker, bounded in bytes and in number.
 
-It only spares readers at the live tail a trip to a file, and is small on purpose: the page cache holds the files too.
-First in, first out; a reader that finds nothing here goes to the files.
+It only preallocated readers at the live tail a trip to a file, and is small on purpose: the page cache holds the files
+too. First in, first out; a reader that finds nothing here goes to the files.
 """
 
 from __future__ import annotations

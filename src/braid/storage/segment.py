@@ -39,7 +39,7 @@ from braid.storage.history.exporter import Exporter
 from braid.storage.history.manifest import segment_folder
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.log import Appended, Log, LogConfig
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import Recovered, Unclosed, recover, repair
 from braid.storage.log.wal import base_of
 from braid.storage.objects.store import Objects, ObjectStat
@@ -72,7 +72,7 @@ class StorageContext(msgspec.Struct):
     cache: HotCache
     handles: ReadHandles
     footers: FooterCache
-    spares: SpareFiles | None
+    preallocated: PreallocatedFiles | None
     random: random.Random
 
 
@@ -198,7 +198,7 @@ class SegmentStorage:
             clock=context.clock,
             config=config,
             cache=context.cache,
-            spares=context.spares,
+            preallocated=context.preallocated,
             may_confirm=may_confirm,
             on_closed_file=file_closed.set,
             replicated=catalog.next_offset,

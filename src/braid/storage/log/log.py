@@ -50,7 +50,7 @@ from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
 from braid.storage.log.commit import Group, GroupCommit
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import Recovered
 from braid.storage.log.wal import WalFile
 from braid.storage.log.watermark import Watermark
@@ -116,7 +116,7 @@ class Log:
         clock: Clock,
         config: LogConfig,
         cache: HotCache,
-        spares: SpareFiles | None = None,
+        preallocated: PreallocatedFiles | None = None,
         may_confirm: Callable[[], bool] = _always,
         on_closed_file: Callable[[], None] | None = None,
         replicated: Offset = _NOTHING,
@@ -142,7 +142,7 @@ class Log:
             recovered.producers.copy(),
             clock=clock,
             config=config.files,
-            spares=spares,
+            preallocated=preallocated,
             on_closed_file=on_closed_file,
             on_sync=config.on_sync,
         )

@@ -25,7 +25,7 @@ MOST_SPARES = 8
 CALM_S = 5.0
 
 
-class SpareFiles:
+class PreallocatedFiles:
     """Shared by all logs of a broker; they all use the same file size."""
 
     def __init__(self, disk: Disk, folder: str, file_bytes: int, most: int = MOST_SPARES) -> None:
@@ -81,7 +81,7 @@ class SpareFiles:
             try:
                 await self._disk.prepare(path, self._file_bytes)
             except DiskError:
-                # A disk without room for spares may still have room for records. Whoever writes those will say.
+                # A disk without room for preallocated may still have room for records. Whoever writes those will say.
                 self._wanted = len(self._ready) // 2
                 too_many = self._ready[self._wanted :]
                 del self._ready[self._wanted :]

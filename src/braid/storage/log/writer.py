@@ -20,7 +20,7 @@ from braid.ports.disk import Buffer, Disk, DiskFile
 from braid.storage.chunk import Index
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import WalFile, close_file, wal_name
 from braid.storage.retention import removable
@@ -58,7 +58,7 @@ class WalWriter:
         *,
         clock: Clock,
         config: FileConfig,
-        spares: SpareFiles | None = None,
+        preallocated: PreallocatedFiles | None = None,
         on_closed_file: Callable[[], None] | None = None,
         on_sync: Callable[[float], None] | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class WalWriter:
         self._disk = disk
         self._clock = clock
         self._config = config
-        self._spares = spares
+        self._preallocated = preallocated
         self._on_closed_file = on_closed_file
         self._on_sync = on_sync
         # What the batches in the files say, no more: a footer that knew of a batch that is only queued would make its
@@ -213,7 +213,7 @@ class WalWriter:
         name = wal_name(base_offset)
         path = f"{self.folder}/{name}"
         size = self._config.file_bytes
-        if self._filled_last and self._spares is not None and await self._spares.take(path, size):
+        if self._filled_last and self._preallocated is not None and await self._preallocated.take(path, size):
             opened = await self._disk.open(path)
             self._reserved_bytes = size
         else:

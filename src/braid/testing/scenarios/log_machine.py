@@ -12,7 +12,7 @@ from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.log import LogConfig
-from braid.storage.log.preallocated import SpareFiles
+from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
@@ -32,7 +32,7 @@ class Setting(msgspec.Struct):
     objects: Objects
     mode: StorageMode
     config: LogConfig
-    with_spares: bool
+    with_preallocated: bool
 
 
 class Lease:
@@ -102,7 +102,11 @@ class Machine:
         self.process = setting.simulation.process(f"{self.name}-{epoch}")
         self.lease = lease = Lease(setting.simulation)
         disk = self.disk.mount()
-        spares = SpareFiles(disk, "spare", setting.config.files.file_bytes, most=1) if setting.with_spares else None
+        preallocated = (
+            PreallocatedFiles(disk, "spare", setting.config.files.file_bytes, most=1)
+            if setting.with_preallocated
+            else None
+        )
         context = StorageContext(
             broker_id=self.name,
             disk=disk,
@@ -114,14 +118,14 @@ class Machine:
             cache=HotCache(self.random.choice([0, 2_000, 1 << 20])),
             handles=ReadHandles(disk, 2),
             footers=FooterCache(2),
-            spares=spares,
+            preallocated=preallocated,
             random=self.random,
         )
 
         async def start() -> SegmentStorage:
             self._renewal = asyncio.get_running_loop().create_task(lease.renew())
-            if spares is not None:
-                await spares.open()
+            if preallocated is not None:
+                await preallocated.open()
             return await SegmentStorage.open(
                 context, TOPIC, DESCRIPTOR, epoch, setting.config, may_confirm=lease.is_valid, accept_loss=accept_loss
             )

@@ -77,7 +77,7 @@ class World:
         self.store = MemoryStore(simulation.clock)
         self.survives_power_loss = self.random.random() < 0.8
         self.mode = self.random.choice([StorageMode.SHARED_FS, StorageMode.SHARED_FS, StorageMode.LOCAL])
-        with_spares = self.random.random() < 0.3
+        with_preallocated = self.random.random() < 0.3
         self.config = LogConfig(
             durability=Durability.FSYNC if self.survives_power_loss else Durability.MEMORY,
             files=FileConfig(
@@ -88,7 +88,7 @@ class World:
             max_group_bytes=self.random.choice([4_096, 1 << 20]),
             memory_sync_s=0.2,
         )
-        setting = Setting(simulation, self.store, self.objects, self.mode, self.config, with_spares)
+        setting = Setting(simulation, self.store, self.objects, self.mode, self.config, with_preallocated)
         self.machines = [Machine(setting, "a"), Machine(setting, "b")]
         self.owner: Machine | None = None
         self.zombies: list[tuple[Process, SegmentStorage]] = []
