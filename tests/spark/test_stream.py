@@ -21,7 +21,7 @@ from braid.model.ids import LayoutEpoch, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.spark.connection import Connection
 from braid.spark.source.options import SourceOptions
-from braid.spark.stream.topic_watch import FRESH_S, TopicView
+from braid.spark.stream.topic_watch import FRESH_S, TopicWatch
 from braid.storage.history.manifest import SegmentManifest, TopicManifest
 from tests.spark.spark_kit import StoredBroker, numbered
 from tests.spark.stream_kit import EARLIEST, MicroBatch, Query, Row
@@ -535,11 +535,11 @@ def test_the_topic_is_looked_at_ten_times_a_second_at_most(broker: StoredBroker)
         pauses.append(seconds)
 
     with Connection(SourceOptions.parse({"url": broker.url, "topic": topic})) as connection:
-        view = TopicView(connection, clock=lambda: now, sleep=sleep)
+        view = TopicWatch(connection, clock=lambda: now, sleep=sleep)
         first = view.look()
         broker.fill(topic, numbered(10))
         assert all(view.look() is first for _ in range(100))
-        second = view.look_anew()
+        second = view.refresh_if_old()
         assert pauses == [pytest.approx(FRESH_S)]
         assert (first.segments[0].end, second.segments[0].end) == (0, 10)
         now += FRESH_S

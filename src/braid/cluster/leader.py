@@ -190,7 +190,7 @@ class Leader:
         while self._holds(leadership):
             began, seen = self._clock.monotonic(), self._view.changes
             try:
-                await self._look(leadership)
+                await self._reconcile(leadership)
             except MetadataError as error:
                 _log.warning("the cluster leader could not write what it decided, and looks again: %s", error)
                 await asyncio.sleep(AGAIN_S)
@@ -199,7 +199,7 @@ class Leader:
             calm_s = max(CALM_S, self._thought_s * CALM_FACTOR)
             await asyncio.sleep(max(began + calm_s - self._clock.monotonic(), 0))
 
-    async def _look(self, leadership: Leadership) -> None:
+    async def _reconcile(self, leadership: Leadership) -> None:
         began = self._clock.monotonic()
         snapshot = self.snapshot()
         decisions = decide(

@@ -72,13 +72,13 @@ class Deletion:
 
     def start(self) -> None:
         """When the segments are open: take up what a crash interrupted, and whatever is marked from now on."""
-        self._topics.on_change.append(self._look)
+        self._topics.on_change.append(self._reconcile)
         for path in self._topics.all():
-            self._look(path)
+            self._reconcile(path)
 
     async def stop(self) -> None:
         with contextlib.suppress(ValueError):
-            self._topics.on_change.remove(self._look)
+            self._topics.on_change.remove(self._reconcile)
         tasks = [*self._dropping.values(), *self._finishing.values()]
         for task in tasks:
             task.cancel()
@@ -106,7 +106,7 @@ class Deletion:
 
     # What is this broker's own.
 
-    def _look(self, path: str) -> None:
+    def _reconcile(self, path: str) -> None:
         if self._topics.mark(path) is not None and path not in self._dropping:
             task = asyncio.create_task(self._drop(TopicName.parse(path)), name=f"drop {path}")
             self._dropping[path] = task

@@ -1,8 +1,8 @@
 """The segments that this broker serves: opened, opened again after a failure, handed over, closed.
 
 What it should serve is written in the ownership records (model/ownership.py); what it does serve is here, and each
-change of a record, each failure and each end of a task leads to one look at the segment (`_look`), which starts what is
-missing. So nothing depends on an event that must not be missed:
+change of a record, each failure and each end of a task leads to one look at the segment (`_reconcile`), which starts
+what is missing. So nothing depends on an event that must not be missed:
 
     record says                              served here   not served here
     this owner, this epoch, no move          —             open it (take it again first, unless it was just assigned)
@@ -111,8 +111,8 @@ class Segments:
         """No segment is opened: the broker has not started yet, or has lost its lease."""
         self.on_open: list[Callable[[str], None]] = []
         """Called with a topic's path when one of its segments is served."""
-        owners.table.on_change.append(lambda key: self._look(*key))
-        topics.on_change.append(self._look_at_topic)
+        owners.table.on_change.append(lambda key: self._reconcile(*key))
+        topics.on_change.append(self._reconcile_topic)
 
     # Looking up.
 
@@ -160,18 +160,18 @@ class Segments:
         """Begin to serve what is this broker's; returns when each segment was tried once."""
         self._stopped = False
         for key in self._owners.table.all():
-            self._look(*key)
+            self._reconcile(*key)
         await asyncio.gather(*(tried.wait() for tried in self._tried.values()))
 
     async def opened(self, path: str) -> None:
         """Return when what this broker is to serve of a topic was tried once."""
         await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
 
-    def _look_at_topic(self, path: str) -> None:
+    def _reconcile_topic(self, path: str) -> None:
         for descriptor in self._owners.of_topic(path):
-            self._look(path, descriptor)
+            self._reconcile(path, descriptor)
 
-    def _look(self, path: str, descriptor: str) -> None:
+    def _reconcile(self, path: str, descriptor: str) -> None:
         name = SegmentName.at(path, descriptor)
         key = (path, name.id)
         if self._stopped or self._closing or key in self._work:
@@ -212,7 +212,7 @@ class Segments:
         topic = self._topics.find(path)
         info = topic.layout.segments.get(segment_id) if topic is not None else None  # type: ignore[call-overload]
         if info is not None:  # What has come meanwhile is done now.
-            self._look(path, SegmentName.of(TopicName.parse(path), info).descriptor)
+            self._reconcile(path, SegmentName.of(TopicName.parse(path), info).descriptor)
 
     # Opening.
 

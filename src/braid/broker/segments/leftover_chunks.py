@@ -46,9 +46,9 @@ class Copies:
             match stat.name.split("/"):
                 case [tenant, namespace, topic, descriptor, leaf] if leaf.endswith(".chunk"):
                     self._here.add(SegmentName.at(f"{tenant}/{namespace}/{topic}", descriptor))
-        self._owners.table.on_change.append(lambda key: self._look(SegmentName.at(*key)))
+        self._owners.table.on_change.append(lambda key: self._reconcile(SegmentName.at(*key)))
         for name in list(self._here):
-            self._look(name)
+            self._reconcile(name)
 
     async def stop(self) -> None:
         self._stopped = True
@@ -62,7 +62,7 @@ class Copies:
         """This broker has handed the segment over."""
         if self._context.mode is StorageMode.LOCAL:  # Elsewhere the chunks are not a copy: they are the history.
             self._here.add(name)
-            self._look(name)
+            self._reconcile(name)
 
     def count_on(self, name: SegmentName, revision: Revision) -> None:
         """The segment's owner, under the record of this revision, counts on what lies here."""
@@ -74,7 +74,7 @@ class Copies:
         if (task := self._removing.get(name)) is not None:
             await asyncio.wait([task])
 
-    def _look(self, name: SegmentName) -> None:
+    def _reconcile(self, name: SegmentName) -> None:
         if name in self._here and self._owners.known(name) is None:  # Deleted, and its files with it.
             self._here.discard(name)
             self._counted_on.pop(name, None)

@@ -63,7 +63,7 @@ from braid.spark.stream.batch_limits import (
 )
 from braid.spark.stream.offsets import StreamOffset, begins, is_other_topic
 from braid.spark.stream.subscription import QuerySubscription
-from braid.spark.stream.topic_watch import TopicView
+from braid.spark.stream.topic_watch import TopicWatch
 
 _log: Final = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class _Driver:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._connection = Connection(options)
-        self._view = TopicView(self._connection)
+        self._view = TopicWatch(self._connection)
         self._target: TopicSnapshot | None = None
         """Set if the query ends when it has read what there is."""
         self._subscription: QuerySubscription | None = None
@@ -159,7 +159,7 @@ class _Driver:
             self._subscription = QuerySubscription(self._connection, options.subscription)
 
     def begin(self) -> StreamOffset:
-        snapshot = self._view.look_now()
+        snapshot = self._view.refresh()
         since = self._options.starting_timestamp
         at_time = None if since is None else self._view.offsets_at(since)
         positions = beginning(self._options, snapshot, at_time)
@@ -168,7 +168,7 @@ class _Driver:
         return StreamOffset.beginning(snapshot.topic, snapshot.topic_id, positions, since)
 
     def freeze(self) -> None:
-        self._target = self._view.look_now()
+        self._target = self._view.refresh()
 
     def latest(self) -> StreamOffset:
         snapshot = self._target or self._view.look()
@@ -181,7 +181,7 @@ class _Driver:
         if end is None:
             self._show(offset, snapshot)
             if self._target is None:
-                end = self._end_after(offset, self._view.look_anew(), limits)
+                end = self._end_after(offset, self._view.refresh_if_old(), limits)
         return start if end is None else end.to_json()
 
     def _end_after(self, start: StreamOffset, snapshot: TopicSnapshot, limits: Limits) -> StreamOffset | None:

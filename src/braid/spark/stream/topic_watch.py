@@ -40,7 +40,7 @@ FRESH_CHUNKS_S: Final = 1.0
 """How long a list of chunks that ends too early is not asked for again."""
 
 
-class TopicView:
+class TopicWatch:
     """Belongs to the thread that uses it."""
 
     def __init__(
@@ -60,14 +60,14 @@ class TopicView:
         """The topic a moment ago."""
         if self._seen is not None and self._clock() < self._fresh_until:
             return self._seen
-        return self.look_now()
+        return self.refresh()
 
-    def look_anew(self) -> TopicSnapshot:
+    def refresh_if_old(self) -> TopicSnapshot:
         """The topic as it is when this returns, or a moment before; blocks as long as the last look is too recent."""
         self._sleep(max(0.0, self._fresh_until - self._clock()))
-        return self.look_now()
+        return self.refresh()
 
-    def look_now(self) -> TopicSnapshot:
+    def refresh(self) -> TopicSnapshot:
         begun = self._clock()
         known = self._seen
         if known is not None and self._connection.has_brokers:

@@ -43,7 +43,7 @@ from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.spark.stream.batch_limits import Limits, admit, bounded, ranges, standing
 from braid.spark.stream.offsets import StreamOffset, is_other_topic
-from braid.spark.stream.topic_watch import TopicView
+from braid.spark.stream.topic_watch import TopicWatch
 
 MAX_RECORDS: Final = 20_000_000
 """Of one step: some gigabytes, some minutes on two cores. What a kill costs at most."""
@@ -268,20 +268,20 @@ class Lake:
         began = time.monotonic()
         columns_schema(self._columns or SOURCE_SCHEMA.names)
         with Connection(self._options) as connection:
-            view = TopicView(connection)
-            now = view.look_now()
+            view = TopicWatch(connection)
+            now = view.refresh()
             before = begin(self._table.landed(), now, self._columns, self._table.path)
             if before.step == 0:
                 self._table.create(before, arrow_schema(columns_schema(before.columns)))
             leftovers = self._table.remove_leftovers()
             target = None if follow is not None else now
             while follow is None or not follow.is_set():
-                step = self._planned(before.columns, view.look_now(), target)
+                step = self._planned(before.columns, view.refresh(), target)
                 if step is not None:
-                    self._land(step, lambda: self._planned(before.columns, view.look_now(), target))
+                    self._land(step, lambda: self._planned(before.columns, view.refresh(), target))
                 elif follow is None or follow.wait(FOLLOW_POLL_S):
                     break
-            now = view.look_now()
+            now = view.refresh()
             after = begin(self._table.landed(), now, before.columns, self._table.path)
         return self._report(after, now, leftovers, time.monotonic() - began)
 
