@@ -3,7 +3,8 @@
 A session is two files in a folder beside the database:
 
     metadata.db.sessions/{session}.alive    locked with flock for as long as the session lives
-    metadata.db.sessions/{session}.bell     a datagram socket; others send a byte to it when they have committed
+    metadata.db.sessions/{session}.notifications     a datagram socket; others send a byte to it when they have
+    committed
 
 The kernel drops the lock when the process dies, however it dies. So whoever can take the lock of another session knows
 that the session is dead and may end its leases now instead of waiting for their time to live. A process that hangs
@@ -136,8 +137,10 @@ class Session:
         self._folder = folder
         self.name, self._alive = _new_session(folder)
         self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self.bell.bind(self._bell_path(self.name))
+        self.notifications = socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        self.notifications.bind(self._bell_path(self.name))
 
     def ring_others(self) -> None:
         """Never fails: the commit that it announces has happened, and who misses the ring polls."""
@@ -147,13 +150,13 @@ class Session:
                 if dot and kind == "bell" and name != self.name:
                     # A full socket has a byte already; a dead one is buried by the next probe.
                     with contextlib.suppress(OSError):
-                        self.bell.sendto(b"!", self._bell_path(name))
+                        self.notifications.sendto(b"!", self._bell_path(name))
 
     def silence(self) -> None:
         """Take the bytes that have arrived."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self.bell.recv(1)
+                self.notifications.recv(1)
 
     def claim_dead(self) -> list[DeadSession]:
         dead = []
@@ -170,7 +173,7 @@ class Session:
         return dead
 
     def close(self) -> None:
-        self.bell.close()
+        self.notifications.close()
         os.close(self._folder_fd)
         DeadSession(self._folder, self.name, self._alive).bury()
 

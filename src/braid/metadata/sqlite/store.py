@@ -88,7 +88,7 @@ class SqliteStore:
         self._thread = thread
         self._rung = asyncio.Event()
         self._database.on_change = self._announce
-        loop.add_reader(self._session.bell.fileno(), self._on_ring)
+        loop.add_reader(self._session.notifications.fileno(), self._on_notification)
         self._follower = loop.create_task(self._follow(), name=f"follow {self.path}")
 
     @property
@@ -140,7 +140,7 @@ class SqliteStore:
         self._history.wake_all()
         self._follower.cancel()
         await asyncio.wait([self._follower])
-        self._loop.remove_reader(self._session.bell.fileno())
+        self._loop.remove_reader(self._session.notifications.fileno())
         try:
             await self._thread.call(self._close_files)
         finally:
@@ -233,7 +233,7 @@ class SqliteStore:
         self._session.ring_others()
         self._loop.call_soon_threadsafe(self._rung.set)
 
-    def _on_ring(self) -> None:
+    def _on_notification(self) -> None:
         self._session.silence()
         self._rung.set()
 
