@@ -11,17 +11,17 @@ import pytest
 
 PROGRAM = """
 import hashlib, sys
-from braid.testing.scenarios.broker_simulation import Words
+from braid.testing.scenarios.broker_simulation import LogCapture
 from braid.testing.simulate import SIMULATIONS
 
 digest = hashlib.sha256()
-note = Words.note
+note = LogCapture.note
 
 def noted(self, line):
     note(self, line)
     digest.update(self.lines[-1].encode())
 
-Words.note = noted
+LogCapture.note = noted
 simulate, _ = SIMULATIONS[sys.argv[1]]
 print(simulate(int(sys.argv[2])), digest.hexdigest())
 """

@@ -41,7 +41,7 @@ class _Kept(NamedTuple):
     sealed: SealedState | None = None
 
 
-class OwnershipJudge:
+class OwnershipChecker:
     def __init__(self, store: MemoryStore, note: Callable[[str], None]) -> None:
         self.moves = 0
         """Segments that were given to another broker than the last one that served them."""
@@ -62,13 +62,13 @@ class OwnershipJudge:
     async def watch(self, failed: Callable[[BaseException], None]) -> None:
         try:
             async for changes in self._watch:
-                self._judge(changes)
+                self._check(changes)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             failed(error)
 
-    def _judge(self, changes: Changes) -> None:
+    def _check(self, changes: Changes) -> None:
         now: dict[Segment, _Kept] = {}
         for event in changes.events:
             if (path := paths.topic_of_layout(event.key)) is not None:
@@ -91,17 +91,17 @@ class OwnershipJudge:
         for segment, kept in now.items():
             before = self._segments.get(segment, _Kept())
             self._segments[segment] = kept
-            self._judge_frontier(segment, before.frontier, kept.frontier)
+            self._check_frontier(segment, before.frontier, kept.frontier)
             if kept.record != before.record:
-                self._judge_record(segment, before, kept)
+                self._check_record(segment, before, kept)
         for event in changes.events:
             if event.value is not None and (cursor := _cursor_of(event.key)) is not None:
-                self._judge_cursor(cursor, event.key, decode(Cursor, event.value))
+                self._check_cursor(cursor, event.key, decode(Cursor, event.value))
 
     def _kept(self, now: dict[Segment, _Kept], segment: Segment) -> _Kept:
         return now[segment] if segment in now else self._segments.get(segment, _Kept())
 
-    def _judge_record(self, segment: Segment, before: _Kept, now: _Kept) -> None:
+    def _check_record(self, segment: Segment, before: _Kept, now: _Kept) -> None:
         old, new = before.record, now.record
         self._note(f"{segment[1]} of {segment[0]}: {_described(old)} → {_described(new)}")
         if new is None:
@@ -129,7 +129,7 @@ class OwnershipJudge:
             self.accepted_losses += 1
             self.on_accepted_loss(segment, now.frontier)
 
-    def _judge_frontier(self, segment: Segment, old: Frontier | None, new: Frontier | None) -> None:
+    def _check_frontier(self, segment: Segment, old: Frontier | None, new: Frontier | None) -> None:
         if old is None or new is None or old == new:
             return
         if (new.epoch, new.next_offset) < (old.epoch, old.next_offset) or new.next_offset < old.next_offset:
@@ -137,7 +137,7 @@ class OwnershipJudge:
         if new.epoch == old.epoch and new.holder != old.holder:
             raise PromiseBroken("I3", f"two brokers write chunks of {segment} in epoch {new.epoch}: {old}, {new}")
 
-    def _judge_cursor(self, segment: Segment, key: str, cursor: Cursor) -> None:
+    def _check_cursor(self, segment: Segment, key: str, cursor: Cursor) -> None:
         record = self.record(segment)
         if record is None or record.epoch != cursor.epoch or record.state is OwnershipState.SEALED:
             raise PromiseBroken("I3", f"{key} was written in epoch {cursor.epoch}; the record is {_described(record)}")

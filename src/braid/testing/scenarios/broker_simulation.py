@@ -99,7 +99,7 @@ class Counts(msgspec.Struct):
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
-class Words(logging.Handler):
+class LogCapture(logging.Handler):
     """Keeps the last lines of the log. A line with a traceback is a bug that somebody caught: a failure here."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -118,12 +118,12 @@ class Words(logging.Handler):
 
 
 class World:
-    def __init__(self, simulation: Simulation, words: Words, steps: int) -> None:
+    def __init__(self, simulation: Simulation, captured: LogCapture, steps: int) -> None:
         self.simulation = simulation
         self.random: Random = simulation.random
         self.steps = steps
         self.counts = Counts(seeds=1)
-        self.words = words
+        self.captured = captured
         self.publishing = True
         self.settling = False
         self.saved: dict[str, Saved] = {}
@@ -133,7 +133,7 @@ class World:
         random = self.random
         self.durability = random.choice(["fsync", "fsync", "memory"])
         self.segments = random.randint(1, 4)
-        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=self.words.note)
+        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=self.captured.note)
         self.network = SimulatedNetwork(random)
         self.store = MemoryStore(simulation.clock)
         self.machine = BrokerMachine(simulation, self.network, self.store, self._config())
@@ -184,7 +184,7 @@ class World:
                 self.history.subscription(name)
             for _ in range(self.random.randint(1, 4)):
                 self._add_machine()
-            await self._suffer()
+            await self._inject_faults()
             await self._settle()
         await self._end()
         inspector.cancel()
@@ -192,7 +192,7 @@ class World:
         self._check_alive()
         return self.counts
 
-    async def _suffer(self) -> None:
+    async def _inject_faults(self) -> None:
         actions: list[tuple[Callable[[], Awaitable[None]], int]] = [
             (self._rest, 8),
             (self._lose_power, 3),
@@ -305,7 +305,7 @@ class World:
             self._failure = error
 
     def _check_alive(self) -> None:
-        if (failure := self._failure or self.words.failure) is not None:
+        if (failure := self._failure or self.captured.failure) is not None:
             raise failure
 
     # ── the broker ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,7 +327,7 @@ class World:
                     raise TimedOut("the broker did not open")
                 machine.broker = opening.result()
             except (BraidError, asyncio.CancelledError) as error:
-                self.words.note(f"opening failed: {error!r}")
+                self.captured.note(f"opening failed: {error!r}")
                 self._stop(power_loss=False)
                 await asyncio.sleep(self.random.uniform(0, 0.5))
                 continue
@@ -347,7 +347,7 @@ class World:
             self.history.lost_power(self._confirmed)
         else:
             self.counts.kills += 1
-        self.words.note(f"the broker's {'machine loses power' if power_loss else 'process is killed'}")
+        self.captured.note(f"the broker's {'machine loses power' if power_loss else 'process is killed'}")
         self.history.stopped()
         self.machine.stop(power_loss=power_loss)
 
@@ -559,7 +559,7 @@ class World:
         began = history.sought_at = self.simulation.clock.monotonic()
         unknown = bool(history.unknown)
         history.unknown.update((segment, None) for segment in range(self.segments))
-        self.words.note(f"subscription {name} is to be set to another place")
+        self.captured.note(f"subscription {name} is to be set to another place")
         self._seeking = True
         try:
             result = await way()
@@ -572,7 +572,7 @@ class World:
         finally:
             self._seeking = False
             history.sought_at = self.simulation.clock.monotonic()
-        self.words.note(f"subscription {name} was set to {result}")
+        self.captured.note(f"subscription {name} was set to {result}")
         self.counts.seeks += 1
         for segment, offset in result["offsets"].items():
             history.seeks[int(segment)] = Seek(offset, began)
@@ -769,19 +769,21 @@ class World:
 
 def simulate_broker(seed: int, steps: int = 30) -> Counts:
     """Run one seed; raises with the seed, and the last lines of the log, in notes."""
-    return run_with_words(seed, lambda simulation, words: World(simulation, words, steps).run())
+    return run_with_log(seed, lambda simulation, captured: World(simulation, captured, steps).run())
 
 
-def run_with_words(seed: int, run: Callable[[Simulation, Words], Awaitable[T]], *, step_limit: int = STEP_LIMIT) -> T:
+def run_with_log(
+    seed: int, run: Callable[[Simulation, LogCapture], Awaitable[T]], *, step_limit: int = STEP_LIMIT
+) -> T:
     """Run a simulation while its log is kept; an error gets the last lines as a note."""
     log = logging.getLogger("braid")
-    words: Words | None = None
+    captured: LogCapture | None = None
 
     async def main(simulation: Simulation) -> T:
-        nonlocal words
-        words = Words(simulation)
-        log.addHandler(words)
-        return await run(simulation, words)
+        nonlocal captured
+        captured = LogCapture(simulation)
+        log.addHandler(captured)
+        return await run(simulation, captured)
 
     level, propagate = log.level, log.propagate
     log.setLevel(logging.INFO)
@@ -789,11 +791,11 @@ def run_with_words(seed: int, run: Callable[[Simulation, Words], Awaitable[T]], 
     try:
         return run_simulation(seed, main, step_limit=step_limit)
     except BaseException as error:
-        if words is not None:
-            error.add_note("\n".join(words.lines))
+        if captured is not None:
+            error.add_note("\n".join(captured.lines))
         raise
     finally:
-        if words is not None:
-            log.removeHandler(words)
+        if captured is not None:
+            log.removeHandler(captured)
         log.setLevel(level)
         log.propagate = propagate

@@ -34,10 +34,10 @@ from braid.metadata.memory import MemoryStore
 from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.ownership_checker import OwnershipJudge
+from braid.testing.checkers.ownership_checker import OwnershipChecker
 from braid.testing.checkers.topic_history import TopicHistory
 from braid.testing.scenarios.broker_clients import TOPIC, ClientMachine, Saved, on_a_bad_day
-from braid.testing.scenarios.broker_simulation import Words, run_with_words
+from braid.testing.scenarios.broker_simulation import LogCapture, run_with_log
 from braid.testing.scenarios.cluster_faults import ClusterFaults
 from braid.testing.scenarios.cluster_inspector import ClusterInspector
 from braid.testing.scenarios.cluster_machine import ClusterMachine
@@ -96,13 +96,13 @@ class Counts(msgspec.Struct):
 class Cluster:
     """The world of one simulation. Implements `broker_clients.World`."""
 
-    def __init__(self, simulation: Simulation, words: Words, steps: int, favoured: str) -> None:
+    def __init__(self, simulation: Simulation, captured: LogCapture, steps: int, favoured: str) -> None:
         self.simulation = simulation
         self.random: Random = simulation.random
         self.steps = steps
         self.favoured = favoured
-        self.words = words
-        self.note = words.note
+        self.captured = captured
+        self.note = captured.note
         self.counts = Counts(seeds=1)
         random = self.random
         self.gentle = random.random() < 0.2 and not favoured
@@ -117,11 +117,11 @@ class Cluster:
         self.network = SimulatedNetwork(random)
         self.store = MemoryStore(simulation.clock)
         self.inspector = ClusterInspector(self)
-        self.judge = OwnershipJudge(self.store, words.note)
-        self.judge.on_accepted_loss = self.inspector.on_accepted_loss
-        self.judge.on_sealed = self.inspector.on_sealed
-        self.judge.on_moving = self._on_moving
-        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=words.note)
+        self.ownership = OwnershipChecker(self.store, captured.note)
+        self.ownership.on_accepted_loss = self.inspector.on_accepted_loss
+        self.ownership.on_sealed = self.inspector.on_sealed
+        self.ownership.on_moving = self._on_moving
+        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=captured.note)
         names = [f"b{number}" for number in range(1, random.randint(2, 4) + 1)]
         self.url = "braid://" + ",".join(f"{name}:{PORT}" for name in names)
         self.machines = {
@@ -177,7 +177,7 @@ class Cluster:
                 machine.stop(power_loss=False)
 
     async def _run(self) -> Counts:
-        watching = [asyncio.create_task(self.inspector.watch()), asyncio.create_task(self.judge.watch(self.failed))]
+        watching = [asyncio.create_task(self.inspector.watch()), asyncio.create_task(self.ownership.watch(self.failed))]
         self.faults = ClusterFaults(self)
         for machine in self.machines.values():
             await self.faults.start(machine)
@@ -187,7 +187,7 @@ class Cluster:
         await self._create_topic(client)
         for _ in range(self.random.randint(1, 3)):
             self.add_client()
-        await self._suffer()
+        await self._inject_faults()
         await self._settle()
         await self._end()
         await client.close()
@@ -207,7 +207,7 @@ class Cluster:
             self.history.subscription(name)
         await client.admin.create_subscription(TOPIC, RACED, start="earliest")
 
-    async def _suffer(self) -> None:
+    async def _inject_faults(self) -> None:
         actions = self.faults.actions(self.favoured)
         chosen = self.random.choices([action for action, _ in actions], [weight for _, weight in actions], k=self.steps)
         for action in chosen:
@@ -287,7 +287,7 @@ class Cluster:
         self.counts.handed_out = sum(
             len(handed) for each in self.history.subscriptions.values() for handed in each.handed.values()
         )
-        self.counts.moves, self.counts.accepted_losses = self.judge.moves, self.judge.accepted_losses
+        self.counts.moves, self.counts.accepted_losses = self.ownership.moves, self.ownership.accepted_losses
         await self._delete_topic(TOPIC)
         for machine in self.machines.values():
             await self.faults.close(machine)
@@ -319,7 +319,7 @@ class Cluster:
             self._failure = error
 
     def _check_alive(self) -> None:
-        if (failure := self._failure or self.words.failure) is not None:
+        if (failure := self._failure or self.captured.failure) is not None:
             raise failure
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -405,6 +405,6 @@ class Cluster:
 def simulate_cluster(seed: int, steps: int = STEPS, favoured: str = "") -> Counts:
     """Run one seed; raises with the seed, and the last lines of the log, in notes. `favoured`: what is to happen more
     often than anything else (`move`, `freeze`, …), for whoever looks for something in particular."""
-    return run_with_words(
-        seed, lambda simulation, words: Cluster(simulation, words, steps, favoured).run(), step_limit=STEP_LIMIT
+    return run_with_log(
+        seed, lambda simulation, captured: Cluster(simulation, captured, steps, favoured).run(), step_limit=STEP_LIMIT
     )
