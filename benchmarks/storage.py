@@ -104,7 +104,7 @@ class Bench:
             cache=HotCache(0),
             handles=ReadHandles(self.disk),
             footers=FooterCache(),
-            spares=self.spares,
+            preallocated=self.spares,
             random=random.Random(3),
         )
         self.epoch = 0

@@ -185,7 +185,7 @@ async def open_shelf(stack: AsyncExitStack, folder: str, store: SqliteStore, bro
         cache=HotCache(0),  # nothing is cached, so that each read shows which file or chunk holds the record
         handles=ReadHandles(disk),
         footers=FooterCache(),
-        spares=None,
+        preallocated=None,
         random=random.Random(),
     )
 

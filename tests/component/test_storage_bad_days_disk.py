@@ -47,8 +47,8 @@ SEEDS = range(12)
 async def test_whatever_was_confirmed_survives_a_loss_of_power_at_the_next_instant(
     seed: int, simulation: Simulation
 ) -> None:
-    """PITFALLS: The ack means "queued in memory": a crash loses up to seconds of acked messages, and no `fsync` exists
-    anywhere."""
+    """Seen elsewhere: The ack means "queued in memory": a crash loses up to seconds of acked messages, and no `fsync`
+    exists anywhere."""
     scene = Scene(simulation, file_bytes=600)
     a = scene.broker("a")
     for _ in range(3):
@@ -91,7 +91,8 @@ async def test_durability_memory_confirms_at_once_and_syncs_within_its_second(si
 
 
 async def test_offsets_and_the_order_in_the_file_are_the_same_however_many_append(scene: Scene) -> None:
-    """PITFALLS: Offset assignment and enqueueing are two steps: frames land out of order. → one writer per log."""
+    """Seen elsewhere: Offset assignment and enqueueing are two steps: frames land out of order. → one writer per
+    log."""
     a = scene.broker("a")
     segment = await a.open()
 
@@ -114,7 +115,7 @@ async def test_offsets_and_the_order_in_the_file_are_the_same_however_many_appen
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.MEMORY])
 async def test_every_file_begins_with_the_offset_in_its_name(durability: Durability, simulation: Simulation) -> None:
-    """PITFALLS: Rotation before flushing: buffered frames land in the next file whose name then lies."""
+    """Seen elsewhere: Rotation before flushing: buffered frames land in the next file whose name then lies."""
     scene = Scene(simulation, durability=durability, file_bytes=600)
     a = scene.broker("a")
     segment = await a.open()
@@ -134,7 +135,7 @@ async def test_every_file_begins_with_the_offset_in_its_name(durability: Durabil
 
 
 async def test_a_sync_of_nothing_makes_nothing_durable(scene: Scene) -> None:
-    """PITFALLS: An empty `fsync` marks offset 0 durable."""
+    """Seen elsewhere: An empty `fsync` marks offset 0 durable."""
     segment = await scene.broker("a").open()
     await segment.log.flush()
     await segment.log.flush()
@@ -144,7 +145,7 @@ async def test_a_sync_of_nothing_makes_nothing_durable(scene: Scene) -> None:
 
 
 async def test_a_sync_that_ends_after_its_log_was_given_up_confirms_nothing(scene: Scene) -> None:
-    """PITFALLS: An old `fsync` completing after a reset marks new offsets durable."""
+    """Seen elsewhere: An old `fsync` completing after a reset marks new offsets durable."""
     a = scene.broker("a")
     context = a.context()
     old = await a.open(context=context)

@@ -245,7 +245,7 @@ async def test_a_file_that_does_not_belong_here_is_a_conflict_and_nothing_is_cha
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "garbage", "flipped", "stale", "none of its files"])
 async def test_a_bad_checkpoint_costs_time_and_no_records(kind: str, scene: Scene) -> None:
-    """PITFALLS: A restart on an existing WAL resets offsets to 0 because only the checkpoint was read."""
+    """Seen elsewhere: A restart on an existing WAL resets offsets to 0 because only the checkpoint was read."""
     a = scene.broker("a")
     segment = await a.open()
     await scene.publish(segment, 4)

@@ -38,7 +38,7 @@ FRONTIER = paths.current_chunk(TOPIC, DESCRIPTOR)
 
 
 async def test_a_metadata_read_error_during_opening_is_raised_and_never_offset_zero(scene: Scene) -> None:
-    """PITFALLS: A metadata *read error* during recovery is taken as "empty topic": offset 0."""
+    """Seen elsewhere: A metadata *read error* during recovery is taken as "empty topic": offset 0."""
     a, b = scene.broker("a"), scene.broker("b")
     segment = await a.open()
     await scene.publish(segment, 5)
@@ -169,7 +169,7 @@ async def attempt(work: str, zombie: SegmentStorage, successor: SegmentStorage) 
 
 @pytest.mark.parametrize("work", ["export", "hand over", "retention", "remove", "seal", "begin"])
 async def test_a_replaced_owner_changes_no_metadata_and_no_history(work: str, scene: Scene) -> None:
-    """PITFALLS: No fencing: a broker that was cut off and comes back deletes or overwrites shared data."""
+    """Seen elsewhere: No fencing: a broker that was cut off and comes back deletes or overwrites shared data."""
     a, zombie, lease, successor = await replaced(scene)
     await successor.log.rotate()
     await successor.exporter.export_closed()
@@ -224,7 +224,7 @@ async def test_a_log_never_opens_in_an_epoch_that_its_own_files_have_passed(scen
 
 
 async def test_what_an_unseated_owner_had_confirmed_is_never_given_up_in_silence(scene: Scene) -> None:
-    """PITFALLS: After a crash the new owner reuses offsets that were acked but not exported."""
+    """Seen elsewhere: After a crash the new owner reuses offsets that were acked but not exported."""
     a, b = scene.broker("a"), scene.broker("b")
     segment = await a.open()
     await scene.publish(segment, 5)

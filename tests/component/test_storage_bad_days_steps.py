@@ -91,7 +91,7 @@ async def a_log_with_a_torn_end(scene: Scene, broker: Broker) -> None:
 @every_moment
 @every_ending
 def test_a_crash_at_any_step_of_reopening_keeps_what_was_confirmed(moment: Moment, ending: Ending) -> None:
-    """PITFALLS: An epoch changed in memory before it is persisted."""
+    """Seen elsewhere: An epoch changed in memory before it is persisted."""
 
     def run(step: int) -> bool:
         async def main(scene: Scene) -> bool:
@@ -119,7 +119,7 @@ def test_a_crash_at_any_step_of_reopening_keeps_what_was_confirmed(moment: Momen
 def test_a_crash_at_any_step_of_a_new_owners_opening_leaves_the_seal_or_a_beginning(
     moment: Moment, ending: Ending
 ) -> None:
-    """PITFALLS: The new owner clears the sealed marker before anything of its own is durable; its crash loses the
+    """Seen elsewhere: The new owner clears the sealed marker before anything of its own is durable; its crash loses the
     boundary."""
 
     def run(step: int) -> bool:
@@ -151,7 +151,7 @@ def test_a_crash_at_any_step_of_a_new_owners_opening_leaves_the_seal_or_a_beginn
 @every_moment
 @every_ending
 def test_a_crash_at_any_step_of_handing_over_can_be_picked_up(moment: Moment, ending: Ending) -> None:
-    """PITFALLS: A failed seal is never retried."""
+    """Seen elsewhere: A failed seal is never retried."""
 
     def run(step: int) -> bool:
         async def main(scene: Scene) -> bool:
@@ -180,7 +180,7 @@ def test_a_crash_at_any_step_of_handing_over_can_be_picked_up(moment: Moment, en
 @every_moment
 @every_ending
 def test_a_crash_at_any_step_of_appending_and_rotating_keeps_what_was_confirmed(moment: Moment, ending: Ending) -> None:
-    """PITFALLS: The ack means "queued in memory": a crash loses up to seconds of acked messages."""
+    """Seen elsewhere: The ack means "queued in memory": a crash loses up to seconds of acked messages."""
 
     def run(step: int) -> bool:
         async def main(scene: Scene) -> bool:
@@ -339,7 +339,7 @@ async def test_after_a_removal_of_unknown_outcome_every_listed_chunk_still_has_i
 
 
 async def test_handing_over_again_after_its_transaction_happened_is_no_fight_with_oneself(scene: Scene) -> None:
-    """PITFALLS: A failed seal is never retried. Here the seal was written, and what follows it failed."""
+    """Seen elsewhere: A failed seal is never retried. Here the seal was written, and what follows it failed."""
     a, b = scene.broker("a"), scene.broker("b")
     record = paths.ownership(TOPIC, DESCRIPTOR)
     serving = await scene.store.txn([], [Put(record, b"SERVING")])

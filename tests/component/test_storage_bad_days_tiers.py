@@ -23,8 +23,8 @@ pytestmark = pytest.mark.seed(0)
 async def test_after_retention_the_hot_part_does_not_claim_the_pruned_offsets_again(
     checkpoint: bool, simulation: Simulation
 ) -> None:
-    """PITFALLS: The checkpoint's `start_offset` returns to 0 after retention: pruned offsets are looked for in the hot
-    part."""
+    """Seen elsewhere: The checkpoint's `start_offset` returns to 0 after retention: pruned offsets are looked for in
+    the hot part."""
     scene = Scene(simulation, file_bytes=600)
     a = scene.broker("a")
     segment = await a.open()
@@ -70,7 +70,7 @@ async def test_local_files_that_retention_deleted_do_not_stop_a_later_move(simul
 async def test_a_reader_that_fell_behind_everything_goes_back_to_chunks_and_comes_forward_again(
     simulation: Simulation,
 ) -> None:
-    """PITFALLS: A slow reader that falls behind the broadcast buffer ends with an error instead of going back to
+    """Seen elsewhere: A slow reader that falls behind the broadcast buffer ends with an error instead of going back to
     files."""
     scene = Scene(simulation, file_bytes=600, cache_bytes=500)
     segment = await scene.broker("a").open()
@@ -90,7 +90,7 @@ async def test_a_reader_that_fell_behind_everything_goes_back_to_chunks_and_come
 
 
 async def test_an_offset_that_no_tier_holds_is_an_error_and_never_skipped(simulation: Simulation) -> None:
-    """PITFALLS: Seams between tiers are not checked: offsets that are neither exported nor cached are skipped in
+    """Seen elsewhere: Seams between tiers are not checked: offsets that are neither exported nor cached are skipped in
     silence."""
     scene = Scene(simulation, file_bytes=600)
     a = scene.broker("a")
@@ -108,7 +108,7 @@ async def test_an_offset_that_no_tier_holds_is_an_error_and_never_skipped(simula
 
 
 async def test_an_idle_file_rotates_by_age_and_is_exported(simulation: Simulation) -> None:
-    """PITFALLS: Idle files never rotate, so their tail is never exported."""
+    """Seen elsewhere: Idle files never rotate, so their tail is never exported."""
     scene = Scene(simulation, mode=StorageMode.SHARED_FS, file_age_s=60.0)
     segment = await scene.broker("a").open()
     await scene.publish(segment, 3)
@@ -118,7 +118,7 @@ async def test_an_idle_file_rotates_by_age_and_is_exported(simulation: Simulatio
 
 
 async def test_history_is_deleted_by_age_and_by_size_and_never_what_somebody_needs(simulation: Simulation) -> None:
-    """PITFALLS: Durable history is never deleted (no retention)."""
+    """Seen elsewhere: Durable history is never deleted (no retention)."""
     scene = Scene(simulation, file_bytes=600)
     segment = await scene.broker("a").open()
     await scene.publish(segment, 20)
@@ -138,7 +138,7 @@ async def test_history_is_deleted_by_age_and_by_size_and_never_what_somebody_nee
 
 
 async def test_the_cache_is_bounded_in_bytes_whatever_the_batches_weigh(scene: Scene) -> None:
-    """PITFALLS: Small caches are bounded by message count, not bytes: 1,024 messages of 10 MiB."""
+    """Seen elsewhere: Small caches are bounded by message count, not bytes: 1,024 messages of 10 MiB."""
     a = scene.broker("a")
     context = a.context()
     context.cache = HotCache(10_000)

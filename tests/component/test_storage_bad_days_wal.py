@@ -68,7 +68,7 @@ async def three_groups(scene: Scene, broker: Broker) -> None:
 
 
 async def test_an_oversized_length_is_refused_before_anything_is_allocated_for_it(scene: Scene) -> None:
-    """PITFALLS: No maximum frame length in the decoder: one bad length allocates everything."""
+    """Seen elsewhere: No maximum frame length in the decoder: one bad length allocates everything."""
     segment = await scene.broker("a").open()
     for length in (MAX_BODY_BYTES + 1, 0xFFFF_FFFF):
         with pytest.raises(BatchTooLarge):
@@ -140,7 +140,8 @@ garbage_of_every_kind = pytest.mark.parametrize(
 async def test_garbage_at_the_tail_is_cut_and_the_next_batch_stands_right_behind_the_last_whole_one(
     garbage_of: Callable[[int], bytes], checkpoint: bool, scene: Scene
 ) -> None:
-    """PITFALLS: A reopened WAL is appended to after torn bytes; the garbage then sits in the middle of the file."""
+    """Seen elsewhere: A reopened WAL is appended to after torn bytes; the garbage then sits in the middle of the
+    file."""
     a = scene.broker("a")
     segment = await a.open()
     await scene.publish(segment, 3)
@@ -165,7 +166,7 @@ async def test_garbage_at_the_tail_is_cut_and_the_next_batch_stands_right_behind
 async def test_the_valid_end_is_never_overstated_wherever_the_file_was_cut(
     monkeypatch: pytest.MonkeyPatch, scene: Scene
 ) -> None:
-    """PITFALLS: The recovery scan overstates the valid end across read-buffer borders."""
+    """Seen elsewhere: The recovery scan overstates the valid end across read-buffer borders."""
     monkeypatch.setattr(wal, "WINDOW_BYTES", 200)
     monkeypatch.setattr(recovery, "WINDOW_BYTES", 200)
     a = scene.broker("a")
@@ -221,8 +222,8 @@ async def damaged(scene: Scene, broker: Broker, *, closed: bool) -> SegmentStora
 
 @in_an_open_and_in_a_closed_file
 async def test_damage_in_the_middle_is_reported_and_every_byte_of_it_stays(closed: bool, scene: Scene) -> None:
-    """PITFALLS: A checksum error in the middle: the reader stops silently, the exporter publishes the prefix, the seal
-    deletes the rest. → corruption in the middle is reported and quarantined, nothing behind it is deleted."""
+    """Seen elsewhere: A checksum error in the middle: the reader stops silently, the exporter publishes the prefix, the
+    seal deletes the rest. → corruption in the middle is reported and quarantined, nothing behind it is deleted."""
     a = scene.broker("a")
     segment = await damaged(scene, a, closed=closed)
     before = files_of(a)

@@ -10,7 +10,7 @@ import pytest
 
 from braid.metadata.etcd.client import PAUSE_MAX_S, Login, pause_s
 from braid.metadata.etcd.keyspace import Keyspace
-from braid.metadata.etcd.outcome import NOT_CONNECTED, Verdict, verdict_of
+from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, verdict_of
 from braid.metadata.etcd.watch import RevisionGroups
 from braid.metadata.store import Changes, Delete, Event, Put
 from braid.model.errors import InvalidArgument, MetadataCompacted
@@ -20,33 +20,33 @@ from braid.model.ids import Revision
 @pytest.mark.parametrize(
     ("code", "details", "decide_retries"),
     [
-        (NOT_CONNECTED, "the connection is refused or broken", Verdict.NO_EFFECT),
-        ("UNAVAILABLE", "etcdserver: no leader", Verdict.NO_EFFECT),
-        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", Verdict.NO_EFFECT),
-        ("UNAVAILABLE", "failed to connect to all addresses", Verdict.UNKNOWN),
-        ("UNAVAILABLE", "Socket closed", Verdict.UNKNOWN),
-        ("UNAVAILABLE", "etcdserver: request timed out", Verdict.UNKNOWN),
+        (NOT_CONNECTED, "the connection is refused or broken", Outcome.NO_EFFECT),
+        ("UNAVAILABLE", "etcdserver: no leader", Outcome.NO_EFFECT),
+        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", Outcome.NO_EFFECT),
+        ("UNAVAILABLE", "failed to connect to all addresses", Outcome.UNKNOWN),
+        ("UNAVAILABLE", "Socket closed", Outcome.UNKNOWN),
+        ("UNAVAILABLE", "etcdserver: request timed out", Outcome.UNKNOWN),
         (
             "UNAVAILABLE",
             "etcdserver: request timed out, possibly due to previous leader failure",
-            Verdict.UNKNOWN,
+            Outcome.UNKNOWN,
         ),
-        ("UNAVAILABLE", "etcdserver: leader changed", Verdict.UNKNOWN),
-        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Verdict.UNKNOWN),
-        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Verdict.UNKNOWN),
-        ("UNKNOWN", "raft proposal dropped", Verdict.UNKNOWN),
-        ("INTERNAL", "something new", Verdict.UNKNOWN),
-        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Verdict.TOKEN_REJECTED),
-        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Verdict.TOKEN_REJECTED),
-        ("PERMISSION_DENIED", "etcdserver: permission denied", Verdict.FORBIDDEN),
-        ("INVALID_ARGUMENT", "etcdserver: user name is empty", Verdict.FORBIDDEN),
-        ("NOT_FOUND", "etcdserver: requested lease not found", Verdict.LEASE_MISSING),
-        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Verdict.COMPACTED),
-        ("INVALID_ARGUMENT", "etcdserver: request is too large", Verdict.REFUSED),
+        ("UNAVAILABLE", "etcdserver: leader changed", Outcome.UNKNOWN),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Outcome.UNKNOWN),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Outcome.UNKNOWN),
+        ("UNKNOWN", "raft proposal dropped", Outcome.UNKNOWN),
+        ("INTERNAL", "something new", Outcome.UNKNOWN),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Outcome.TOKEN_REJECTED),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Outcome.TOKEN_REJECTED),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", Outcome.FORBIDDEN),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", Outcome.FORBIDDEN),
+        ("NOT_FOUND", "etcdserver: requested lease not found", Outcome.LEASE_MISSING),
+        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Outcome.COMPACTED),
+        ("INVALID_ARGUMENT", "etcdserver: request is too large", Outcome.REFUSED),
     ],
 )
 def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(
-    code: str, details: str, decide_retries: Verdict
+    code: str, details: str, decide_retries: Outcome
 ) -> None:
     assert verdict_of(code, details) is decide_retries
 

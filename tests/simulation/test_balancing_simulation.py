@@ -373,7 +373,7 @@ def test_the_same_seed_makes_the_same_moves() -> None:
 
 
 def nobody_rests(patch: pytest.MonkeyPatch) -> None:
-    nothing = balancing._Resting((), ())
+    nothing = balancing._CoolingDown((), ())
     patch.setattr(balancing, "_resting", lambda *_: nothing)
 
 

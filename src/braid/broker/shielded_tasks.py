@@ -2,7 +2,7 @@
 one that nobody waits for.
 
 A broker that stops waits for it, but not for ever: a disk or a store may never answer. So only what can be asked for
-again is an errand.
+again runs shielded.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from braid.broker.admin.call import OnTopic, WaitSeconds, on_topic
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.cluster.ownership.leader_step import target_of
-from braid.cluster.ownership.move_request import MoveRequest, check_target, chosen, outcome, wish
+from braid.cluster.ownership.move_request import MoveRequest, check_target, move_result, plan_move, select_segments
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition
@@ -55,9 +55,9 @@ class MoveTopic(OnTopic, frozen=True):
         name = self.name
         services.topics.get(name.path)
         began = _now()
-        wishes = await _begin(services, name, self.segment, self.to)
-        _log.info("%s moves %d segments of topic %s", principal.name, sum(each.begins for each in wishes), name)
-        arrived = await _wait(services, wishes, began, self.timeout)
+        requests = await _begin(services, name, self.segment, self.to)
+        _log.info("%s moves %d segments of topic %s", principal.name, sum(each.begins for each in requests), name)
+        arrived = await _wait(services, requests, began, self.timeout)
         return {"topic": str(name), "segments": arrived}
 
 
@@ -77,36 +77,36 @@ class RecoverTopic(MoveTopic, frozen=True, rename="camel"):
                 f"topic {name} can be recovered only if the loss is accepted (acceptLoss, --accept-loss); nothing was "
                 "changed. If it were: " + "; ".join(f"segment {each.id}: {loss}" for each, loss in losses.items())
             )
-        wishes = await _give_away(services, snapshot, lost, self.to)
+        requests = await _give_away(services, snapshot, lost, self.to)
         _log.warning(
             "%s recovers topic %s and accepts: %s",
             principal.name,
             name,
             "; ".join(f"segment {each.id}: {loss}" for each, loss in losses.items()),
         )
-        arrived = await _wait(services, wishes, began, self.timeout)
-        for each, found in zip(wishes, arrived, strict=True):
+        arrived = await _wait(services, requests, began, self.timeout)
+        for each, found in zip(requests, arrived, strict=True):
             found["loss"] = losses[each.segment]
         return {"topic": str(name), "segments": arrived}
 
 
 async def _begin(services: CallServices, name: TopicName, segment: int | None, to: str | None) -> list[MoveRequest]:
-    """Put the wish into each record. Nothing is changed if one of them cannot move."""
+    """Put the request into each record. Nothing is changed if one of them cannot move."""
     for _ in range(MAX_TRIES):
         snapshot = services.leader.snapshot()
         if to is not None:
             check_target(snapshot, to)
         tally = snapshot.tally()
-        wishes: list[MoveRequest] = []
-        for each in chosen(snapshot, name.path, segment):
-            made = wish(snapshot, each, to, tally)
+        requests: list[MoveRequest] = []
+        for each in select_segments(snapshot, name.path, segment):
+            made = plan_move(snapshot, each, to, tally)
             if made.begins:
                 tally.remove(each.ref, made.source)
                 tally.add(each.ref, made.target)
-            wishes.append(made)
-        written = await all_of(_write(services, each) for each in wishes if each.begins)
+            requests.append(made)
+        written = await all_of(_write(services, each) for each in requests if each.begins)
         if all(written):
-            return wishes
+            return requests
         # What was written is joined in the next try; its target must not be chosen again.
     raise MetadataUncertain(f"the owners of topic {name} change too fast to be moved; try again")
 
@@ -145,7 +145,7 @@ async def _give_away(
     if to is not None:
         check_target(snapshot, to)
     tally = snapshot.tally()
-    wishes: list[MoveRequest] = []
+    requests: list[MoveRequest] = []
     for each in lost:
         assert each.known is not None
         record = each.known.value
@@ -153,10 +153,10 @@ async def _give_away(
         if target is None:
             raise MoveRefused(f"{each.name} cannot be recovered: no broker is active; start or activate one")
         tally.add(each.ref, target)
-        wishes.append(
+        requests.append(
             MoveRequest(each.name, record.owner, target, record.epoch, each.known.revision, record, begins=True)
         )
-    for made in wishes:
+    for made in requests:
         # This broker's view may be behind: an owner that is back has lost nothing, and may be confirming (I3).
         gone = Compare(paths.broker(made.source), Revision(0))
         if not await _swap(services, made, made.record.assigned(made.target, accept_loss=True), gone):
@@ -164,38 +164,38 @@ async def _give_away(
                 f"{made.segment} was not recovered: its record has changed just now, or {made.source} is back; "
                 "look again"
             )
-    return wishes
+    return requests
 
 
 async def _wait(
-    services: CallServices, wishes: list[MoveRequest], began: float, timeout_s: float
+    services: CallServices, requests: list[MoveRequest], began: float, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """What became of each wish, in their order. Raises if one of them failed."""
+    """What became of each request, in their order. Raises if one of them failed."""
     owners = services.owners
     results: dict[SegmentName, dict[str, Any]] = {}
     failures: dict[SegmentName, BraidError] = {}
 
     def all_known() -> bool:
-        for each in wishes:
+        for each in requests:
             if each.segment in results or each.segment in failures:
                 continue
-            found = outcome(each, owners.find(each.segment))
+            found = move_result(each, owners.find(each.segment))
             if isinstance(found, BraidError):
                 failures[each.segment] = found
             elif found is not None:
                 results[each.segment] = _arrived(each, found, 0.0 if each.is_there else _now() - began)
-        return len(results) + len(failures) == len(wishes)
+        return len(results) + len(failures) == len(requests)
 
     if not await owners.view.until(all_known, began + timeout_s - _now()):
-        late = [f"segment {each.segment.id}" for each in wishes if each.segment not in results]
+        late = [f"segment {each.segment.id}" for each in requests if each.segment not in results]
         raise TimedOut(
-            f"{len(results)} of {len(wishes)} segments have arrived within {timeout_s:g} s; {', '.join(late[:5])}"
+            f"{len(results)} of {len(requests)} segments have arrived within {timeout_s:g} s; {', '.join(late[:5])}"
             f"{', …' if len(late) > 5 else ''} will be served when the move has ended, or its broker is back"
         )
     if failures:
         reasons = "; ".join(str(error) for error in list(failures.values())[:3])
-        raise MoveRefused(f"{len(results)} of {len(wishes)} segments have moved: {reasons}")
-    return [results[each.segment] for each in wishes]
+        raise MoveRefused(f"{len(results)} of {len(requests)} segments have moved: {reasons}")
+    return [results[each.segment] for each in requests]
 
 
 def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> dict[str, 
 
 def _lost(snapshot: Snapshot, name: TopicName, segment: int | None) -> list[Placed]:
     """The segments that wait for owners that are gone with what only they had."""
-    found = chosen(snapshot, name.path, segment)
+    found = select_segments(snapshot, name.path, segment)
     lost = [
         each
         for each in found

@@ -55,7 +55,7 @@ from braid.ports.tasks import all_of
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.segment import StorageContext, StorageMode
 
-__all__ = ["Segments", "OwnedSegment"]
+__all__ = ["OwnedSegment", "Segments"]
 
 OPENED_AT_ONCE: Final = 16
 HANDED_OVER_AT_ONCE: Final = 8

@@ -38,7 +38,8 @@ class ReadGrants:
         highest = self._highest.get(subscription)
         if highest is not None and read_grant < highest:
             raise NotServing(
-                f"the segment was given to another consumer of subscription {subscription} since: term {read_grant.term}, "
-                f"grant {read_grant.grant} are out of date, term {highest.term}, grant {highest.grant} read it"
+                f"the segment was given to another consumer of subscription {subscription} since: "
+                f"term {read_grant.term}, grant {read_grant.grant} are out of date, "
+                f"term {highest.term}, grant {highest.grant} read it"
             )
         self._highest[subscription] = read_grant

@@ -245,7 +245,7 @@ class StreamConsumer(Consumer):
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """Hold nothing. The feeds stay: they know how far the application has come."""
+        """Hold nothing. The readers stay: they know how far the application has come."""
         self._session.ignore()  # No assignment may come in between.
         tasks = [assigned.task for assigned in self._assigned.values() if assigned.task is not None]
         for task in tasks:

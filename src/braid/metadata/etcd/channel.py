@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from braid.metadata.etcd.messages import Method
-from braid.metadata.etcd.outcome import NOT_CONNECTED, Verdict, verdict_of
+from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, verdict_of
 from braid.model.errors import InvalidArgument
 
 Metadata = tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class EtcdTls(msgspec.Struct, frozen=True):
 
 
 class CallError(Exception):
-    """A call or stream did not give an answer; `verdict` says what that means for the request."""
+    """A call or stream did not give an answer; `outcome` says what that means for the request."""
 
     def __init__(self, address: str, code: str, details: str) -> None:
         super().__init__(f"{address}: {code}: {details}")
@@ -53,7 +53,7 @@ class CallError(Exception):
         self.details = details
 
     @property
-    def verdict(self) -> Verdict:
+    def outcome(self) -> Outcome:
         return verdict_of(self.code, self.details)
 
 

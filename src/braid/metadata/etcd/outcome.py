@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Final
 
 
-class Verdict(Enum):
+class Outcome(Enum):
     NO_EFFECT = auto()
     """Turned away before it was taken up; another endpoint, or this one later, may take it."""
     UNKNOWN = auto()
@@ -35,33 +35,33 @@ NOT_CONNECTED: Final = "NOT_CONNECTED"
 """Our own code beside gRPC's: there was no connection, so nothing was sent."""
 
 _BY_TEXT: Final = (
-    ("etcdserver: no leader", Verdict.NO_EFFECT),  # checked before the request's handler runs
-    ("etcdserver: too many requests", Verdict.NO_EFFECT),  # checked before the proposal
-    ("etcdserver: rpc not supported for learner", Verdict.NO_EFFECT),
-    ("etcdserver: invalid auth token", Verdict.TOKEN_REJECTED),
-    ("etcdserver: revision of auth store is old", Verdict.TOKEN_REJECTED),
-    ("etcdserver: permission denied", Verdict.FORBIDDEN),
-    ("etcdserver: user name is empty", Verdict.FORBIDDEN),
-    ("etcdserver: requested lease not found", Verdict.LEASE_MISSING),
-    ("etcdserver: mvcc: required revision has been compacted", Verdict.COMPACTED),
-    ("etcdserver: mvcc: database space exceeded", Verdict.UNKNOWN),
+    ("etcdserver: no leader", Outcome.NO_EFFECT),  # checked before the request's handler runs
+    ("etcdserver: too many requests", Outcome.NO_EFFECT),  # checked before the proposal
+    ("etcdserver: rpc not supported for learner", Outcome.NO_EFFECT),
+    ("etcdserver: invalid auth token", Outcome.TOKEN_REJECTED),
+    ("etcdserver: revision of auth store is old", Outcome.TOKEN_REJECTED),
+    ("etcdserver: permission denied", Outcome.FORBIDDEN),
+    ("etcdserver: user name is empty", Outcome.FORBIDDEN),
+    ("etcdserver: requested lease not found", Outcome.LEASE_MISSING),
+    ("etcdserver: mvcc: required revision has been compacted", Outcome.COMPACTED),
+    ("etcdserver: mvcc: database space exceeded", Outcome.UNKNOWN),
 )
 
 _BY_CODE: Final = {
-    NOT_CONNECTED: Verdict.NO_EFFECT,
-    "PERMISSION_DENIED": Verdict.FORBIDDEN,
-    "UNAUTHENTICATED": Verdict.FORBIDDEN,
-    "INVALID_ARGUMENT": Verdict.REFUSED,
-    "NOT_FOUND": Verdict.REFUSED,
-    "FAILED_PRECONDITION": Verdict.REFUSED,
-    "OUT_OF_RANGE": Verdict.REFUSED,
-    "RESOURCE_EXHAUSTED": Verdict.REFUSED,
-    "UNIMPLEMENTED": Verdict.REFUSED,
+    NOT_CONNECTED: Outcome.NO_EFFECT,
+    "PERMISSION_DENIED": Outcome.FORBIDDEN,
+    "UNAUTHENTICATED": Outcome.FORBIDDEN,
+    "INVALID_ARGUMENT": Outcome.REFUSED,
+    "NOT_FOUND": Outcome.REFUSED,
+    "FAILED_PRECONDITION": Outcome.REFUSED,
+    "OUT_OF_RANGE": Outcome.REFUSED,
+    "RESOURCE_EXHAUSTED": Outcome.REFUSED,
+    "UNIMPLEMENTED": Outcome.REFUSED,
 }
 
 
-def verdict_of(code: str, details: str) -> Verdict:
-    for text, verdict in _BY_TEXT:
+def verdict_of(code: str, details: str) -> Outcome:
+    for text, outcome in _BY_TEXT:
         if text in details:
-            return verdict
-    return _BY_CODE.get(code, Verdict.UNKNOWN)
+            return outcome
+    return _BY_CODE.get(code, Outcome.UNKNOWN)

@@ -2,7 +2,7 @@
 
 A simulation collects one `Confirmed` for each publish that was confirmed, and one `Stored` for each batch that a reader
 returned or a recovery found, in the order in which it came; the checks raise `PromiseBroken` with the promise's number
-(DESIGN §2). `LogModel` is the same for one segment with the list as the model.
+(docs/architecture.md). `LogModel` is the same for one segment with the list as the model.
 """
 
 from __future__ import annotations
