@@ -138,7 +138,7 @@ async def test_channels_are_opened_by_the_seat_that_was_assigned_last(simulation
             expel(pair.first)
             await until(lambda: len(pair.first.got(Join)) == 2)
             await asyncio.sleep(0.1)
-            assert len(pair.owner.opened) == 1, "a higher read_grant alone is no reason to open another channel"
+            assert len(pair.owner.opened) == 1, "a higher grant alone is no reason to open another channel"
             pair.owner.opened[0].fail(Moved("elsewhere"))
             await until(lambda: len(pair.owner.opened) == 2)
             assert pair.owner.opened[1].read_grant == (8, 1)

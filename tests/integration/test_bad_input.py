@@ -152,7 +152,7 @@ class MadeTopic:
         return Open(channel, self.path, self.id, segment, credit, session, offset)
 
     def open_as(self, assignment: Assignment, channel: int = 1, *, term: int = 0, grant: int = 0) -> Open:
-        """For the subscription `s`, at the read_grant that the assignment gives, or one that is so much higher."""
+        """For the subscription `s`, at the grant that the assignment gives, or one that is so much higher."""
         read_grant = (assignment.term + term, assignment.grants[0] + grant)
         return Open(channel, self.path, self.id, assignment.segments[0], PLENTY, 0, 0, "s", *read_grant)
 

@@ -121,13 +121,13 @@ def test_a_segment_moves_between_consumers_without_a_repeat_while_both_work(tmp_
             consumers: list[StreamConsumer] = []
             tasks: list[asyncio.Task[None]] = []
             sent: list[MessageId] = []
-            for outcomes in range(8):
+            for turn in range(8):
                 for segment in range(3):
                     sent += await publish(client, "orders", segment, [b"x"] * 20)
-                if outcomes % 3 == 2:
+                if turn % 3 == 2:
                     await consumers.pop(0).close()
                 else:
-                    consumer = client.stream_consumer("orders", "billing", name=f"c{outcomes}", start="earliest")
+                    consumer = client.stream_consumer("orders", "billing", name=f"c{turn}", start="earliest")
                     await consumer.start()
                     consumers.append(consumer)
                     tasks.append(asyncio.ensure_future(work(consumer)))

@@ -10,7 +10,7 @@ import pytest
 
 from braid.metadata.etcd.client import PAUSE_MAX_S, Login, pause_s
 from braid.metadata.etcd.keyspace import Keyspace
-from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, verdict_of
+from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, outcome_of
 from braid.metadata.etcd.watch import RevisionGroups
 from braid.metadata.store import Changes, Delete, Event, Put
 from braid.model.errors import InvalidArgument, MetadataCompacted
@@ -18,7 +18,7 @@ from braid.model.ids import Revision
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "decide_retries"),
+    ("code", "details", "outcome"),
     [
         (NOT_CONNECTED, "the connection is refused or broken", Outcome.NO_EFFECT),
         ("UNAVAILABLE", "etcdserver: no leader", Outcome.NO_EFFECT),
@@ -45,10 +45,8 @@ from braid.model.ids import Revision
         ("INVALID_ARGUMENT", "etcdserver: request is too large", Outcome.REFUSED),
     ],
 )
-def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(
-    code: str, details: str, decide_retries: Outcome
-) -> None:
-    assert verdict_of(code, details) is decide_retries
+def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(code: str, details: str, outcome: Outcome) -> None:
+    assert outcome_of(code, details) is outcome
 
 
 def event(revision: int, key: str = "k") -> Event:

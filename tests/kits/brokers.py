@@ -110,7 +110,7 @@ class Brokers:
         return known.broker if known is not None else ""
 
     async def move(self, segment: int, to: str) -> None:
-        """MoveRequest it in the segment's record, as whoever wants a move does, and wait for it."""
+        """Ask for it in the segment's record, as whoever wants a move does, and wait for it."""
         broker = self.any()
         name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(segment))
         known = broker.owners.known(name)

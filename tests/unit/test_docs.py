@@ -27,8 +27,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history import catalog, exporter
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, write_topic_manifest
-from braid.storage.log import checkpoint, producers, wal, writer
-from braid.storage.log import preallocated as preallocated
+from braid.storage.log import checkpoint, preallocated, producers, wal, writer
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
 from braid.storage.log.log import LogConfig
 from braid.storage.retention import RetentionPolicy

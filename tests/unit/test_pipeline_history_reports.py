@@ -1,4 +1,4 @@
-"""What `braid pipeline audit` and `compact` print: a decide_retries, a table, and every defect with its place."""
+"""What `braid pipeline audit` and `compact` print: a verdict, a table, and every defect with its place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_sound_topic_is_called_sound(capsys: pytest.CaptureFixture[str]) -> No
     report = audited()
     print_report(report, render_audit(report), as_json=False)
     text = printed(capsys)
-    assert "decide_retries  sound" in text
+    assert "verdict  sound" in text
     assert "5–4004" in text
     assert "Defects" not in text
 
@@ -45,7 +45,7 @@ def test_every_defect_stands_there_with_its_rule_place_and_object(capsys: pytest
     report = audited(audit.Defect("batch-body", 0, "x.chunk", 17, "bad checksum"), notes=("something",))
     print_report(report, render_audit(report), as_json=False)
     text = printed(capsys)
-    assert "decide_retries  1 defect\n" in text
+    assert "verdict  1 defect\n" in text
     assert any(line.split() == ["batch-body", "0", "17", "bad", "checksum"] for line in text.splitlines())
     assert "segment 0: x.chunk" in text
     assert text.endswith("Notes\nsomething\n")

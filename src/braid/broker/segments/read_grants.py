@@ -1,8 +1,8 @@
 """Who may read a segment for a subscription: one consumer at a time, decided by the segment's owner alone (I4).
 
-A controller numbers what it gives out. With each segment a consumer gets a *read_grant*: the controller's term and a
+A controller numbers what it gives out. With each segment a consumer gets a *read grant*: the controller's term and a
 grant, which rises whenever the segment is given to somebody. ReadGrants are compared by term first. The owner of the
-segment remembers the highest read_grant of each subscription that was shown to it:
+segment remembers the highest read grant of each subscription that was shown to it:
 
     a lower one                nothing is opened: somebody else has the segment since
     the same, or a higher one  the channel that is open for the subscription ends, this one begins
@@ -33,7 +33,7 @@ class ReadGrants:
         """By subscription."""
 
     def take(self, subscription: str, read_grant: ReadGrant) -> None:
-        """From now on the subscription's channel belongs to this read_grant. `NotServing` if it has gone to a higher
+        """From now on the subscription's channel belongs to this grant. `NotServing` if it has gone to a higher
         one."""
         highest = self._highest.get(subscription)
         if highest is not None and read_grant < highest:

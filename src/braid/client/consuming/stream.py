@@ -3,7 +3,7 @@
     JOIN ─► session ─► ASSIGN: segments ─► for each: OPEN a channel ─► receive ─► ack ─► ACK
     └─ at the topic's controller ─┘                  └─ at the segment's owner, wherever it goes ─┘
 
-The controller gives each segment to one consumer, and with it a *read_grant*: a number by which the segment's owner
+The controller gives each segment to one consumer, and with it a *read grant*: a number by which the segment's owner
 knows who may read it. One task keeps the session (group_session.py), and one for each assigned segment keeps a channel
 open and gives the segment back when it goes to somebody else. They own all state here; applications only take what
 arrived and leave marks of what they have done with it.
@@ -280,7 +280,7 @@ class StreamConsumer(Consumer):
             assigned = self._assigned.get(segment)
             if assigned is None:
                 self._take_up(segment)
-            else:  # Perhaps it is being given back: by its new read_grant, the last ack finds the owner after all.
+            else:  # Perhaps it is being given back: by its new grant, the last ack finds the owner after all.
                 assigned.read_grant = read_grant
                 assigned.notified.set()
         for segment, assigned in self._assigned.items():

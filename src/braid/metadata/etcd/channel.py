@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from braid.metadata.etcd.messages import Method
-from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, verdict_of
+from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, outcome_of
 from braid.model.errors import InvalidArgument
 
 Metadata = tuple[tuple[str, str], ...]
@@ -54,7 +54,7 @@ class CallError(Exception):
 
     @property
     def outcome(self) -> Outcome:
-        return verdict_of(self.code, self.details)
+        return outcome_of(self.code, self.details)
 
 
 def channel_credentials(tls: EtcdTls) -> Any:

@@ -60,7 +60,7 @@ _BY_CODE: Final = {
 }
 
 
-def verdict_of(code: str, details: str) -> Outcome:
+def outcome_of(code: str, details: str) -> Outcome:
     for text, outcome in _BY_TEXT:
         if text in details:
             return outcome
