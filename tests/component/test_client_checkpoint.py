@@ -27,7 +27,7 @@ from braid.model.errors import (
 )
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import SegmentPositions
-from tests.component.test_client_stream import connected, with_records
+from tests.kits.client_stream import connected, with_records
 from tests.kits.scripted_broker import TOPIC, ScriptedBroker
 from tests.kits.waiting import until
 

@@ -15,7 +15,7 @@ from braid.model.errors import Moved, NotServing, ShuttingDown, SubscriptionNotF
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.operations import Expelled, Join, Kind, Leave, Open, TopicRoute, TopologyRequest
-from tests.component.test_client_stream import offsets, receive, with_records
+from tests.kits.client_stream import offsets, receive, with_records
 from tests.kits.scripted_broker import PORT, ScriptedBroker
 from tests.kits.waiting import until
 

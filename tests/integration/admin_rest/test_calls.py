@@ -1,0 +1,199 @@
+"""The calls of the REST interface."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.kits.admin import ORDERS, TOPICS, AdminBroker
+from tests.kits.admin_rest import BILLING, publish
+
+# Topics.
+
+
+def test_a_topic_is_created_shown_listed_and_deleted(broker: AdminBroker) -> None:
+    made = broker.ask("PUT", f"{ORDERS}?numInitialSegments=4", {"durability": "memory", "retentionMs": 60_000})
+    assert made.status == 201
+    assert made.json["epoch"] == 0
+    assert made.json["nextSegmentId"] == 4
+    assert made.json["segments"]["1"] == {
+        "segmentId": 1,
+        "hashRange": {"start": 16384, "end": 32767},
+        "state": "ACTIVE",
+        "parentIds": [],
+        "childIds": [],
+        "createdAtEpoch": 0,
+        "sealedAtEpoch": 0,
+    }
+    assert made.json["policies"]["durability"] == "memory"
+    assert made.json["policies"]["retentionMs"] == 60_000
+    assert broker.ask("GET", ORDERS).json == made.json
+    assert any("orders" in str(each) for each in broker.ask("GET", TOPICS).json)
+    assert broker.ask("GET", "/admin/v2/scalable/public/other").json == []
+
+    again = broker.ask("PUT", ORDERS)
+    assert (again.status, again.error) == (409, "topic-exists")
+    gone = broker.ask("DELETE", ORDERS)
+    assert (gone.status, gone.body) == (204, b"")
+    for answer in (broker.ask("GET", ORDERS), broker.ask("GET", f"{ORDERS}/stats"), broker.ask("DELETE", ORDERS)):
+        assert (answer.status, answer.error) == (404, "topic-not-found")
+
+
+def test_stats_show_segments_and_subscriptions(broker: AdminBroker, orders: str) -> None:
+    broker.ask("PUT", f"{BILLING}?start=earliest")
+    broker.run(publish(broker.broker.address, 20))
+    stats = broker.ask("GET", f"{ORDERS}/stats").json
+    assert sum(segment["records"] for segment in stats["segments"].values()) == 20
+    assert stats["publishedRecords"] == 20
+    assert stats["subscriptions"]["billing"]["backlog"] == 20
+
+
+def test_readers_without_a_broker_are_told_where_a_topics_storage_is(broker: AdminBroker, orders: str) -> None:
+    assert broker.ask("GET", f"{ORDERS}/storage").json == {"storage": ""}
+    absent = broker.ask("GET", f"{ORDERS}-absent/storage")
+    assert (absent.status, absent.error) == (404, "topic-not-found")
+
+
+MALFORMED: dict[str, tuple[str, str, Any]] = {
+    "a segment count of 0": ("PUT", f"{ORDERS}?numInitialSegments=0", None),
+    "a segment count of words": ("PUT", f"{ORDERS}?numInitialSegments=many", None),
+    "too many segments": ("PUT", f"{ORDERS}?numInitialSegments=100000", None),
+    "a misspelt parameter": ("PUT", f"{ORDERS}?numInitialSegment=2", None),
+    "a parameter where none is taken": ("GET", f"{TOPICS}?x=1", None),
+    "an unknown policy": ("PUT", ORDERS, {"durabilty": "memory"}),
+    "a policy of the wrong type": ("PUT", ORDERS, {"replicas": "1"}),
+    "a policy of the wrong value": ("PUT", ORDERS, {"durability": "never"}),
+    "a quorum above the replicas": ("PUT", ORDERS, {"replicas": 1, "writeQuorum": 2}),
+    "a list as policies": ("PUT", ORDERS, [1]),
+    "snake case": ("PUT", ORDERS, {"write_quorum": 1}),
+    "a bad name": ("GET", f"{TOPICS}/-orders", None),
+    "dots as a name": ("GET", f"{TOPICS}/..", None),
+    "a name that is too long": ("GET", f"{TOPICS}/{'x' * 129}", None),
+    "a line end in a name": ("GET", f"{TOPICS}/orders%0A", None),
+    "a hash that is none": ("POST", f"{ORDERS}/split/0?at=xyz", None),
+    "a negative segment": ("POST", f"{ORDERS}/split/-1", None),
+    "a bad descriptor": ("DELETE", "/admin/v2/segments/public/default/orders/0-1-2", None),
+    "a seek to nowhere": ("POST", f"{BILLING}/seek", None),
+    "a seek to two places": ("POST", f"{BILLING}/seek?to=earliest&timestamp=5", None),
+    "a seek to a negative time": ("POST", f"{BILLING}/seek?timestamp=-1", None),
+    "a seek to a word": ("POST", f"{BILLING}/seek?to=middle", None),
+    "a seek to a negative offset": ("POST", f"{BILLING}/seek", {"offsets": {"0": -1}}),
+    "a seek of a segment that is no number": ("POST", f"{BILLING}/seek", {"offsets": {"zero": 1}}),
+    "a seek without offsets": ("POST", f"{BILLING}/seek", {"offsets": {}}),
+    "a skip of nothing": ("POST", f"{BILLING}/skip?segment=0&count=0", None),
+    "a skip of no segment": ("POST", f"{BILLING}/skip?count=1", None),
+    "force that is neither": ("DELETE", f"{ORDERS}?force=perhaps", None),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), list(MALFORMED.values()), ids=list(MALFORMED))
+def test_a_request_is_refused_with(broker: AdminBroker, method: str, path: str, body: Any) -> None:
+    answer = broker.ask(method, path, body)
+    assert (answer.status, answer.error) in ((400, "invalid-argument"), (400, "invalid-name"))
+
+
+def test_json_that_is_none_is_refused(broker: AdminBroker) -> None:
+    for raw in (b"{", b"\xff\xfe", b"[" * 100_000, b'{"durability": "memory"', b"NaN"):
+        answer = broker.ask("PUT", ORDERS, raw=raw, headers={"Content-Type": "application/json"})
+        assert (answer.status, answer.error) == (400, "invalid-argument")
+    form = broker.ask("PUT", ORDERS, raw=b"durability=memory", headers={"Content-Type": "text/plain"})
+    assert form.status == 400
+    assert "application/json" in form.json["message"]
+    assert broker.ask("GET", ORDERS).status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", f"{ORDERS}/split/0", None),
+        ("POST", f"{ORDERS}/split/0?at=8000", None),
+        ("POST", f"{ORDERS}/merge/0/1", None),
+        ("POST", f"{ORDERS}/repartition/4", None),
+        ("GET", f"{ORDERS}/autoScalePolicy", None),
+        ("PUT", f"{ORDERS}/autoScalePolicy", {"maxSegments": 4}),
+        ("DELETE", f"{ORDERS}/autoScalePolicy", None),
+        ("PUT", "/admin/v2/segments/public/default/orders/0000-ffff-0", None),
+        ("DELETE", "/admin/v2/segments/public/default/orders/0000-ffff-0", None),
+        ("POST", "/admin/v2/segments/public/default/orders/0000-ffff-0/terminate", None),
+    ],
+)
+def test_what_comes_later_says_so(broker: AdminBroker, orders: str, method: str, path: str, body: Any) -> None:
+    answer = broker.ask(method, path, body)
+    assert (answer.status, answer.error) == (501, "not-available")
+
+
+def test_segments_move_where_they_can(broker: AdminBroker, orders: str) -> None:
+    here = broker.broker.id
+    assert broker.ask("POST", f"{ORDERS}/move?segment=0&to={here}").status == 204
+    assert broker.ask("POST", f"{ORDERS}/move").error == "move-refused"
+    assert broker.ask("POST", f"{ORDERS}/move?to=broker-7").status == 404
+    assert broker.ask("POST", f"{ORDERS}/move?segment=77").status == 404
+    answer = broker.ask("POST", f"{ORDERS}/recover?acceptLoss=true")
+    assert (answer.status, answer.error) == (409, "move-refused")
+
+
+def test_brokers_are_drained_activated_and_balanced(broker: AdminBroker) -> None:
+    here = broker.broker.id
+    assert broker.ask("POST", f"/admin/v2/brokers/{here}/drain").status == 204
+    (listed,) = broker.ask("GET", "/admin/v2/brokers").json
+    assert listed["state"] in ("draining", "drained")
+    assert broker.ask("POST", f"/admin/v2/brokers/{here}/activate").status == 204
+    (listed,) = broker.ask("GET", "/admin/v2/brokers").json
+    assert (listed["state"], listed["leader"]) == ("active", True)
+    assert broker.ask("POST", "/admin/v2/brokers/nobody/drain").status == 404
+    plan = broker.ask("POST", "/admin/v2/brokers/balance?dryRun=true").json
+    assert (plan["dryRun"], plan["moves"]) == (True, [])
+
+
+def test_brokers_and_topology_are_shown(broker: AdminBroker, orders: str) -> None:
+    assert broker.broker.id in json.dumps(broker.ask("GET", "/admin/v2/brokers").json)
+    assert orders in json.dumps(broker.ask("GET", "/admin/v2/topology").json)
+
+
+# Subscriptions.
+
+
+def test_a_subscription_is_created_moved_skipped_and_deleted(broker: AdminBroker, orders: str) -> None:
+    assert broker.ask("GET", f"{ORDERS}/subscriptions").json in ([], {})
+    assert broker.ask("PUT", f"{BILLING}?start=earliest").status == 201
+    again = broker.ask("PUT", BILLING)
+    assert (again.status, again.error) == (409, "subscription-exists")
+    assert "billing" in json.dumps(broker.ask("GET", f"{ORDERS}/subscriptions").json)
+    before_ms = time.time_ns() // 1_000_000 - 1_000
+    broker.run(publish(broker.broker.address, 40))
+
+    def backlog() -> int:
+        shown = broker.ask("GET", BILLING).json
+        assert shown["backlog"] == sum(segment["backlog"] for segment in shown["segments"].values())
+        return int(shown["backlog"])
+
+    assert backlog() == 40
+    assert broker.ask("POST", f"{BILLING}/skip-all").status == 204
+    assert backlog() == 0
+    assert broker.ask("POST", f"{BILLING}/seek?to=earliest").status == 204
+    assert backlog() == 40
+    assert broker.ask("POST", f"{BILLING}/seek?to=latest").status == 204
+    assert backlog() == 0
+    assert broker.ask("POST", f"{BILLING}/seek?timestamp={before_ms}").status == 204
+    assert backlog() == 40
+    assert broker.ask("POST", f"{BILLING}/skip?segment=0&count=3").status == 204
+    assert backlog() == 37
+    assert broker.ask("POST", f"{BILLING}/seek", {"offsets": {"0": 1}}).status == 204
+    assert broker.ask("GET", BILLING).json["segments"]["0"]["offset"] == 1
+    beyond = broker.ask("POST", f"{BILLING}/seek", {"offsets": {"0": 1_000}})
+    assert (beyond.status, beyond.error) == (400, "invalid-argument")
+    assert broker.ask("DELETE", BILLING).status == 204
+    for answer in (
+        broker.ask("GET", BILLING),
+        broker.ask("POST", f"{BILLING}/skip-all"),
+        broker.ask("DELETE", BILLING),
+    ):
+        assert (answer.status, answer.error) == (404, "subscription-not-found")
+
+
+def test_a_queue_subscription_is_not_there_yet(broker: AdminBroker, orders: str) -> None:
+    answer = broker.ask("PUT", f"{BILLING}?kind=queue")
+    assert (answer.status, answer.error) == (501, "not-available")
