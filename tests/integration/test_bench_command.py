@@ -14,6 +14,8 @@ import pytest
 from braid.cli.bench.broker import own_broker
 from braid.cli.target import Target, ask
 
+pytestmark = pytest.mark.processes
+
 
 def run_bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Whatever the command makes, it makes in `folder`."""

@@ -16,6 +16,9 @@ from tests.kits.broker_process import WAIT_S, BrokerProcess, free_port
 from tests.kits.live_load import TOPIC, Load, check, read_all
 from tests.kits.waiting import until
 
+pytestmark = pytest.mark.processes
+
+
 VECTOR = Path(__file__).parents[1] / "vectors" / "data_folders"
 
 

@@ -20,6 +20,9 @@ import pytest
 from tests.kits.tls_files import make_certificate
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
+
 BRAID = (sys.executable, "-m", "braid.cli.main")
 WAIT_S = 60.0
 

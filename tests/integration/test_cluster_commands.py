@@ -16,6 +16,9 @@ import pytest
 from tests.kits.broker_process import BrokerProcess
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
+
 BRAID = (sys.executable, "-m", "braid.cli.main")
 WAIT_S = 60.0
 

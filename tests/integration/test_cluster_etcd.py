@@ -18,6 +18,9 @@ from tests.kits.cluster_process import ClusterProcess, owners, served_by
 from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster
 from tests.kits.live_load import TOPIC, Load, check, read_all
 
+pytestmark = pytest.mark.processes
+
+
 LEASE_TTL_S = 5
 """etcd gives every lease as much again when it elects a leader; shorter ones would end with a busy moment."""
 

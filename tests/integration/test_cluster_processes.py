@@ -31,6 +31,9 @@ from tests.kits.cluster_process import ClusterProcess, leader, owned_by, owners,
 from tests.kits.live_load import BURST, TOPIC, Load, check, check_once_and_in_order, read_all
 from tests.kits.waiting import until
 
+pytestmark = pytest.mark.processes
+
+
 MODES = pytest.mark.parametrize("shared", [True, False], ids=["shared_fs", "local"])
 REST_S = 0.01
 

@@ -25,6 +25,9 @@ from braid.model.batch.header import MAX_BODY_BYTES
 from tests.kits.broker_process import BrokerProcess
 from tests.kits.tls_files import make_certificate
 
+pytestmark = pytest.mark.processes
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 OPEN_URL, TLS_URL = "braid://127.0.0.1:6660", "braid://127.0.0.1:6663"
 TIMEOUT_S = 120

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
+
 from braid.metadata.election import Election, Leadership
 from braid.metadata.etcd.store import EtcdStore
 from braid.metadata.keepalive import LeaseKeeper
@@ -14,6 +16,9 @@ from braid.model.errors import LeaseLost, MetadataUnavailable, MetadataUncertain
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
 from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster, run_test
+
+pytestmark = pytest.mark.processes
+
 
 KEY = "/cluster/leader"
 TTL_S = 2.0

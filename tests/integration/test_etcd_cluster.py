@@ -17,6 +17,9 @@ from braid.model.ids import Revision
 from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster, run_test
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
+
 NOTICED_WITHIN_S = 10.0
 """Three seconds of silence and a reconnect, and room for a busy machine. Without the question for progress nothing
 would be noticed at all."""

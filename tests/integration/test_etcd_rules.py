@@ -16,6 +16,8 @@ from braid.metadata.store import Changes, Delete, Event, Put
 from braid.model.errors import InvalidArgument, MetadataCompacted
 from braid.model.ids import Revision
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("code", "details", "outcome"),

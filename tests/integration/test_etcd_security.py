@@ -16,6 +16,8 @@ from braid.model.ids import Revision
 from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_server, run_test
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 class Authority:
     """A certificate authority and what it signed, in one folder."""

@@ -19,6 +19,8 @@ from braid.model.errors import (
 from braid.model.ids import Revision
 from tests.kits.etcd_server import FAST_ELECTION, etcd_server, free_ports, run_test, shared_etcd_server
 
+pytestmark = pytest.mark.processes
+
 
 async def open_shared(key_prefix: str | None = None) -> EtcdStore:
     return await EtcdStore.open([shared_etcd_server().address], key_prefix=key_prefix or f"/test/{uuid.uuid4().hex}")

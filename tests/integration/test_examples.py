@@ -13,6 +13,9 @@ import pytest
 
 from tests.kits.broker_process import BrokerProcess, free_port
 
+pytestmark = pytest.mark.processes
+
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 """Far above what a run takes (2 to 12 s), for machines that do much else."""

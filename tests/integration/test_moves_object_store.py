@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 import braid
 from tests.conformance.objects_factories import s3_for_tests
 from tests.kits.broker_process import WAIT_S, BrokerProcess
 from tests.kits.live_load import TOPIC, Load, check, read_all
+
+pytestmark = pytest.mark.processes
 
 
 def test_segments_move_through_an_object_store_while_clients_go_on(tmp_path: Path) -> None:

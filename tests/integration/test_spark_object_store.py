@@ -16,6 +16,8 @@ from braid.storage.objects.urls import open_objects
 from tests.conformance.objects_factories import s3_for_tests
 from tests.kits.hand_made_topic import PATH, HandMadeTopic, Record
 
+pytestmark = pytest.mark.processes
+
 
 async def upload(folder: Path, url: str) -> None:
     disk = OsDisk()

@@ -22,6 +22,9 @@ from braid.metadata.store import Compare, Entry, Put
 from braid.model.errors import LeaseLost, MetadataError
 from braid.model.ids import Revision
 
+pytestmark = pytest.mark.processes
+
+
 SOURCES = str(Path(__file__).parents[2] / "src")
 WORKERS = 3
 KILLING_S = 6.0

@@ -40,6 +40,9 @@ from tests.kits.s3_server import S3Server
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, Read, make_batch, read_all
 from tests.kits.waiting import until
 
+pytestmark = pytest.mark.processes
+
+
 PATIENCE_S = 30.0
 PRODUCER = 7
 RECORDS = 2

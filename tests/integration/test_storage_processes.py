@@ -31,6 +31,9 @@ from braid.storage.objects.disk import DiskObjects
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.batches import opaque_batch
 
+pytestmark = pytest.mark.processes
+
+
 SOURCES = str(Path(__file__).parents[2] / "src")
 TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"
 PRODUCER = 7

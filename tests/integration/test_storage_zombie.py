@@ -38,6 +38,9 @@ from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, fill, make_batch, read_offsets
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 15.0
 TTL_S = 2.0

@@ -32,6 +32,8 @@ from braid.model.errors import (
 from braid.model.message import MessageId
 from tests.kits.broker import broker_in_a_thread
 
+pytestmark = pytest.mark.processes
+
 
 @contextlib.contextmanager
 def cluster(data: Path, *, segments: int = 1) -> Iterator[tuple[str, sync.Client]]:

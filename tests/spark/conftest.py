@@ -10,13 +10,26 @@ from pyspark.sql import SparkSession
 
 from tests.spark.spark_kit import TIMEOUT_S, StoredBroker, spark_session
 
+GROUPS = {
+    "streams": ("test_stream", "test_stream_losses", "test_stream_queries"),
+    "programs": ("test_clusters", "test_pipeline_commands"),
+}
+"""Files of one group run on one worker, so that few sessions are started. The programs start their own sessions, in
+processes of their own. All other files are of the group `tables`."""
+TABLES = "tables"
+
+
+def group_of(module: str) -> str:
+    return next((group for group, modules in GROUPS.items() if module in modules), TABLES)
+
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group(f"spark-{group_of(item.path.stem)}"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 

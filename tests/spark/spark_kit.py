@@ -1,7 +1,7 @@
 """What Spark tests share: a session, a broker whose records soon become chunks, topics with known records.
 
-A session costs 10 s, so there is one for all tests of a pytest worker (conftest.py), and the group `spark` keeps them
-on one worker. It retries tasks (`local[2,3]`: plain `local[2]` never does) and has two shuffle partitions.
+A session costs 10 s, so there is one for all tests of a pytest worker, and groups of files keep the number of sessions
+low (conftest.py). A session retries tasks (`local[2,3]`: plain `local[2]` never does) and has two shuffle partitions.
 """
 
 from __future__ import annotations
@@ -60,9 +60,6 @@ SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
 }
 """What tests want beyond what every session of Braid's has: small, and tables fetched as Arrow."""
-
-
-# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 # ── brokers and topics ───────────────────────────────────────────────────────────────────────────────────────────────

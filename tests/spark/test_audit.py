@@ -32,8 +32,6 @@ from tests.kits.history import (
 )
 from tests.spark.spark_kit import StoredBroker, numbered
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 BODY, HEADER, FOOTER, MISSING, UNLISTED, OVERLAP, TAKEOVER, DOUBLED, STRAY, EPOCH, TWO, JUMP = range(12)
 """Segments by what is planted in them."""
 UNSEALED, GOOD_PARENT, LATE_PARENT = 12, 13, 14

@@ -16,8 +16,6 @@ from braid.spark.jobs.compact import compact_topic
 from tests.kits.broker_process import BrokerProcess
 from tests.spark.spark_kit import StoredBroker, numbered
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 TARGET = 512 << 10
 
 

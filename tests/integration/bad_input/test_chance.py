@@ -27,6 +27,9 @@ from braid.wire.operations import (
 from tests.kits.bad_input import PLENTY, MadeTopic, a_batch, make_topic
 from tests.kits.raw_client import Ended, RawClient, WatchedBroker
 
+pytestmark = pytest.mark.processes
+
+
 # ── chance ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REQUESTS: dict[Kind, type[Any]] = {

@@ -35,6 +35,9 @@ from braid.wire.operations import (
 from tests.kits.bad_input import a_batch, joined, make_topic
 from tests.kits.raw_client import WatchedBroker
 
+pytestmark = pytest.mark.processes
+
+
 # ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

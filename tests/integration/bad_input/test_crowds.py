@@ -36,6 +36,9 @@ from tests.kits.raw_client import HELLO, RawClient, WatchedBroker, tracebacks
 from tests.kits.tls_files import make_certificate
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
+
 SHORT: dict[str, Any] = {"hello_timeout_s": 0.5, "heartbeat_s": 1.0, "max_connections": 5, "max_channels": 3}
 
 

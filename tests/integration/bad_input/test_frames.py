@@ -16,6 +16,9 @@ from tests.kits.bad_input import MEGABYTES, a_batch, make_topic, refusal
 from tests.kits.raw_client import HELLO, Ended, WatchedBroker
 from tests.kits.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
+
 # ── many frames in one piece ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -44,6 +44,9 @@ from braid.wire.operations import (
 from tests.kits.bad_input import MEGABYTES, a_batch, make_topic, refusal
 from tests.kits.raw_client import WatchedBroker
 
+pytestmark = pytest.mark.processes
+
+
 # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
