@@ -311,7 +311,7 @@ async def test_whatever_happens_each_record_is_handed_out_once_and_in_order(seed
 async def test_a_segment_that_comes_back_while_it_is_given_back_is_read_on_by_its_new_seat(
     simulation: Simulation,
 ) -> None:
-    """Its last ack found no channel, and no owner takes the grant that it had: another consumer has read there since."""
+    """Its last ack found no channel, and no owner takes the grant that it had: another consumer read there since."""
     async with (
         connected(simulation, with_records(2)) as (broker, client),
         client.stream_consumer("orders", "billing", start="earliest") as consumer,
