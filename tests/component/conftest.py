@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from braid.testing.sim.loop import Simulation
+from tests.kits.fault_scenes import Scene
 from tests.kits.storage import World
-from tests.kits.storage_disaster import Scene
 
 
 @pytest.fixture

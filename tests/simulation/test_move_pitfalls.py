@@ -1,5 +1,5 @@
 """What has gone wrong in other systems when segments change hands, each case by itself, with whole brokers in virtual
-time. Beside test_move_bad_days.py, which has the cases that come from outside: brokers, stores and disks that fail."""
+time. Beside test_move_faults.py, which has the cases that come from outside: brokers, stores and disks that fail."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from braid.storage.log.wal import base_of
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.storage_disaster import (
+from tests.kits.fault_scenes import (
     CHECKPOINT,
     FOLDER,
     Scene,

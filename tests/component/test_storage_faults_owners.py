@@ -21,7 +21,7 @@ from braid.storage.history.catalog import Frontier, SealedState
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
-from tests.kits.storage_disaster import (
+from tests.kits.fault_scenes import (
     DESCRIPTOR,
     TOPIC,
     Broker,

@@ -14,7 +14,7 @@ from braid.storage.cache import HotCache
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.loop import Simulation
-from tests.kits.storage_disaster import CHECKPOINT, Scene, batch, read_all
+from tests.kits.fault_scenes import CHECKPOINT, Scene, batch, read_all
 
 pytestmark = pytest.mark.seed(0)
 

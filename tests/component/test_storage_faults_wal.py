@@ -25,7 +25,7 @@ from braid.storage.log import recovery, wal
 from braid.storage.log.recovery import recover
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
-from tests.kits.storage_disaster import (
+from tests.kits.fault_scenes import (
     BATCH_BYTES,
     CHECKPOINT,
     FOLDER,

@@ -26,7 +26,7 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import Fault, Faults
-from tests.kits.storage_disaster import (
+from tests.kits.fault_scenes import (
     DESCRIPTOR,
     OBJECTS,
     TOPIC,

@@ -15,7 +15,7 @@ from braid.model.ids import Offset
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import Checkpoint
 from braid.storage.segment import SegmentStorage
-from tests.kits.storage_disaster import (
+from tests.kits.fault_scenes import (
     CHECKPOINT,
     FOLDER,
     Broker,

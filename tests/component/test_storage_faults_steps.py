@@ -22,7 +22,7 @@ from braid.storage.log.recovery import recover
 from braid.storage.retention import RetentionPolicy
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import Faults
-from tests.kits.storage_disaster import (
+from tests.kits.fault_scenes import (
     DESCRIPTOR,
     FOLDER,
     TOPIC,
