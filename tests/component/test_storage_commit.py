@@ -11,7 +11,7 @@ import pytest
 from braid.model.batch.header import parse_header
 from braid.model.errors import BraidError, BrokenInvariant, DiskError, LogClosed, SyncFailed
 from braid.model.ids import Epoch, Offset
-from braid.storage.log.commit import Group, GroupCommit
+from braid.storage.log.commit import CommitGroup, GroupCommit
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.writer import FileConfig, WalWriter
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
@@ -28,13 +28,13 @@ class Told:
     def __init__(self, disk: NotingDisk) -> None:
         self._disk = disk
         self.commit: GroupCommit
-        self.groups: list[Group] = []
+        self.groups: list[CommitGroup] = []
         self.writes_when_told: list[int] = []
         self.synced: list[tuple[int, int]] = []
         self.failure: BraidError | None = None
         self.refusal: BaseException | None = None
 
-    def on_written(self, group: Group) -> None:
+    def on_written(self, group: CommitGroup) -> None:
         self.groups.append(group)
         self.writes_when_told.append(len(self._disk.writes))
         if self.refusal is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from braid.cluster.balancing.plan import Plan, Proposed
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterView, SegmentPlacement, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad, busiest_of
 
@@ -24,10 +24,12 @@ def brokers(*ids: str) -> tuple[BrokerView, ...]:
     return tuple(BrokerView(id=each) for each in ids)
 
 
-def owned(by_broker: Mapping[str, Iterable[SegmentRef]], moving: Iterable[SegmentRef] = ()) -> tuple[OwnedSegment, ...]:
+def owned(
+    by_broker: Mapping[str, Iterable[SegmentRef]], moving: Iterable[SegmentRef] = ()
+) -> tuple[SegmentPlacement, ...]:
     under_way = set(moving)
     return tuple(
-        OwnedSegment(topic_path=each.topic_path, segment_id=each.segment_id, owner=broker, moving=each in under_way)
+        SegmentPlacement(topic_path=each.topic_path, segment_id=each.segment_id, owner=broker, moving=each in under_way)
         for broker, segments in by_broker.items()
         for each in segments
     )

@@ -18,7 +18,7 @@ from braid.cluster.balancing.balance import HOUR_S, plan, remembered
 from braid.cluster.balancing.plan import Draft, Plan, Proposed, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, RecentMove, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterView, RecentMove, SegmentPlacement, SegmentRef
 from braid.model.load import LoadReport, Meter, SegmentLoad, busiest_of
 from tests.kits.balancing import MB, NOON_US, SECOND_US, ref
 
@@ -171,7 +171,7 @@ class World:
         return ClusterView(
             brokers=tuple(self.brokers.values()),
             owned=tuple(
-                OwnedSegment(
+                SegmentPlacement(
                     topic_path=segment.topic_path,
                     segment_id=segment.segment_id,
                     owner=owner,

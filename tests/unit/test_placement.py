@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import pytest
 
 from braid.cluster.placement import Loads, Tally, place_all
-from braid.model.cluster import BrokerState, BrokerView, OwnedSegment, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, SegmentPlacement, SegmentRef
 from braid.model.load import LoadReport
 from tests.kits.balancing import MB, NOON_US, TOPIC, brokers, owned, ref, report
 
@@ -19,7 +19,7 @@ def place(
     segment: SegmentRef,
     members: Iterable[BrokerView],
     loads: Loads,
-    have: Iterable[OwnedSegment],
+    have: Iterable[SegmentPlacement],
     *,
     allowed: Collection[str] | None = None,
     avoid: str | None = None,

@@ -1,4 +1,4 @@
-"""Where an owner begins: tables of evidence and outcome, in the seed's order of precedence."""
+"""Where an owner begins: tables of evidence and outcome, in the order of precedence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STARTS: dict[str, tuple[Evidence, tuple[int, Source]]] = {
         (None, frontier(1, 0, begun=False), local(0, 0, 1)),
         (0, Source.EMPTY),
     ),
-    "sealed at 21: the seed's timeline goes on at 22": ((sealed(21, 1), frontier(1, 22), None), (22, Source.SEALED)),
+    "sealed at 21: the timeline goes on at 22": ((sealed(21, 1), frontier(1, 22), None), (22, Source.SEALED)),
     "sealed without a single record": ((sealed(-1, 1), frontier(1, 0), None), (0, Source.SEALED)),
     "sealed, then claimed by one that never began": (
         (sealed(21, 1), frontier(2, 22, begun=False), None),

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from braid.model.cluster import BrokerView, OwnedSegment, SegmentRef
+from braid.model.cluster import BrokerView, SegmentPlacement, SegmentRef
 from braid.model.load import LoadReport, SegmentLoad
 
 SEGMENTS_WEIGHT: Final = 1.0
@@ -57,7 +57,7 @@ def place_all(segments: Iterable[SegmentRef], tally: Tally) -> dict[SegmentRef, 
 class Tally:
     """What every broker has to do, and would have to after what was decided so far. Lives for one decision."""
 
-    def __init__(self, brokers: Iterable[BrokerView], loads: Loads, owned: Iterable[OwnedSegment]) -> None:
+    def __init__(self, brokers: Iterable[BrokerView], loads: Loads, owned: Iterable[SegmentPlacement]) -> None:
         views = list(brokers)
         self.available: Final = sorted(broker.id for broker in views if broker.available)
         self.segments: Final = {broker.id: set[SegmentRef]() for broker in views}

@@ -17,7 +17,7 @@ from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.placement import Tally
 from braid.metadata.store import Compare
 from braid.metadata.view import Known
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, OwnedSegment, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterView, SegmentPlacement, SegmentRef
 from braid.model.layout import SegmentInfo
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
@@ -78,7 +78,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def tally(self) -> Tally:
         """What each broker has to do. A segment that is to move counts for where it goes."""
         owned = [
-            OwnedSegment(
+            SegmentPlacement(
                 topic_path=each.path,
                 segment_id=each.info.segment_id,
                 owner=record.move.to if record.move is not None and record.move.to in self.brokers else record.owner,
@@ -91,7 +91,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def cluster_view(self, *, copies_history: bool) -> ClusterView:
         """What balancing decides on."""
         owned = tuple(
-            OwnedSegment(
+            SegmentPlacement(
                 topic_path=each.path,
                 segment_id=each.info.segment_id,
                 owner=each.known.value.owner,

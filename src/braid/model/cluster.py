@@ -46,7 +46,7 @@ class SegmentRef(msgspec.Struct, frozen=True, order=True):
         return f"segment {self.segment_id} of {self.topic_path}"
 
 
-class OwnedSegment(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentPlacement(msgspec.Struct, frozen=True, kw_only=True):
     topic_path: str
     segment_id: SegmentId
     owner: str
@@ -73,7 +73,7 @@ class RecentMove(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     brokers: tuple[BrokerView, ...]
-    owned: tuple[OwnedSegment, ...]
+    owned: tuple[SegmentPlacement, ...]
     """Every segment that has an owner."""
     loads: Mapping[str, LoadReport]
     """The last report of each broker, by its id."""

@@ -1,8 +1,8 @@
 """An administrative call, declared once: what it takes, who may make it, and what it does.
 
 A call is a struct. Its fields are its arguments, read from JSON; `needs` says who may make it; `run` carries it out.
-Its name on the wire is the class's name in snake case: `CreateTopic` is `create_topic`. The modules of this folder have
-the calls by subject, and each class that has a `run` is known from then on (`CALLS`).
+Its name on the wire is the class's name in snake case: `CreateTopic` is `create_topic`. The modules of this folder
+group the calls by subject. Defining a class that has a `run` registers it in `CALLS`.
 
 What is not among a call's fields is refused, so that a misspelt option is not taken for its default; an argument that
 is null counts as absent.
@@ -49,7 +49,7 @@ class AdminCall(msgspec.Struct, frozen=True, kw_only=True):
         """The result, as JSON has it."""
 
     async def carry_out(self, services: CallServices, principal: Principal) -> Any:
-        """If the principal may."""
+        """Check the permission, then run."""
         type(self).needs(services.access, principal, self)
         return await self.run(services, principal)
 
@@ -62,7 +62,7 @@ class OnTopic(AdminCall, frozen=True):
         return TopicName.parse(self.topic)
 
 
-# Who may.
+# Permissions.
 
 
 def on_topic(*actions: Action) -> Callable[[Access, Principal, OnTopic], None]:

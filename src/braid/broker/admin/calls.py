@@ -1,7 +1,7 @@
 """Carrying out administrative calls, for the REST interface and for the wire's ADMIN.
 
 What calls there are is declared in the modules beside this one, a struct each (`call.py`). A call is carried to its end
-even if the one who asked is gone meanwhile (`tasks.py`).
+even if the one who asked is gone meanwhile (`shielded_tasks.py`).
 """
 
 from __future__ import annotations

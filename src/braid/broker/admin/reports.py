@@ -137,7 +137,7 @@ class Reports:
         if broker_id == self._broker_id:
             return self._own(topic)
         if not self._members.is_live(broker_id):
-            return f"broker {broker_id} is gone, and it waits for it"
+            return f"its owner {broker_id} is down"
         about = {"topic": topic.path, "topic_id": topic_id}
         try:
             answer = await self._ask(broker_id, "report_topic", about, timeout_s=ANSWER_S)

@@ -5,8 +5,8 @@ subscription go back by the acks of the last moments, and never forward: what is
 beyond what the log has synced, because a cursor that outlives the records before it would skip the ones that later take
 their offsets. A position that is ahead of the synced end stays dirty until the log has caught up.
 
-A seek and a new subscription (`place`) are stored before they count. Memory changes when the store has answered and the
-caller goes on without the loop in between, so that whoever closes channels right after a seek lets no old ack slip in.
+A seek and a new subscription (`place`) are stored before they count. When the store has answered, memory is updated and
+the caller resumes without yielding to the loop, so no old ack can arrive before the caller has closed the channels.
 
 A consumer that was away goes on behind what it took last, not at the cursor, which is a little behind. It may do so
 only while the cursor has moved by acks alone. So each cursor has a **placement**, a number that changes with each seek,
@@ -20,9 +20,9 @@ its client knew when it began. A cursor that the call has placed is not placed a
 call since then stays where it is.
 
 Every write is one transaction under two kinds of conditions: that this owner still owns the segment (I3), and that each
-cursor is as this owner last saw it. The second makes a write harmless whose answer was lost and that arrives late. When
-a transaction fails or its outcome is unknown, everything is read back, and what is still missing is written again. All
-writes take turns. Owner and epoch fence, not the revision of the ownership record, which also rises when the same
+cursor is as this owner last saw it. The second condition makes a delayed write harmless, even if its reply was lost.
+When a transaction fails or its outcome is unknown, everything is read back, and what is still missing is written again.
+All writes take turns. Owner and epoch fence, not the revision of the ownership record, which also rises when the same
 owner's state changes. Whoever made this object is told when it is fenced: the segment must not be served any more.
 """
 

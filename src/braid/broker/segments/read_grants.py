@@ -1,7 +1,7 @@
 """Who may read a segment for a subscription: one consumer at a time, decided by the segment's owner alone (I4).
 
 A controller numbers what it gives out. With each segment a consumer gets a *read grant*: the controller's term and a
-grant, which rises whenever the segment is given to somebody. ReadGrants are compared by term first. The owner of the
+grant, which rises whenever the segment is given to somebody. Grants are compared by term first. The owner of the
 segment remembers the highest read grant of each subscription that was shown to it:
 
     a lower one                nothing is opened: somebody else has the segment since
@@ -10,7 +10,7 @@ segment remembers the highest read grant of each subscription that was shown to 
 So it does not matter which broker the controller is, whether the last one knows that it is none any more, nor when a
 consumer hears that it has lost a segment: of two consumers, never both read. What the owner remembers lives as long as
 it serves the segment. The next owner knows nothing at first, and lets whoever comes first read until a higher
-read_grant is shown; at no time are there two.
+grant is shown; at no time are there two.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ MIN_WINDOW_BYTES: Final = 64 << 10
 MAX_WINDOW_BYTES: Final = 1 << 30
 
 
-class ReadGrant(NamedTuple):
+class SegmentGrant(NamedTuple):
     """By which a consumer may read a segment for its subscription, as its assignment says. The owner of the segment
     lets nobody read by a lower one than it has seen."""
 
@@ -114,7 +114,7 @@ class Channel:
         """The first offset that is handed out next."""
 
     async def open(
-        self, topic_id: int, *, timeout_s: float, read_grant: ReadGrant | None = None, offset: int = 0
+        self, topic_id: int, *, timeout_s: float, read_grant: SegmentGrant | None = None, offset: int = 0
     ) -> None:
         """At the subscription's cursor, or without one at `offset`."""
         subscription, term, grant = read_grant if read_grant is not None else ("", 0, 0)

@@ -36,7 +36,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.consuming.channel import Channel, ReadGrant, checked_window
+from braid.client.consuming.channel import Channel, SegmentGrant, checked_window
 from braid.client.consuming.consumer import Consumer, SegmentReader, closed_error, may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.group_session import GroupSession
@@ -89,7 +89,7 @@ class _StreamReader(SegmentReader):
 class _AssignedSegment:
     """A segment that the session has, from its assignment until it is given back."""
 
-    def __init__(self, segment: int, read_grant: ReadGrant, owner: OwnerSearch, repositions: Backoff) -> None:
+    def __init__(self, segment: int, read_grant: SegmentGrant, owner: OwnerSearch, repositions: Backoff) -> None:
         self.segment: Final = segment
         self.read_grant = read_grant
         self.owner: Final = owner
@@ -127,7 +127,7 @@ class StreamConsumer(Consumer):
         self._client = client
         self._window_bytes = checked_window(window_bytes)
         self._session = GroupSession(client, self.topic, self.subscription, self.name, start, self._on_assignment)
-        self._read_grants: dict[int, ReadGrant] = {}
+        self._read_grants: dict[int, SegmentGrant] = {}
         """By segment: those that are assigned to this consumer."""
         self._readers: dict[int, _StreamReader] = {}
         self._assigned: dict[int, _AssignedSegment] = {}
@@ -273,7 +273,7 @@ class StreamConsumer(Consumer):
 
     def _on_assignment(self, assignment: Assignment) -> None:
         self._read_grants = {
-            segment: ReadGrant(self.subscription, assignment.term, grant)
+            segment: SegmentGrant(self.subscription, assignment.term, grant)
             for segment, grant in zip(assignment.segments, assignment.grants, strict=True)
         }
         for segment, read_grant in self._read_grants.items():

@@ -60,7 +60,7 @@ class Written(msgspec.Struct, frozen=True):
     duplicates: int
     """How many of them had been stored before."""
     past: bool
-    """Whether a later era has begun, so long ago that nothing could be compared: see the theory."""
+    """Whether a later era has begun, so long ago that nothing could be compared: see the top of this module."""
 
 
 class _Given(NamedTuple):
@@ -95,7 +95,7 @@ class RepeatableProducer:
 
     async def add(self, block: Any) -> None:
         """Give an Arrow table of rows (columns value, and if wanted key, timestamp, headers), at least one, which
-        become one batch in each segment that gets some. Waits for room, and as long as the theory says."""
+        become one batch in each segment that gets some. Waits for room, and as long as the top of this module says."""
         await self.producer.open()
         timed = "timestamp" in block.column_names
         for writer, rows in self._routed(block):

@@ -1,9 +1,9 @@
 """One producer's way to one segment: strict order, and what is sent again is stored once (I10).
 
 A writer numbers its records 0, 1, 2, … under a random producer id. The broker stores a batch if its number continues
-what it has from that producer, and answers one that it has already with the offsets that it got; it remembers the last
-8 batches. So at most 8 are under way, and whatever happens, sending the oldest unconfirmed one and all behind it again,
-in order, with their old numbers, is safe.
+what it has from that producer. If it already has the batch, it replies with the offsets that it assigned the first
+time; it remembers the last 8 batches. So at most 8 are in flight, and it is always safe to send the oldest unconfirmed
+batch and all batches after it again, in order, with their old numbers.
 
 A *round* is one pass of the unconfirmed batches over one link. When something in it is refused or the link is lost, the
 writer sends nothing new and waits until every batch of the round has its answer (a lost link answers for all). Then
@@ -15,8 +15,8 @@ writer sends nothing new and waits until every batch of the round has its answer
   there would be a gap. They go on under a new producer id, numbered from 0, but only those of which it is certain that
   they were not stored under the old one: each copy that was ever sent has been answered, by a refusal that says so.
   The others are *doubtful*, and fail with `TimedOut`: whether they are stored is not known.
-- The oldest is out of sequence and its every copy was refused: the broker has forgotten the producer, which happens
-  to those that 10,000 others have outlived. It goes on under a new id too.
+- The oldest is out of sequence and its every copy was refused: the broker remembers 10,000 producers and has
+  forgotten this one. The writer goes on under a new id, too.
 
 Replies belong to the round in which their request was sent; those of an earlier round are not looked at.
 
@@ -24,9 +24,9 @@ A batch that is not confirmed by its deadline fails with `TimedOut`. It stays in
 batches behind it, which may have been stored, still hope: without it they would be out of sequence. When all that was
 sent has timed out, the writer forgets it and goes on under a new id.
 
-A producer with a fixed identity (idempotent.py) has writers that never take another id: somebody else is to come to the
-same numbers. What would be renumbered, or given up and left behind, ends such a writer: its first failure is that of
-all that waits in it and of all that comes later.
+A producer with a fixed identity (idempotent.py) has writers that never take another id, because another process must
+be able to reproduce the same numbers. Such a writer cannot renumber or skip a batch. Its first failure fails every
+waiting batch and every later one.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class SegmentWriter:
         if self._options.linger_s <= 0 and self._codec is Codec.NONE:
             self._early_bytes = min(EARLY_BYTES, self._full_bytes)
         self.cut_bytes = self._full_bytes
-        """When the open batch has so many, `grown` must be called. Less than a full batch while it stays open for an
-        answer, or while nothing is under way, which the last confirm told."""
+        """The size at which the producer calls `on_threshold`. It is less than a full batch while the open batch waits
+        for a reply, and while nothing is in flight."""
 
     @property
     def idle(self) -> bool:
@@ -527,7 +527,7 @@ class SegmentWriter:
         return error
 
     def _give_up(self, batch: Batch, outcome: str) -> None:
-        keep = batch.data  # It may have to be sent again, see the theory.
+        keep = batch.data  # It may have to be sent again, see the top of this module.
         self._settle(batch, 0, self._timed_out(batch, outcome))
         batch.data = keep
 

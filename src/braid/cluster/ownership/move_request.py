@@ -68,7 +68,7 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
     owner, moves_to = record.owner, record.move.to if record.move is not None else None
     if record.state is not OwnershipState.SEALED and not snapshot.is_live(owner):
         raise MoveRefused(
-            f"{each.name} cannot move: its owner {owner} is gone, and it waits for it; start {owner} again, or recover "
+            f"{each.name} cannot move: its owner {owner} is down; start {owner} again, or recover "
             "the segment and accept what is lost"
         )
     made = MoveRequest(each.name, owner, to or "", record.epoch, revision, record, begins=False)

@@ -93,7 +93,7 @@ def _lengths(column: Any) -> npt.NDArray[np.int64]:
 
 
 def cut_blocks(tables: Iterable[Any]) -> Iterator[Any]:
-    """The same rows as tables that end where the theory says. Empty tables are none."""
+    """The same rows as tables that end where the top of this module says. Empty tables are none."""
     waiting: list[Any] = []
     rows = size = 0
     for table in tables:

@@ -38,7 +38,7 @@ _Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
 """A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
 
 
-class Group(NamedTuple):
+class CommitGroup(NamedTuple):
     """Batches that went to the disk together."""
 
     batches: list[bytearray | memoryview]
@@ -51,7 +51,7 @@ class Group(NamedTuple):
 class Owner(Protocol):
     """Whom the commit tells. A `BraidError` that is raised here ends it."""
 
-    def on_written(self, group: Group) -> None:
+    def on_written(self, group: CommitGroup) -> None:
         """The disk has taken these batches, and has synced them if the group says so."""
 
     def on_synced(self, number: int, next_offset: Offset) -> None:
@@ -91,7 +91,7 @@ class GroupCommit:
         self.last_number = 0
         """Batches are numbered, because control batches take no offset: what is synced is counted in numbers."""
         self._gathered: deque[_Pending] = deque()
-        self._group: Group | None = None
+        self._group: CommitGroup | None = None
         """What the disk is about to write."""
         self._written_end = self._synced_end = next_offset
         self._unsynced_bytes = 0
@@ -188,7 +188,7 @@ class GroupCommit:
         self._writer.start_write(group.batches, group.headers, sync=group.synced, on_end=self._on_write_end)
         self._group = group
 
-    def _take_group(self, room: int) -> Group:
+    def _take_group(self, room: int) -> CommitGroup:
         gathered, synced_end = self._gathered, self._synced_end
         batches: list[bytearray | memoryview] = []
         headers: list[BatchHeader] = []
@@ -208,7 +208,7 @@ class GroupCommit:
             or self._unsynced_bytes + size >= self._sync_bytes
             or headers[-1].next_offset - synced_end >= MAX_COMMIT_LAG
         )
-        return Group(batches, headers, last_number, size, sync)
+        return CommitGroup(batches, headers, last_number, size, sync)
 
     def _on_write_end(self, error: BaseException | None) -> None:
         group, self._group = self._group, None
@@ -234,7 +234,7 @@ class GroupCommit:
             self._fail(failure)
             raise
 
-    def _note_written(self, group: Group) -> None:
+    def _note_written(self, group: CommitGroup) -> None:
         self._writer.note_written(group.batches, group.headers, synced=group.synced)
         self.pending_bytes -= group.size
         self._written_end = group.headers[-1].next_offset

@@ -49,7 +49,7 @@ from braid.model.topic import Durability
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.cache import HotCache
-from braid.storage.log.commit import Group, GroupCommit
+from braid.storage.log.commit import CommitGroup, GroupCommit
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import Recovered
 from braid.storage.log.wal import WalFile
@@ -350,7 +350,7 @@ class Log:
 
     # What the commit tells us.
 
-    def on_written(self, group: Group) -> None:
+    def on_written(self, group: CommitGroup) -> None:
         """Move the watermarks over the group, and with them confirms and readers."""
         put, number = self._cache.put, self.number
         for header, batch in zip(group.headers, group.batches):
