@@ -257,7 +257,7 @@ def test_a_segment_whose_owner_is_gone_cannot_be_moved_but_recovered() -> None:
     async def main(cluster: Cluster) -> None:
         (name,) = await cluster.serve(1, owner="b")
         await cluster.gone("b")
-        with pytest.raises(MoveRefused, match=r"its owner b is gone.*recover"):
+        with pytest.raises(MoveRefused, match=r"its owner b is down.*recover"):
             await cluster.move(to="c")
         frontier = Frontier(Epoch(3), "b", True, Epoch(0), Offset(17))
         key = paths.current_chunk(ORDERS.path, name.descriptor)
