@@ -82,7 +82,7 @@ def test_segments_of_a_killed_broker_wait_for_it_visibly_while_others_go_on(tmp_
         assert re.search(rf"^{victim} +down .* {len(waiting)} ", listed, flags=re.MULTILINE), listed
         shown = await asyncio.to_thread(cluster.run, "topic", "stats", TOPIC)
         for segment in range(6):
-            said = f"Segment {segment} is unavailable: broker {victim} is gone" in shown
+            said = f"Segment {segment} is unavailable: its owner {victim} is down" in shown
             assert said == (segment in waiting), shown
         await others_go_on(client, load, set(range(6)) - waiting)
         await asyncio.to_thread(cluster[victim].start)
