@@ -39,7 +39,7 @@ def broker() -> None:
 def list_brokers(target: Target, as_json: bool) -> None:
     """List the brokers of the cluster, with what they own and what they have to do.
 
-    One that is `down` is gone, and its segments wait for it.
+    A `down` broker is unreachable; SEGMENTS counts the segments that wait for its return.
 
     \b
     Examples:
