@@ -374,7 +374,7 @@ def test_the_same_seed_makes_the_same_moves() -> None:
 
 def nobody_rests(patch: pytest.MonkeyPatch) -> None:
     nothing = balancing._CoolingDown((), ())
-    patch.setattr(balancing, "_resting", lambda *_: nothing)
+    patch.setattr(balancing, "_cooling_down", lambda *_: nothing)
 
 
 def old_reports_are_good(patch: pytest.MonkeyPatch) -> None:
