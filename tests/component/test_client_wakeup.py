@@ -9,6 +9,8 @@ import pytest
 
 from braid.wire.wakeup import cancelled_itself, wait_on, wake
 
+pytestmark = pytest.mark.real_loop
+
 
 class Closed(asyncio.Future[None]):
     """Shows nobody whom it would call."""
@@ -34,7 +36,6 @@ async def start(futures: list[asyncio.Future[None]], tasks_each: int) -> tuple[l
     return tasks, went_on
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize("shown", [True, False])
 async def test_all_tasks_go_on_in_order_also_where_asyncio_shows_nothing(shown: bool) -> None:
     loop = asyncio.get_running_loop()
@@ -46,7 +47,6 @@ async def test_all_tasks_go_on_in_order_also_where_asyncio_shows_nothing(shown: 
     assert futures == []
 
 
-@pytest.mark.real_loop
 async def test_they_go_on_in_the_turn_in_which_they_are_woken() -> None:
     loop = asyncio.get_running_loop()
     tasks, went_on = await start([future := loop.create_future()], 3)
@@ -61,7 +61,6 @@ async def test_they_go_on_in_the_turn_in_which_they_are_woken() -> None:
     assert seen == [3]
 
 
-@pytest.mark.real_loop
 async def test_an_error_in_the_middle_leaves_no_task_waiting() -> None:
     class StopEverythingError(BaseException):
         pass
@@ -81,7 +80,6 @@ async def test_an_error_in_the_middle_leaves_no_task_waiting() -> None:
     assert [type(each["exception"]) for each in said] == [StopEverythingError]
 
 
-@pytest.mark.real_loop
 async def test_cancelling_one_is_told_from_being_woken_by_it() -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     answers: dict[str, bool] = {}

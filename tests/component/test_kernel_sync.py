@@ -18,6 +18,8 @@ from braid.ports import kernel_sync
 from braid.ports.kernel_sync import SYNCS_AT_ONCE, KernelSyncs
 from tests.kits.kernel_aio import needs_kernel_aio
 
+pytestmark = pytest.mark.real_loop
+
 
 @contextlib.asynccontextmanager
 async def open_syncs() -> AsyncIterator[KernelSyncs]:
@@ -87,7 +89,6 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return FakeContext.results
 
 
-@pytest.mark.real_loop
 @needs_kernel_aio
 async def test_a_sync_ends_with_0_and_not_before_the_loop_turns(descriptor: int) -> None:
     async with open_syncs() as syncs:
@@ -97,7 +98,6 @@ async def test_a_sync_ends_with_0_and_not_before_the_loop_turns(descriptor: int)
         assert await asyncio.wait_for(ended, 30) == 0
 
 
-@pytest.mark.real_loop
 @needs_kernel_aio
 async def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
     async with open_syncs() as syncs:
@@ -109,7 +109,6 @@ async def test_many_syncs_at_once_each_end_once(descriptor: int) -> None:
         assert ended.empty()
 
 
-@pytest.mark.real_loop
 @needs_kernel_aio
 async def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None:
     async with open_syncs() as syncs:
@@ -122,7 +121,6 @@ async def test_there_is_an_end_to_what_is_taken_at_once(descriptor: int) -> None
         await asyncio.wait_for(ended.get(), 30)
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize("refusal", [0, OverflowError(), ValueError(), SystemError()])
 async def test_what_the_kernel_refuses_is_not_begun(
     descriptor: int, refusal: int | Exception, monkeypatch: pytest.MonkeyPatch
@@ -157,7 +155,6 @@ def test_closing_tells_of_what_is_under_way_also_without_the_loop(descriptor: in
     assert heard == [0] * 5
 
 
-@pytest.mark.real_loop
 @needs_kernel_aio
 async def test_what_cannot_be_synced_is_not_begun() -> None:
     async with open_syncs() as syncs:
@@ -169,7 +166,6 @@ async def test_what_cannot_be_synced_is_not_begun() -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.real_loop
 async def test_the_number_of_an_error_is_told(results: list[int]) -> None:
     async with open_syncs() as syncs:
         results.extend([(1 << 64) - errno.EIO, 0, (1 << 64) - errno.ENOSPC])
@@ -179,7 +175,6 @@ async def test_the_number_of_an_error_is_told(results: list[int]) -> None:
         assert [await asyncio.wait_for(ended.get(), 30) for _ in results] == [errno.EIO, 0, errno.ENOSPC]
 
 
-@pytest.mark.real_loop
 async def test_one_who_raises_does_not_keep_the_others_from_hearing(results: list[int]) -> None:
     async with open_syncs() as syncs:
         results.extend([0, 0, 0])
@@ -196,7 +191,6 @@ async def test_one_who_raises_does_not_keep_the_others_from_hearing(results: lis
         assert [str(each) for each in raised] == ["mine"]
 
 
-@pytest.mark.real_loop
 async def test_a_wake_up_without_an_event_is_no_error(results: list[int]) -> None:
     async with open_syncs() as syncs:
         assert not results
@@ -223,7 +217,6 @@ def test_closing_leaves_no_descriptor_behind(descriptor: int) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.real_loop
 @needs_kernel_aio
 async def test_a_system_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()

@@ -34,60 +34,53 @@ def with_subscription(test: Callable[[World], Awaitable[None]]) -> None:
     run_simulation(1, main)
 
 
-def test_a_create_that_is_repeated_finds_its_own_subscription_and_nobody_elses() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
+async def test_a_create_that_is_repeated_finds_its_own_subscription_and_nobody_elses(simulation: Simulation) -> None:
+    world = await World.make(simulation)
 
-        def create(request_id: int) -> Awaitable[Subscription]:
-            return world.subs.create(ORDERS, "billing", kind=STREAM, start="earliest", request_id=RequestId(request_id))
+    def create(request_id: int) -> Awaitable[Subscription]:
+        return world.subs.create(ORDERS, "billing", kind=STREAM, start="earliest", request_id=RequestId(request_id))
 
-        first = await create(5)
-        world[0].cursors.advance("billing", Offset(50))
-        assert await create(5) == first
-        assert world.offsets() == [50, 0]
-        for other in (6, NO_REQUEST):
-            with pytest.raises(SubscriptionExists):
-                await create(other)
-        await world.subs.delete(ORDERS, "billing")
-        assert (await create(5)).id != first.id
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
+    first = await create(5)
+    world[0].cursors.advance("billing", Offset(50))
+    assert await create(5) == first
+    assert world.offsets() == [50, 0]
+    for other in (6, NO_REQUEST):
+        with pytest.raises(SubscriptionExists):
+            await create(other)
+    await world.subs.delete(ORDERS, "billing")
+    assert (await create(5)).id != first.id
+    await world.topics.view.stop()
 
 
-def test_a_deletion_that_comes_late_does_not_touch_the_next_subscription_of_that_name() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        assert await world.subs.identify(ORDERS, "billing") == (0, {})
-        old = await world.create()
-        assert (await world.subs.identify(ORDERS, "billing"))[0] == old.id
-        await world.subs.delete(ORDERS, "billing", old.id)
-        new = await world.create()
-        for late in (old.id, 0):
-            with pytest.raises(SubscriptionNotFound):
-                await world.subs.delete(ORDERS, "billing", late)
-        assert await world.subs.get(ORDERS, "billing") == new
-        assert world.offsets() == [0, 0]
-        assert len(world[0].closed) == 1, "the new one's channels stay open"
-        await world.subs.delete(ORDERS, "billing", new.id)
-        await world.topics.view.stop()
+async def test_a_deletion_that_comes_late_does_not_touch_the_next_subscription_of_that_name(
+    simulation: Simulation,
+) -> None:
+    world = await World.make(simulation)
+    assert await world.subs.identify(ORDERS, "billing") == (0, {})
+    old = await world.create()
+    assert (await world.subs.identify(ORDERS, "billing"))[0] == old.id
+    await world.subs.delete(ORDERS, "billing", old.id)
+    new = await world.create()
+    for late in (old.id, 0):
+        with pytest.raises(SubscriptionNotFound):
+            await world.subs.delete(ORDERS, "billing", late)
+    assert await world.subs.get(ORDERS, "billing") == new
+    assert world.offsets() == [0, 0]
+    assert len(world[0].closed) == 1, "the new one's channels stay open"
+    await world.subs.delete(ORDERS, "billing", new.id)
+    await world.topics.view.stop()
 
-    run_simulation(1, main)
 
-
-def test_a_deletion_by_id_finishes_what_an_earlier_one_has_left() -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        await world.create()
-        await world.store.txn([], [Delete(KEY)])
-        gone, placements = await world.subs.identify(ORDERS, "billing")
-        assert gone == 0
-        assert len(placements) == 2
-        await world.subs.delete(ORDERS, "billing", gone)
-        assert await world.stored_cursors() == 0
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
+async def test_a_deletion_by_id_finishes_what_an_earlier_one_has_left(simulation: Simulation) -> None:
+    world = await World.make(simulation)
+    await world.create()
+    await world.store.txn([], [Delete(KEY)])
+    gone, placements = await world.subs.identify(ORDERS, "billing")
+    assert gone == 0
+    assert len(placements) == 2
+    await world.subs.delete(ORDERS, "billing", gone)
+    assert await world.stored_cursors() == 0
+    await world.topics.view.stop()
 
 
 SEEKS: dict[str, Callable[[Subscriptions, SeekRequest], Awaitable[dict[SegmentId, Offset]]]] = {
@@ -99,24 +92,21 @@ SEEKS: dict[str, Callable[[Subscriptions, SeekRequest], Awaitable[dict[SegmentId
 
 
 @pytest.mark.parametrize("way", SEEKS)
-def test_a_seek_that_is_repeated_or_late_changes_nothing(way: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        world = await World.make(simulation)
-        await world.create()
-        _, known = await world.subs.identify(ORDERS, "billing")
-        request = SeekRequest(RequestId(7), known)
-        offsets = await SEEKS[way](world.subs, request)
-        reached = world.offsets()
-        assert await SEEKS[way](world.subs, request) == offsets
-        assert world.offsets() == reached
-        await world.subs.seek_to_offsets(ORDERS, "billing", {SegmentId(0): Offset(3)})
-        for late in (request, SeekRequest(RequestId(8), known)):
-            with pytest.raises(ConditionFailed):
-                await SEEKS[way](world.subs, late)
-        assert world.offsets()[0] == 3
-        await world.topics.view.stop()
-
-    run_simulation(1, main)
+async def test_a_seek_that_is_repeated_or_late_changes_nothing(way: str, simulation: Simulation) -> None:
+    world = await World.make(simulation)
+    await world.create()
+    _, known = await world.subs.identify(ORDERS, "billing")
+    request = SeekRequest(RequestId(7), known)
+    offsets = await SEEKS[way](world.subs, request)
+    reached = world.offsets()
+    assert await SEEKS[way](world.subs, request) == offsets
+    assert world.offsets() == reached
+    await world.subs.seek_to_offsets(ORDERS, "billing", {SegmentId(0): Offset(3)})
+    for late in (request, SeekRequest(RequestId(8), known)):
+        with pytest.raises(ConditionFailed):
+            await SEEKS[way](world.subs, late)
+    assert world.offsets()[0] == 3
+    await world.topics.view.stop()
 
 
 @pytest.mark.parametrize("way", SEEKS)

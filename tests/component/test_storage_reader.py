@@ -31,8 +31,6 @@ from tests.kits.storage import (
     make_chunk,
     read_all,
     read_offsets,
-    run,
-    simulated,
     stamped_batch,
 )
 
@@ -72,7 +70,6 @@ class Tracked:
         return places
 
 
-@simulated
 async def test_a_reader_moves_from_chunks_to_files_to_the_cache_to_the_tail_and_back(world: World) -> None:
     objects = CountingObjects()
     segment = await world.a.start(objects=objects, cache_bytes=1_100).open()
@@ -100,7 +97,6 @@ async def test_a_reader_moves_from_chunks_to_files_to_the_cache_to_the_tail_and_
     assert await tracked.read_until(256) == ["chunk", "file", "cache"], "it fell behind the files and caught up again"
 
 
-@simulated
 async def test_files_that_are_reclaimed_under_a_reader_are_read_from_chunks(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 100)
@@ -119,35 +115,31 @@ async def test_files_that_are_reclaimed_under_a_reader_are_read_from_chunks(worl
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_readers_of_all_speeds_see_every_offset_once_while_files_come_and_go(seed: int) -> None:
-    async def main(world: World) -> None:
-        random = world.simulation.random
-        segment = await world.a.start(cache_bytes=1_000, max_open=2).open()
+async def test_readers_of_all_speeds_see_every_offset_once_while_files_come_and_go(seed: int, world: World) -> None:
+    random = world.simulation.random
+    segment = await world.a.start(cache_bytes=1_000, max_open=2).open()
 
-        async def read(until: int) -> list[int]:
-            reader = segment.reader(0)
-            found: list[int] = []
-            while len(found) < until:
-                batches = await reader.read(random.choice([1, 300, 5_000]))
-                found.extend(header.base_offset for header, _ in batches)
-                await asyncio.sleep(random.choice([0, 0, 0.001, 0.02]))
-            return found
+    async def read(until: int) -> list[int]:
+        reader = segment.reader(0)
+        found: list[int] = []
+        while len(found) < until:
+            batches = await reader.read(random.choice([1, 300, 5_000]))
+            found.extend(header.base_offset for header, _ in batches)
+            await asyncio.sleep(random.choice([0, 0, 0.001, 0.02]))
+        return found
 
-        async def write() -> None:
-            for _ in range(40):
-                await fill(segment, random.randrange(1, 12))
-                await segment.apply_retention(RetentionPolicy(), keep_local_bytes=random.choice([0, 5_000]))
+    async def write() -> None:
+        for _ in range(40):
+            await fill(segment, random.randrange(1, 12))
+            await segment.apply_retention(RetentionPolicy(), keep_local_bytes=random.choice([0, 5_000]))
 
-        readers = [asyncio.create_task(read(150)) for _ in range(5)]
-        await write()
-        await fill(segment, 150)
-        for found in await asyncio.gather(*readers):
-            assert found == list(range(len(found)))
-
-    run(main, seed)
+    readers = [asyncio.create_task(read(150)) for _ in range(5)]
+    await write()
+    await fill(segment, 150)
+    for found in await asyncio.gather(*readers):
+        assert found == list(range(len(found)))
 
 
-@simulated
 async def test_a_reader_that_waits_is_told_when_the_log_closes(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 3)
@@ -160,65 +152,55 @@ async def test_a_reader_that_waits_is_told_when_the_log_closes(world: World) -> 
 
 
 @pytest.mark.parametrize("place", ["cache", "file", "chunk"])
-def test_a_reader_may_start_inside_a_batch_and_gets_it_whole(place: str) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=1 << 20 if place == "cache" else 0).open()
-        await fill(segment, 10, count=10)
-        if place == "chunk":
-            await segment.hand_over()
-            segment = await world.b.start(cache_bytes=0).open()
-        for offset in (0, 1, 9, 10, 55, 99):
-            reader = segment.reader(offset)
-            (batch, *_) = await reader.read(1)
-            assert batch.header.base_offset == offset // 10 * 10
-            assert reader.offset == offset // 10 * 10 + 10
-        assert await read_offsets(segment, 55) == list(range(50, 100))
-
-    run(main)
+async def test_a_reader_may_start_inside_a_batch_and_gets_it_whole(place: str, world: World) -> None:
+    segment = await world.a.start(cache_bytes=1 << 20 if place == "cache" else 0).open()
+    await fill(segment, 10, count=10)
+    if place == "chunk":
+        await segment.hand_over()
+        segment = await world.b.start(cache_bytes=0).open()
+    for offset in (0, 1, 9, 10, 55, 99):
+        reader = segment.reader(offset)
+        (batch, *_) = await reader.read(1)
+        assert batch.header.base_offset == offset // 10 * 10
+        assert reader.offset == offset // 10 * 10 + 10
+    assert await read_offsets(segment, 55) == list(range(50, 100))
 
 
 @pytest.mark.parametrize("place", ["cache", "file", "chunk"])
 @pytest.mark.parametrize(
     ("max_bytes", "batches"), [(0, 1), (1, 1), (200, 1), (399, 1), (400, 2), (1_000, 5), (1_199, 5), (1 << 20, 10)]
 )
-def test_a_read_returns_at_least_one_batch_and_about_as_many_bytes_as_asked(
-    place: str, max_bytes: int, batches: int
+async def test_a_read_returns_at_least_one_batch_and_about_as_many_bytes_as_asked(
+    place: str, max_bytes: int, batches: int, world: World
 ) -> None:
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=1 << 20 if place == "cache" else 0).open()
-        for _ in range(10):
-            segment.append(make_batch(body=b"x" * 104))
-        await segment.log.flush()
-        if place == "chunk":
-            await segment.hand_over()
-            segment = await world.b.start(cache_bytes=0).open()
-        found = await segment.reader(0).read(max_bytes)
-        assert len(found) == batches
-        assert sum(len(data) for _, data in found) <= max(max_bytes, 200)
-
-    run(main)
+    segment = await world.a.start(cache_bytes=1 << 20 if place == "cache" else 0).open()
+    for _ in range(10):
+        segment.append(make_batch(body=b"x" * 104))
+    await segment.log.flush()
+    if place == "chunk":
+        await segment.hand_over()
+        segment = await world.b.start(cache_bytes=0).open()
+    found = await segment.reader(0).read(max_bytes)
+    assert len(found) == batches
+    assert sum(len(data) for _, data in found) <= max(max_bytes, 200)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 5_000])
-def test_a_reader_with_little_credit_does_not_read_header_by_header(max_bytes: int) -> None:
+async def test_a_reader_with_little_credit_does_not_read_header_by_header(max_bytes: int, world: World) -> None:
     """The index knows every 64 KiB: a batch at the end of a run took hundreds of reads."""
-
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=0).open()
-        for _ in range(600):
-            segment.append(make_batch(body=b"x" * 104))
-        await segment.log.flush()
-        for offset in (0, 299, 599):
-            reads = len(world.a.noting.reads)
-            found = await segment.reader(offset).read(max_bytes)
-            assert found[0].header.base_offset == offset
-            assert sum(len(data) for _, data in found) <= max(max_bytes, 200)
-            assert len(world.a.noting.reads) - reads <= 2
-            assert memoryview(memoryview(found[0].data).obj).nbytes <= max(max_bytes, 200), (
-                "a few batches keep 64 KiB in memory"
-            )
-
-    run(main)
+    segment = await world.a.start(cache_bytes=0).open()
+    for _ in range(600):
+        segment.append(make_batch(body=b"x" * 104))
+    await segment.log.flush()
+    for offset in (0, 299, 599):
+        reads = len(world.a.noting.reads)
+        found = await segment.reader(offset).read(max_bytes)
+        assert found[0].header.base_offset == offset
+        assert sum(len(data) for _, data in found) <= max(max_bytes, 200)
+        assert len(world.a.noting.reads) - reads <= 2
+        assert memoryview(memoryview(found[0].data).obj).nbytes <= max(max_bytes, 200), (
+            "a few batches keep 64 KiB in memory"
+        )
 
 
 class Remembered(Bytes):
@@ -229,7 +211,6 @@ class Remembered(Bytes):
         return self.last
 
 
-@simulated
 async def test_a_batch_is_copied_only_where_it_would_keep_much_more_in_memory(world: World) -> None:
     small = b"".join(stamped_batch(offset, body=b"x" * 104) for offset in range(600))
     for limit in (1, 600):
@@ -245,28 +226,24 @@ async def test_a_batch_is_copied_only_where_it_would_keep_much_more_in_memory(wo
 
 
 @pytest.mark.parametrize("window_bytes", [50, 4_096])
-def test_batches_larger_than_a_read_and_than_a_window_come_whole(
-    window_bytes: int, monkeypatch: pytest.MonkeyPatch
+async def test_batches_larger_than_a_read_and_than_a_window_come_whole(
+    window_bytes: int, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     monkeypatch.setattr(wal, "WINDOW_BYTES", window_bytes)
     monkeypatch.setattr(recovery, "WINDOW_BYTES", window_bytes)
-
-    async def main(world: World) -> None:
-        segment = await world.a.start(cache_bytes=0).open(LogConfig())
-        bodies = [b"a" * 10, b"b" * 20_000, b"c" * 5_000, b"d" * 130_000, b"e" * 10]
-        for body in bodies:
-            segment.append(make_batch(body=body))
-        await segment.log.flush()
-        await segment.abandon()
-        world.a.crash().start(cache_bytes=0)
-        segment = await world.a.open(LogConfig())
-        for max_bytes in (1, window_bytes, 1 << 20):
-            assert [batch.body for batch in await read_all(segment, 0, max_bytes)] == bodies
-        await segment.hand_over()
-        segment = await world.b.open()
-        assert [batch.body for batch in await read_all(segment, 0, window_bytes)] == bodies
-
-    run(main)
+    segment = await world.a.start(cache_bytes=0).open(LogConfig())
+    bodies = [b"a" * 10, b"b" * 20_000, b"c" * 5_000, b"d" * 130_000, b"e" * 10]
+    for body in bodies:
+        segment.append(make_batch(body=body))
+    await segment.log.flush()
+    await segment.abandon()
+    world.a.crash().start(cache_bytes=0)
+    segment = await world.a.open(LogConfig())
+    for max_bytes in (1, window_bytes, 1 << 20):
+        assert [batch.body for batch in await read_all(segment, 0, max_bytes)] == bodies
+    await segment.hand_over()
+    segment = await world.b.open()
+    assert [batch.body for batch in await read_all(segment, 0, window_bytes)] == bodies
 
 
 FRAMES = b"".join(stamped_batch(offset, body=b"x" * (37 * offset % 150)) for offset in range(6))
@@ -335,28 +312,24 @@ async def with_false_chunk(world: World, content: bytes, base: int, end: int) ->
     ("base", "batches"), [(40, 20), (0, 20), (21, 19), (20, 10), (19, 5)],
     ids=["later offsets", "earlier offsets", "the first is missing", "the rest is missing", "it ends too early"],
 )  # fmt: skip
-def test_a_chunk_that_holds_other_offsets_than_the_catalog_says_is_an_error_and_never_a_gap(
-    base: int, batches: int
+async def test_a_chunk_that_holds_other_offsets_than_the_catalog_says_is_an_error_and_never_a_gap(
+    base: int, batches: int, world: World
 ) -> None:
-    async def main(world: World) -> None:
-        segment = await with_false_chunk(world, make_chunk(base, batches), base, base + batches)
-        reader = segment.reader(0)
-        found: list[int] = []
+    segment = await with_false_chunk(world, make_chunk(base, batches), base, base + batches)
+    reader = segment.reader(0)
+    found: list[int] = []
 
-        async def read_on() -> None:
-            while True:
-                found.extend(header.base_offset for header, _ in await reader.read(100))
+    async def read_on() -> None:
+        while True:
+            found.extend(header.base_offset for header, _ in await reader.read(100))
 
-        with pytest.raises(LogDamaged):
-            await read_on()
-        assert found == list(range(len(found))), "everything before it, without a gap"
-        assert 20 <= len(found) <= 30
-        assert reader.offset == len(found)
-
-    run(main)
+    with pytest.raises(LogDamaged):
+        await read_on()
+    assert found == list(range(len(found))), "everything before it, without a gap"
+    assert 20 <= len(found) <= 30
+    assert reader.offset == len(found)
 
 
-@simulated
 async def test_an_offset_that_no_source_holds_is_an_error_and_never_a_gap(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 60)
@@ -367,7 +340,6 @@ async def test_an_offset_that_no_source_holds_is_an_error_and_never_a_gap(world:
         await read_offsets(segment)
 
 
-@simulated
 async def test_nothing_is_visible_before_it_is_replicated(world: World) -> None:
     config = LogConfig(durability=Durability.REPLICATED, files=SMALL_FILES)
     for cache_bytes in (0, 1 << 20):
@@ -390,7 +362,6 @@ async def test_nothing_is_visible_before_it_is_replicated(world: World) -> None:
         await segment.close()
 
 
-@simulated
 async def test_nothing_is_visible_before_it_is_synced(world: World) -> None:
     segment = await world.a.open()
     segment.append(make_batch())
@@ -399,7 +370,6 @@ async def test_nothing_is_visible_before_it_is_synced(world: World) -> None:
     assert len(await segment.reader(0).read_available()) == 1
 
 
-@simulated
 async def test_an_offset_is_found_by_time_in_chunks_files_and_at_the_end(world: World) -> None:
     segment = await world.a.open()
     for time in range(100):
@@ -419,7 +389,6 @@ async def test_an_offset_is_found_by_time_in_chunks_files_and_at_the_end(world: 
     assert await segment.sources.offset_at_time(3_000) == 100
 
 
-@simulated
 async def test_time_is_found_to_within_a_run_in_long_files(world: World) -> None:
     segment = await world.a.open(LogConfig())
     for time in range(100):
@@ -433,7 +402,6 @@ async def test_time_is_found_to_within_a_run_in_long_files(world: World) -> None
         assert 0 <= time - await segment.sources.offset_at_time(time) <= 7
 
 
-@simulated
 async def test_retention_under_a_reader_tells_it_where_history_begins_now(world: World) -> None:
     for cache_bytes in (0, 1 << 20):
         segment = await world.a.start(cache_bytes=cache_bytes).open()
@@ -452,7 +420,6 @@ async def test_retention_under_a_reader_tells_it_where_history_begins_now(world:
         await segment.close()
 
 
-@simulated
 async def test_a_file_that_vanished_under_a_reader_is_read_from_its_chunk(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 40)
@@ -464,7 +431,6 @@ async def test_a_file_that_vanished_under_a_reader_is_read_from_its_chunk(world:
     assert await read_offsets(segment, 0, 1) == list(range(40))
 
 
-@simulated
 async def test_an_object_that_is_gone_is_an_error_after_looking_again(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 40)
@@ -475,7 +441,6 @@ async def test_an_object_that_is_gone_is_an_error_after_looking_again(world: Wor
         await read_offsets(segment, 20)
 
 
-@simulated
 async def test_reading_ahead_gives_the_same_and_ends_at_the_tail(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 100)
@@ -484,7 +449,6 @@ async def test_reading_ahead_gives_the_same_and_ends_at_the_tail(world: World) -
     assert [batches async for batches in segment.reader(100).ahead()] == []
 
 
-@simulated
 async def test_whoever_stops_reading_ahead_goes_on_where_he_stopped(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 100)
@@ -502,7 +466,6 @@ async def test_whoever_stops_reading_ahead_goes_on_where_he_stopped(world: World
     assert found == list(range(100))
 
 
-@simulated
 async def test_a_read_ahead_that_failed_after_its_reader_left_disturbs_nobody(world: World) -> None:
     segment = await world.a.start(cache_bytes=0).open()
     await fill(segment, 100)
@@ -515,7 +478,6 @@ async def test_a_read_ahead_that_failed_after_its_reader_left_disturbs_nobody(wo
     await ahead.aclose()  # type: ignore[attr-defined]
 
 
-@simulated
 async def test_footers_of_files_that_left_do_not_describe_the_files_that_follow_them(world: World) -> None:
     config = LogConfig()
     segment = await world.a.start(cache_bytes=0).open(config)

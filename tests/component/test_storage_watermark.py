@@ -8,7 +8,6 @@ from braid.model.errors import BrokenInvariant, Fenced, LogClosed
 from braid.storage.log.watermark import Watermark
 
 
-@pytest.mark.real_loop
 async def test_each_waiter_wakes_when_its_own_offset_is_passed_and_not_before() -> None:
     watermark = Watermark(10)
     waiting = {offset: watermark.reached(offset) for offset in (13, 11, 12, 12, 20)}
@@ -30,7 +29,6 @@ def test_a_watermark_never_falls() -> None:
     assert watermark.value == 5
 
 
-@pytest.mark.real_loop
 async def test_a_failed_watermark_never_rises_again_and_keeps_its_first_error() -> None:
     watermark = Watermark(5)
     early = watermark.reached(6)
@@ -45,7 +43,6 @@ async def test_a_failed_watermark_never_rises_again_and_keeps_its_first_error() 
     assert watermark.reached(5).done(), "what was reached before stays reached"
 
 
-@pytest.mark.real_loop
 async def test_every_waiter_gets_an_error_object_of_its_own() -> None:
     watermark = Watermark(0)
     futures = [watermark.reached(1) for _ in range(3)]
@@ -54,7 +51,6 @@ async def test_every_waiter_gets_an_error_object_of_its_own() -> None:
     assert len({id(error) for error in errors}) == 3
 
 
-@pytest.mark.real_loop
 async def test_a_waiter_that_gave_up_does_not_disturb_the_others() -> None:
     watermark = Watermark(0)
     impatient, patient, failed = watermark.reached(1), watermark.reached(1), watermark.reached(2)

@@ -103,7 +103,6 @@ def test_the_same_seed_suffers_the_same_faults() -> None:
     assert asyncio.run(outcomes(7)) != asyncio.run(outcomes(8))
 
 
-@pytest.mark.real_loop
 async def test_owners_share_a_memory_and_one_that_closes_does_not_touch_the_others() -> None:
     shared = MemoryObjects()
     await shared.create("a", [b"x"])

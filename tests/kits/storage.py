@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -294,17 +293,6 @@ def run(main: Callable[[World], Awaitable[T]], seed: int = 1) -> T:
         return await main(World(simulation))
 
     return run_simulation(seed, start)
-
-
-def simulated(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
-    """Make a test of a coroutine that wants a world."""
-
-    @wraps(test)
-    def run_test() -> None:
-        run(test)
-
-    del run_test.__wrapped__  # or pytest would ask for a fixture `world`
-    return run_test
 
 
 async def open_log(

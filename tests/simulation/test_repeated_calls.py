@@ -24,7 +24,8 @@ from braid.model.errors import (
 )
 from braid.model.names import SegmentName, TopicName
 from braid.model.subscription import Cursor, decode
-from tests.kits.brokers import PATH, Brokers, with_brokers
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
 
 LATE_S = 2.0
@@ -67,10 +68,11 @@ def stands_at(brokers: Brokers) -> int | None:
         ("seek_subscription", {"to": "latest"}),
     ],
 )
-def test_a_skip_that_its_client_has_given_up_does_not_undo_a_later_seek(late: tuple[str, dict[str, Any]]) -> None:
+async def test_a_skip_that_its_client_has_given_up_does_not_undo_a_later_seek(
+    late: tuple[str, dict[str, Any]], simulation: Simulation
+) -> None:
     """910852: records 0 to 14 were never delivered."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         known = await a_subscription(brokers)
         call, arguments = late
         request = {"requestId": 5, "since": known["placements"]}
@@ -85,11 +87,9 @@ def test_a_skip_that_its_client_has_given_up_does_not_undo_a_later_seek(late: tu
         assert isinstance(await skipping, ConditionFailed)
         assert stands_at(brokers) == 3
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_a_skip_that_two_brokers_carry_out_skips_once() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_skip_that_two_brokers_carry_out_skips_once(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         known = await a_subscription(brokers)
         about = {"topic": "orders", "subscription": "billing", "segment": 0, "count": 15}
         request = {"requestId": 5, "since": known["placements"]}
@@ -100,13 +100,10 @@ def test_a_skip_that_two_brokers_carry_out_skips_once() -> None:
         assert await first == {"offsets": {"0": 15}}
         assert stands_at(brokers) == 15
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_of_two_who_create_a_topic_that_looks_the_same_one_is_told_that_it_exists() -> None:
+async def test_of_two_who_create_a_topic_that_looks_the_same_one_is_told_that_it_exists(simulation: Simulation) -> None:
     """900092: the answer to the first one's first try was lost, and its second try found the other one's topic."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         slow(brokers, "a")
         async with brokers.client("a") as first, brokers.client("b") as second:
             creating = asyncio.ensure_future(outcome(first.admin.create_topic("orders", segments=2)))
@@ -117,24 +114,21 @@ def test_of_two_who_create_a_topic_that_looks_the_same_one_is_told_that_it_exist
             assert isinstance(await creating, TopicExists)
             assert (await second.admin.topic("orders"))["topicId"] == made["topicId"]
 
-    with_brokers(test, ("b", "a"))
+
+async def test_a_create_whose_answer_was_lost_finds_what_it_has_made(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers, brokers.client("a", "b") as client:
+        creating = asyncio.ensure_future(client.admin.create_topic("orders", segments=2))
+        await until(lambda: any(broker.topics.find(PATH) for broker in brokers.running.values()))
+        for name in brokers.running:
+            brokers.network.reset(name, "client")
+        made = await creating
+        assert (await client.admin.topic("orders"))["topicId"] == made["topicId"]
 
 
-def test_a_create_whose_answer_was_lost_finds_what_it_has_made() -> None:
-    async def test(brokers: Brokers) -> None:
-        async with brokers.client("a", "b") as client:
-            creating = asyncio.ensure_future(client.admin.create_topic("orders", segments=2))
-            await until(lambda: any(broker.topics.find(PATH) for broker in brokers.running.values()))
-            for name in brokers.running:
-                brokers.network.reset(name, "client")
-            made = await creating
-            assert (await client.admin.topic("orders"))["topicId"] == made["topicId"]
-
-    with_brokers(test, ("b", "a"))
-
-
-def test_a_deletion_that_its_client_has_given_up_does_not_touch_the_next_topic_or_subscription() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_deletion_that_its_client_has_given_up_does_not_touch_the_next_topic_or_subscription(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         known = await a_subscription(brokers)
         topic = await brokers.call("b", "get_topic", topic="orders")
         slow(brokers, "a")
@@ -163,8 +157,6 @@ def test_a_deletion_that_its_client_has_given_up_does_not_touch_the_next_topic_o
             assert isinstance(await deleting, TopicNotFound)
             assert (await client.admin.topic("orders"))["topicId"] == made["topicId"]
 
-    with_brokers(test, ("b", "a"))
-
 
 def stored(brokers: Brokers) -> Cursor:
     """The cursor on the first segment, as the metadata store has it."""
@@ -174,10 +166,11 @@ def stored(brokers: Brokers) -> Cursor:
     return decode(Cursor, entry.value)
 
 
-def test_a_skip_beside_a_seek_that_is_stored_and_not_answered_yet_counts_from_there() -> None:
+async def test_a_skip_beside_a_seek_that_is_stored_and_not_answered_yet_counts_from_there(
+    simulation: Simulation,
+) -> None:
     """It knew the new placement and the old offset, and jumped over what the seek had brought back."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         await a_subscription(brokers)
         async with brokers.client("b") as one, brokers.client("a") as two:
             await one.admin.seek("orders", "billing", {0: 50})
@@ -189,13 +182,10 @@ def test_a_skip_beside_a_seek_that_is_stored_and_not_answered_yet_counts_from_th
             await seeking
             assert stands_at(brokers) in (0, 15)
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_a_skip_whose_answer_was_lost_between_brokers_is_not_made_twice() -> None:
+async def test_a_skip_whose_answer_was_lost_between_brokers_is_not_made_twice(simulation: Simulation) -> None:
     """The broker that asked was refused at its second try, for others had skipped since, and told that as certain."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         await a_subscription(brokers)
         before = stored(brokers).placement
         async with brokers.client("a") as one, brokers.client("b") as two:
@@ -211,13 +201,12 @@ def test_a_skip_whose_answer_was_lost_between_brokers_is_not_made_twice() -> Non
             assert isinstance(await first, TimedOut), "it is not known"
             assert stands_at(brokers) == 25
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_a_subscription_can_be_set_after_the_store_was_away_in_the_middle_of_a_seek() -> None:
+async def test_a_subscription_can_be_set_after_the_store_was_away_in_the_middle_of_a_seek(
+    simulation: Simulation,
+) -> None:
     """The seek was stored, and its owner did not know: nobody could set the subscription until an ack came."""
-
-    async def test(brokers: Brokers) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         await a_subscription(brokers)
         before, store = stored(brokers).placement, brokers.store_of("b")
         store.delay_s = lambda: 0.5
@@ -232,11 +221,9 @@ def test_a_subscription_can_be_set_after_the_store_was_away_in_the_middle_of_a_s
         async with brokers.client("b") as client:
             assert await client.admin.seek("orders", "billing", {0: 10}) == {"offsets": {"0": 10}}
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_a_late_deletion_does_not_end_the_consumers_of_the_next_subscription() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_late_deletion_does_not_end_the_consumers_of_the_next_subscription(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         known = await a_subscription(brokers)
         slow(brokers, "a")
         about = {"topic": "orders", "subscription": "billing", "subscriptionId": known["subscriptionId"]}
@@ -250,11 +237,11 @@ def test_a_late_deletion_does_not_end_the_consumers_of_the_next_subscription() -
                 for _ in range(99):
                     assert await consumer.receive(10) is not None
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_a_deletion_that_is_repeated_is_not_held_up_by_the_consumers_of_the_next_one() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_deletion_that_is_repeated_is_not_held_up_by_the_consumers_of_the_next_one(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         known = await a_subscription(brokers)
         topic = await brokers.call("b", "get_topic", topic="orders")
         about = {"topic": "orders", "subscription": "billing", "subscriptionId": known["subscriptionId"]}
@@ -272,11 +259,9 @@ def test_a_deletion_that_is_repeated_is_not_held_up_by_the_consumers_of_the_next
                 repeat = outcome(brokers.call("a", "delete_topic", topic="orders", topicId=topic["topicId"]))
                 assert isinstance(await repeat, TopicNotFound)
 
-    with_brokers(test, ("b", "a"))
 
-
-def test_a_topic_is_deleted_through_a_broker_that_has_not_heard_of_it_yet() -> None:
-    async def test(brokers: Brokers) -> None:
+async def test_a_topic_is_deleted_through_a_broker_that_has_not_heard_of_it_yet(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("b", "a")) as brokers:
         await a_subscription(brokers)
         async with brokers.client("a") as behind, brokers.client("b") as client:
             brokers.store_of("a").lag()
@@ -285,5 +270,3 @@ def test_a_topic_is_deleted_through_a_broker_that_has_not_heard_of_it_yet() -> N
             asyncio.get_running_loop().call_later(1, brokers.store_of("a").catch_up)
             await behind.admin.delete_topic("orders")
             assert brokers.store._server.get(paths.layout(PATH)) is None
-
-    with_brokers(test, ("b", "a"))

@@ -12,6 +12,8 @@ from braid.model.errors import DiskError
 from braid.ports.os_disk import OsDisk, OsFile
 from tests.kits.os_disk import open_descriptors_of, open_disk
 
+pytestmark = pytest.mark.real_loop
+
 
 class Gate:
     """Stands in for `os.fdatasync` and holds each call until it is opened."""
@@ -31,7 +33,6 @@ async def entered(gate: Gate) -> None:
     assert await asyncio.to_thread(gate.entered.wait, 30)
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_close_waits_for_calls_in_flight_and_refuses_new_ones(
     folder: str, monkeypatch: pytest.MonkeyPatch, cancelled: bool
@@ -59,7 +60,6 @@ async def test_close_waits_for_calls_in_flight_and_refuses_new_ones(
         await other.close()
 
 
-@pytest.mark.real_loop
 async def test_close_waits_for_the_last_of_several_calls(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, quick = Gate(), Gate()
     monkeypatch.setattr(os, "fdatasync", slow)
@@ -105,7 +105,6 @@ def test_close_waits_for_a_call_that_was_cancelled_before_a_thread_took_it(
     assert open_descriptors_of(folder) == []
 
 
-@pytest.mark.real_loop
 async def test_a_cancelled_open_leaks_no_descriptor(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started, proceed = threading.Event(), threading.Event()
     real = OsDisk._open
@@ -128,7 +127,6 @@ async def test_a_cancelled_open_leaks_no_descriptor(folder: str, monkeypatch: py
     await disk.close()
 
 
-@pytest.mark.real_loop
 async def test_closing_the_disk_closes_its_files_and_refuses_calls(folder: str) -> None:
     disk = OsDisk()
     file = await disk.open(f"{folder}/f", create=True)

@@ -14,8 +14,9 @@ from braid.ports import os_disk
 from braid.storage.log.recovery import recover, repair
 from tests.kits.os_disk import fail, open_disk
 
+pytestmark = pytest.mark.real_loop
 
-@pytest.mark.real_loop
+
 async def test_every_change_of_names_syncs_its_folders(folder: str, synced: list[str]) -> None:
     async with open_disk() as disk:
         await disk.make_folder(f"{folder}/a/b")
@@ -34,7 +35,6 @@ async def test_every_change_of_names_syncs_its_folders(folder: str, synced: list
             assert synced == folders
 
 
-@pytest.mark.real_loop
 async def test_names_that_were_found_are_made_durable_on_demand(folder: str, synced: list[str]) -> None:
     async with open_disk() as disk:
         Path(f"{folder}/found").touch()  # its maker was killed before it could sync the folder
@@ -44,7 +44,6 @@ async def test_names_that_were_found_are_made_durable_on_demand(folder: str, syn
         assert synced == [folder], "an absent folder has no names"
 
 
-@pytest.mark.real_loop
 async def test_recovery_syncs_the_folder_of_a_file_that_it_finds(folder: str, synced: list[str]) -> None:
     async with open_disk() as disk:
         recovered = await recover(disk, folder)
@@ -52,7 +51,6 @@ async def test_recovery_syncs_the_folder_of_a_file_that_it_finds(folder: str, sy
         assert synced == [folder], "also when nothing else is to be done"
 
 
-@pytest.mark.real_loop
 async def test_a_folder_that_cannot_be_synced_says_so(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", fail(errno.EIO))
     async with open_disk() as disk:
@@ -60,7 +58,6 @@ async def test_a_folder_that_cannot_be_synced_says_so(folder: str, monkeypatch: 
             await disk.sync_folder(folder)
 
 
-@pytest.mark.real_loop
 async def test_prepare_writes_real_blocks_of_zeros_and_refuses_an_existing_name(folder: str) -> None:
     size = (3 << 20) + 17
     async with open_disk() as disk:
@@ -72,7 +69,6 @@ async def test_prepare_writes_real_blocks_of_zeros_and_refuses_an_existing_name(
             await disk.prepare(f"{folder}/f", size)
 
 
-@pytest.mark.real_loop
 async def test_prepare_that_runs_out_of_room_leaves_no_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwritev", fail(errno.ENOSPC))
     async with open_disk() as disk:
@@ -81,7 +77,6 @@ async def test_prepare_that_runs_out_of_room_leaves_no_file(folder: str, monkeyp
         assert await disk.list(folder) == []
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize("supported", [True, False])
 async def test_reserve_allocates_and_keeps_what_is_there(
     folder: str, monkeypatch: pytest.MonkeyPatch, supported: bool
@@ -102,7 +97,6 @@ async def test_reserve_allocates_and_keeps_what_is_there(
         assert await file.read(0, 6) == b"kep"
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize("exclusive_rename", [True, False])
 async def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPatch, exclusive_rename: bool) -> None:
     if not exclusive_rename:
@@ -120,7 +114,6 @@ async def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPat
         assert await (await disk.open(f"{folder}/target")).read(0, 10) == b"one"
 
 
-@pytest.mark.real_loop
 async def test_of_many_publishers_one_wins(folder: str) -> None:
     async with open_disk() as disk:
         for n in range(8):
@@ -132,7 +125,6 @@ async def test_of_many_publishers_one_wins(folder: str) -> None:
         assert len(await disk.list(folder)) == 8
 
 
-@pytest.mark.real_loop
 async def test_a_filesystem_without_links_is_named_as_the_reason(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os_disk, "_renameat2", None)
     monkeypatch.setattr(os, "link", fail(errno.EPERM))
@@ -142,7 +134,6 @@ async def test_a_filesystem_without_links_is_named_as_the_reason(folder: str, mo
             await disk.publish(f"{folder}/a", f"{folder}/b")
 
 
-@pytest.mark.real_loop
 async def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> None:
     async with open_disk() as disk:
         await disk.make_folder(f"{folder}/z")
@@ -160,7 +151,6 @@ async def test_lists_are_sorted_and_an_absent_folder_is_empty(folder: str) -> No
             await disk.remove_folder(folder)
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize(
     ("call", "number", "error"),
     [
@@ -184,7 +174,6 @@ async def test_a_failing_write_or_sync_says_which_file_and_why(
         assert os.strerror(number) in str(caught.value)
 
 
-@pytest.mark.real_loop
 async def test_missing_and_taken_names_have_their_own_errors(folder: str) -> None:
     async with open_disk() as disk:
         for missing in (

@@ -20,6 +20,9 @@ from braid.ports.os_disk import OsDisk, OsFile
 from tests.kits.kernel_aio import is_forbidden, needs_kernel_aio
 from tests.kits.os_disk import fail, open_descriptors_of, open_disk
 
+pytestmark = pytest.mark.real_loop
+
+
 T = TypeVar("T")
 
 
@@ -41,7 +44,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.mark.real_loop
 async def test_os_disk_is_a_disk() -> None:
     async with open_disk() as disk:
         port: Disk = disk
@@ -91,7 +93,6 @@ def test_short_writes_are_continued_where_they_stopped(folder: str, monkeypatch:
     assert with_disk(main) == b"".join(buffers)
 
 
-@pytest.mark.real_loop
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sync", [False, True])
 async def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str, synced: list[str], sync: bool) -> None:
@@ -117,7 +118,6 @@ async def test_a_write_without_a_task_calls_back_once_from_the_loop(folder: str,
         assert len(heard) == 1
 
 
-@pytest.mark.real_loop
 async def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_waits_for_it(
     folder: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,6 @@ async def test_a_write_without_a_task_calls_back_with_what_went_wrong_and_close_
         assert open_descriptors_of(f"{folder}/f") == []
 
 
-@pytest.mark.real_loop
 async def test_a_write_without_a_task_that_fails_at_once_calls_back_later(
     folder: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +150,6 @@ async def test_a_write_without_a_task_that_fails_at_once_calls_back_later(
         await file.close()
 
 
-@pytest.mark.real_loop
 @pytest.mark.usefixtures("way")
 async def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, synced: list[str]) -> None:
     async with open_disk() as disk:
@@ -164,7 +162,6 @@ async def test_more_writes_than_the_kernel_takes_at_once_all_end(folder: str, sy
         assert {f"{folder}/{number}" for number in range(len(files))} <= set(synced)
 
 
-@pytest.mark.real_loop
 @pytest.mark.parametrize("failure", [None, errno.EIO])
 async def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
     folder: str, failure: int | None, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +186,6 @@ async def test_what_the_kernel_does_not_take_is_synced_by_a_thread(
         assert file._calls == 0
 
 
-@pytest.mark.real_loop
 @needs_kernel_aio
 async def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
     folder: str, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +209,6 @@ async def test_the_kernel_syncs_what_was_written_before_and_close_waits_for_it(
         assert seen == [b"x"]
 
 
-@pytest.mark.real_loop
 @pytest.mark.usefixtures("way")
 async def test_a_large_write_does_not_hold_the_loop_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writers: list[threading.Thread] = []
@@ -248,7 +243,6 @@ def test_a_loop_that_was_closed_with_a_sync_under_way_leaves_nothing(folder: str
     assert open_descriptors_of(f"{folder}/f") == []
 
 
-@pytest.mark.real_loop
 async def test_a_file_that_is_opened_while_the_disk_closes_is_closed_with_it(folder: str) -> None:
     async with open_disk() as disk:
         await disk.open(f"{folder}/a", create=True)
@@ -261,7 +255,6 @@ async def test_a_file_that_is_opened_while_the_disk_closes_is_closed_with_it(fol
         await closing
 
 
-@pytest.mark.real_loop
 async def test_a_file_whose_name_cannot_be_made_durable_is_not_left(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +282,6 @@ def test_a_disk_serves_one_loop_after_the_other(folder: str) -> None:
     assert open_descriptors_of(f"{folder}/f") == []
 
 
-@pytest.mark.real_loop
 async def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +296,6 @@ async def test_short_reads_are_continued_and_the_end_of_the_file_shortens(
         assert await file.read(0, 0) == b""
 
 
-@pytest.mark.real_loop
 async def test_a_write_is_synced_only_if_asked(folder: str, synced: list[str]) -> None:
     async with open_disk() as disk:
         file = await disk.open(f"{folder}/f", create=True)
