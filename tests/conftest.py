@@ -1,3 +1,9 @@
-"""Coroutine tests run in virtual time (`braid.testing.pytest_plugin`)."""
+"""Coroutine tests run in virtual time (`braid.testing.pytest_plugin`). Properties have no deadline: a processor that
+does much else makes an example slow, and not wrong."""
+
+from hypothesis import settings
 
 pytest_plugins = ["braid.testing.pytest_plugin", "pytester"]
+
+settings.register_profile("braid", deadline=None)
+settings.load_profile("braid")
