@@ -50,8 +50,12 @@ class ClusterProcess:
         return "\n".join(broker.log_path.read_text() for broker in self.brokers.values())
 
     def __enter__(self) -> Self:
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(BrokerProcess.start, self.brokers.values()))
+        try:
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(BrokerProcess.start, self.brokers.values()))
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)  # or those that did start would go on for ever
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
