@@ -17,6 +17,8 @@ from braid.model.errors import ConnectFailed, InvalidConfig
 from braid.ports.network import SocketNetwork
 from tests.kits.tls_files import make_certificate
 
+pytestmark = pytest.mark.real_loop
+
 
 def tls_of(folder: Path, *, trusts: Path | None = None, asks_clients: bool = False) -> BrokerTlsConfig:
     folder.mkdir()
@@ -53,41 +55,33 @@ async def met(*brokers: Broker) -> None:
 
 
 @pytest.mark.parametrize("secured", ["plain", "tls", "tls with certificates of clients"])
-def test_brokers_ask_each_other_for_the_segments_of_a_topic(tmp_path: Path, secured: str) -> None:
+async def test_brokers_ask_each_other_for_the_segments_of_a_topic(tmp_path: Path, secured: str) -> None:
     tls = None
     if secured != "plain":
         tls = tls_of(tmp_path / "tls", asks_clients=secured != "tls")
-
-    async def main() -> None:
-        async with running(tmp_path, "a", tls) as a, running(tmp_path, "b", tls) as b:
-            await met(a, b)
-            await a.calls.call("create_topic", {"topic": "orders", "segments": 4}, ANONYMOUS)
-            async with asyncio.timeout(20):
-                while True:
-                    stats = await b.calls.call("topic_stats", {"topic": "orders"}, ANONYMOUS)
-                    if all(segment["unavailable"] is None for segment in stats["segments"].values()):
-                        break
-                    await asyncio.sleep(0.01)
-            assert {segment["owner"] for segment in stats["segments"].values()} == {"a", "b"}
-            for broker, name in ((a, "billing"), (b, "audit")):
-                arguments = {"topic": "orders", "subscription": name, "start": "earliest"}
-                shown = await broker.calls.call("create_subscription", arguments, ANONYMOUS)
-                assert len(shown["segments"]) == 4
-
-    asyncio.run(main())
+    async with running(tmp_path, "a", tls) as a, running(tmp_path, "b", tls) as b:
+        await met(a, b)
+        await a.calls.call("create_topic", {"topic": "orders", "segments": 4}, ANONYMOUS)
+        async with asyncio.timeout(20):
+            while True:
+                stats = await b.calls.call("topic_stats", {"topic": "orders"}, ANONYMOUS)
+                if all(segment["unavailable"] is None for segment in stats["segments"].values()):
+                    break
+                await asyncio.sleep(0.01)
+        assert {segment["owner"] for segment in stats["segments"].values()} == {"a", "b"}
+        for broker, name in ((a, "billing"), (b, "audit")):
+            arguments = {"topic": "orders", "subscription": name, "start": "earliest"}
+            shown = await broker.calls.call("create_subscription", arguments, ANONYMOUS)
+            assert len(shown["segments"]) == 4
 
 
-def test_a_broker_whose_certificate_is_not_trusted_is_asked_nothing(tmp_path: Path) -> None:
+async def test_a_broker_whose_certificate_is_not_trusted_is_asked_nothing(tmp_path: Path) -> None:
     good = tls_of(tmp_path / "good")
     bad = tls_of(tmp_path / "bad", trusts=Path(good.certificate))
-
-    async def main() -> None:
-        async with running(tmp_path, "a", good) as a, running(tmp_path, "b", bad) as b:
-            await met(a, b)
-            with pytest.raises(ConnectFailed, match="not trusted"):
-                await a.peers.call("b", "report_topic", {})
-
-    asyncio.run(main())
+    async with running(tmp_path, "a", good) as a, running(tmp_path, "b", bad) as b:
+        await met(a, b)
+        with pytest.raises(ConnectFailed, match="not trusted"):
+            await a.peers.call("b", "report_topic", {})
 
 
 def test_an_authority_that_cannot_be_read_is_said_at_start(tmp_path: Path) -> None:

@@ -12,78 +12,65 @@ from braid.broker.broker import Broker
 from braid.model.errors import TimedOut
 from tests.kits.broker import config, running_broker, url_of
 
+pytestmark = pytest.mark.real_loop
 
-def test_flush_reports_a_lost_record_also_after_many_failures_that_others_have_seen(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = await Broker.open(config(str(tmp_path)))
-        async with braid.connect(url_of(broker)) as client:
-            await client.admin.create_topic("orders")
-            producer = await client.producer("orders", timeout=0.1).open()
-            await producer.send(b"stored")
-            await broker.close()
-            for _ in range(20):
-                with pytest.raises(TimedOut):
-                    await producer.send(b"lost, and seen")
-            receipt = producer.submit(b"lost, and not seen")
+
+async def test_flush_reports_a_lost_record_also_after_many_failures_that_others_have_seen(tmp_path: Path) -> None:
+    broker = await Broker.open(config(str(tmp_path)))
+    async with braid.connect(url_of(broker)) as client:
+        await client.admin.create_topic("orders")
+        producer = await client.producer("orders", timeout=0.1).open()
+        await producer.send(b"stored")
+        await broker.close()
+        for _ in range(20):
             with pytest.raises(TimedOut):
-                await producer.flush()
-            assert isinstance(receipt.exception(), TimedOut)
-            await producer.flush()  # said once
-            producer.abandon()
-
-    asyncio.run(main())
-
-
-def test_send_many_gives_up_after_one_timeout_however_much_is_left(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = await Broker.open(config(str(tmp_path)))
-        async with braid.connect(url_of(broker)) as client:
-            await client.admin.create_topic("orders")
-            producer = await client.producer("orders", timeout=1.0, max_in_flight_bytes=1 << 20).open()
-            await producer.send(b"stored")
-            await broker.close()
-            begun = asyncio.get_running_loop().time()
-            with pytest.raises(TimedOut):
-                await producer.send_many([bytes(1_000)] * 100_000)  # 100 times what may be in flight
-            assert asyncio.get_running_loop().time() - begun < 20, "a timeout for each wave of batches takes 100 s"
-            producer.abandon()
-
-    asyncio.run(main())
+                await producer.send(b"lost, and seen")
+        receipt = producer.submit(b"lost, and not seen")
+        with pytest.raises(TimedOut):
+            await producer.flush()
+        assert isinstance(receipt.exception(), TimedOut)
+        await producer.flush()  # said once
+        producer.abandon()
 
 
-def test_receipts_can_be_gathered(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running_broker(str(tmp_path)) as broker, braid.connect(url_of(broker)) as client:
-            await client.admin.create_topic("orders")
+async def test_send_many_gives_up_after_one_timeout_however_much_is_left(tmp_path: Path) -> None:
+    broker = await Broker.open(config(str(tmp_path)))
+    async with braid.connect(url_of(broker)) as client:
+        await client.admin.create_topic("orders")
+        producer = await client.producer("orders", timeout=1.0, max_in_flight_bytes=1 << 20).open()
+        await producer.send(b"stored")
+        await broker.close()
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(TimedOut):
+            await producer.send_many([bytes(1_000)] * 100_000)  # 100 times what may be in flight
+        assert asyncio.get_running_loop().time() - begun < 20, "a timeout for each wave of batches takes 100 s"
+        producer.abandon()
+
+
+async def test_receipts_can_be_gathered(tmp_path: Path) -> None:
+    async with running_broker(str(tmp_path)) as broker, braid.connect(url_of(broker)) as client:
+        await client.admin.create_topic("orders")
+        async with client.producer("orders") as producer:
+            ids = await asyncio.gather(*(producer.submit(b"%d" % number) for number in range(5)))
+        assert [message_id.offset for message_id in ids] == list(range(5))
+
+
+async def test_many_short_lived_producers_without_keys_spread_over_the_segments(tmp_path: Path) -> None:
+    async with running_broker(str(tmp_path)) as broker, braid.connect(url_of(broker)) as client:
+        await client.admin.create_topic("orders", segments=4)
+        used = set()
+        for _ in range(64):  # all in one segment: 4 ** -63
             async with client.producer("orders") as producer:
-                ids = await asyncio.gather(*(producer.submit(b"%d" % number) for number in range(5)))
-            assert [message_id.offset for message_id in ids] == list(range(5))
-
-    asyncio.run(main())
+                used.add((await producer.send(b"x")).segment)
+        assert len(used) > 1
 
 
-def test_many_short_lived_producers_without_keys_spread_over_the_segments(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running_broker(str(tmp_path)) as broker, braid.connect(url_of(broker)) as client:
-            await client.admin.create_topic("orders", segments=4)
-            used = set()
-            for _ in range(64):  # all in one segment: 4 ** -63
-                async with client.producer("orders") as producer:
-                    used.add((await producer.send(b"x")).segment)
-            assert len(used) > 1
-
-    asyncio.run(main())
-
-
-def test_a_broker_that_listens_everywhere_is_reached_at_the_address_that_the_client_used(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running_broker(str(tmp_path), "0.0.0.0:0") as broker:
-            async with braid.connect(f"braid://127.0.0.1:{broker.address.port}") as client:
-                await client.admin.create_topic("orders")
-                topic = await client.routing.topic("public/default/orders")
-                assert str(topic.owner(0)) == f"127.0.0.1:{broker.address.port}"
-                async with client.producer("orders") as producer:
-                    assert (await producer.send(b"x")).offset == 0
-            assert not broker.topology.own_address.startswith("0.0.0.0"), "what other brokers and people are told"
-
-    asyncio.run(main())
+async def test_a_broker_that_listens_everywhere_is_reached_at_the_address_that_the_client_used(tmp_path: Path) -> None:
+    async with running_broker(str(tmp_path), "0.0.0.0:0") as broker:
+        async with braid.connect(f"braid://127.0.0.1:{broker.address.port}") as client:
+            await client.admin.create_topic("orders")
+            topic = await client.routing.topic("public/default/orders")
+            assert str(topic.owner(0)) == f"127.0.0.1:{broker.address.port}"
+            async with client.producer("orders") as producer:
+                assert (await producer.send(b"x")).offset == 0
+        assert not broker.topology.own_address.startswith("0.0.0.0"), "what other brokers and people are told"

@@ -4,10 +4,11 @@ while clients go on."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -31,33 +32,25 @@ from tests.kits.cluster_process import ClusterProcess, leader, owned_by, owners,
 from tests.kits.live_load import BURST, TOPIC, Load, check, check_once_and_in_order, read_all
 from tests.kits.waiting import until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.real_loop]
 
 
 MODES = pytest.mark.parametrize("shared", [True, False], ids=["shared_fs", "local"])
 REST_S = 0.01
 
 
-def with_cluster(
-    folder: Path,
-    test: Callable[[ClusterProcess, Client, Load], Awaitable[None]],
-    *,
-    shared: bool,
-    segments: int = 6,
-    lease_ttl_s: float = 2,
-) -> None:
+@contextlib.asynccontextmanager
+async def loaded_cluster(
+    folder: Path, *, shared: bool, segments: int = 6, lease_ttl_s: float = 2
+) -> AsyncIterator[tuple[ClusterProcess, Client, Load]]:
     """Under load; in the end everything that was confirmed must be there, once."""
-
-    async def main(cluster: ClusterProcess) -> None:
+    with ClusterProcess(folder, shared=shared, lease_ttl_s=lease_ttl_s) as cluster:
         async with braid.connect(cluster.url, timeout=WAIT_S) as client:
             await client.admin.create_topic(TOPIC, segments=segments)
             load = Load(client)
             load.start(producers=2, rest_s=REST_S)
             await load.goes_on_in(set(range(segments)), 20)
-            await test(cluster, client, load)
-
-    with ClusterProcess(folder, shared=shared, lease_ttl_s=lease_ttl_s) as cluster:
-        asyncio.run(main(cluster))
+            yield cluster, client, load
 
 
 async def end(client: Client, load: Load, segments: int = 6) -> None:
@@ -68,8 +61,8 @@ async def end(client: Client, load: Load, segments: int = 6) -> None:
 
 
 @MODES
-def test_segments_of_a_killed_broker_wait_for_it_visibly_while_others_go_on(tmp_path: Path, shared: bool) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_segments_of_a_killed_broker_wait_for_it_visibly_while_others_go_on(tmp_path: Path, shared: bool) -> None:
+    async with loaded_cluster(tmp_path, shared=shared) as (cluster, client, load):
         victim = (await owners(client))[0]
         waiting = await owned_by(client, victim)
         cluster[victim].kill()
@@ -89,8 +82,6 @@ def test_segments_of_a_killed_broker_wait_for_it_visibly_while_others_go_on(tmp_
         await end(client, load)
         assert await owned_by(client, victim) == waiting
 
-    with_cluster(tmp_path, test, shared=shared)
-
 
 async def others_go_on(client: Client, load: Load, segments: set[int]) -> None:
     """One record for each of these segments is confirmed, and read back."""
@@ -109,8 +100,10 @@ async def consumed(load: Load, segment: int, offset: int) -> None:
     await load.until(lambda: load.consumed.get(segment, [])[-1:] >= [offset])
 
 
-def test_an_owner_that_was_frozen_while_its_segments_were_recovered_elsewhere_changes_nothing(tmp_path: Path) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_an_owner_that_was_frozen_while_its_segments_were_recovered_elsewhere_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    async with loaded_cluster(tmp_path, shared=True) as (cluster, client, load):
         zombie = (await owners(client))[0]
         link = await link_to(cluster, zombie)
         route = (await client.routing.topic(f"public/default/{TOPIC}")).publish_route(0)
@@ -160,8 +153,6 @@ def test_an_owner_that_was_frozen_while_its_segments_were_recovered_elsewhere_ch
             assert len(back) <= (segment in ends), f"a gap or a repeat in segment {segment}"
             assert all(offsets[at] <= ends[segment] for at in back), "a new record was skipped"
 
-    with_cluster(tmp_path, test, shared=True)
-
 
 async def link_to(cluster: ClusterProcess, name: str) -> Link:
     """That waits for as long as it takes, unlike a client's."""
@@ -180,8 +171,8 @@ async def epochs_of(client: Client) -> dict[str, tuple[str, int]]:
     return {number: (segment["owner"], segment["epoch"]) for number, segment in stats["segments"].items()}
 
 
-def test_an_owner_that_is_told_to_stop_hands_over_and_nobody_waits_for_its_lease(tmp_path: Path) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_an_owner_that_is_told_to_stop_hands_over_and_nobody_waits_for_its_lease(tmp_path: Path) -> None:
+    async with loaded_cluster(tmp_path, shared=True, lease_ttl_s=30) as (cluster, client, load):
         leaving = (await owners(client))[0]
         began = time.monotonic()
         assert await asyncio.to_thread(cluster[leaving].stop) == 0
@@ -190,12 +181,10 @@ def test_an_owner_that_is_told_to_stop_hands_over_and_nobody_waits_for_its_lease
         assert leaving not in set((await owners(client)).values())
         await end(client, load)
 
-    with_cluster(tmp_path, test, shared=True, lease_ttl_s=30)
-
 
 @MODES
-def test_moves_end_although_the_leader_is_killed_in_the_middle_of_them(tmp_path: Path, shared: bool) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_moves_end_although_the_leader_is_killed_in_the_middle_of_them(tmp_path: Path, shared: bool) -> None:
+    async with loaded_cluster(tmp_path, shared=shared) as (cluster, client, load):
         victim = await leader(client)
         first, second = cluster.others(victim)
         placed = await owners(client)
@@ -215,16 +204,14 @@ def test_moves_end_although_the_leader_is_killed_in_the_middle_of_them(tmp_path:
         await asyncio.to_thread(cluster[victim].start)
         await end(client, load)
 
-    with_cluster(tmp_path, test, shared=shared)
-
 
 def url_of(cluster: ClusterProcess, name: str) -> str:
     return f"braid://127.0.0.1:{cluster[name].port}"
 
 
 @MODES
-def test_a_move_to_a_broker_that_dies_leaves_the_segment_served_by_another(tmp_path: Path, shared: bool) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_a_move_to_a_broker_that_dies_leaves_the_segment_served_by_another(tmp_path: Path, shared: bool) -> None:
+    async with loaded_cluster(tmp_path, shared=shared) as (cluster, client, load):
         source = (await owners(client))[0]
         target = cluster.others(source)[0]
         for segment in await owned_by(client, target):  # So that nothing waits for it.
@@ -240,12 +227,10 @@ def test_a_move_to_a_broker_that_dies_leaves_the_segment_served_by_another(tmp_p
         assert (await owners(client))[0] in cluster.others(target)
         await end(client, load)
 
-    with_cluster(tmp_path, test, shared=shared)
-
 
 @MODES
-def test_a_broker_is_drained_of_20_segments_and_takes_some_again(tmp_path: Path, shared: bool) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_a_broker_is_drained_of_20_segments_and_takes_some_again(tmp_path: Path, shared: bool) -> None:
+    async with loaded_cluster(tmp_path, shared=shared, segments=20) as (cluster, client, load):
         for segment in range(20):
             await client.admin.move(TOPIC, segment=segment, to="broker-1")
         await served_by(client, dict.fromkeys(range(20), "broker-1"))
@@ -257,12 +242,10 @@ def test_a_broker_is_drained_of_20_segments_and_takes_some_again(tmp_path: Path,
         await client.admin.move(TOPIC, segment=0, to="broker-1")
         await end(client, load, segments=20)
 
-    with_cluster(tmp_path, test, shared=shared, segments=20)
-
 
 @MODES
-def test_two_moves_at_once_of_one_segment_end_at_one_of_the_two_brokers(tmp_path: Path, shared: bool) -> None:
-    async def test(cluster: ClusterProcess, client: Client, load: Load) -> None:
+async def test_two_moves_at_once_of_one_segment_end_at_one_of_the_two_brokers(tmp_path: Path, shared: bool) -> None:
+    async with loaded_cluster(tmp_path, shared=shared) as (cluster, client, load):
         for _ in range(5):
             source = (await owners(client))[0]
             first, second = cluster.others(source)
@@ -277,5 +260,3 @@ def test_two_moves_at_once_of_one_segment_end_at_one_of_the_two_brokers(tmp_path
             await load.goes_on_in({0}, 40)
             assert (await owners(client))[0] in (first, second)
         await end(client, load)
-
-    with_cluster(tmp_path, test, shared=shared)

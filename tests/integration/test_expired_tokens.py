@@ -19,6 +19,9 @@ from braid.broker.config import AuthConfig, BrokerConfig
 from braid.model.errors import Unauthenticated
 from braid.ports.clock import SystemClock
 
+pytestmark = pytest.mark.real_loop
+
+
 SECRET = "not very secret, but 32 bytes long"
 TIMEOUT_S = 30.0
 
@@ -56,71 +59,61 @@ async def refused(broker: Broker, times: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_producers_consumers_and_admin_go_on_with_the_next_token(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ShiftedClock()
-        lifetimes_s = iter((60.0, 1_000.0))
+async def test_producers_consumers_and_admin_go_on_with_the_next_token(tmp_path: Path) -> None:
+    clock = ShiftedClock()
+    lifetimes_s = iter((60.0, 1_000.0))
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        a_broker(tmp_path, clock) as broker,
+        braid.connect(url(broker), token=lambda: token(next(lifetimes_s))) as client,
+    ):
+        await client.admin.create_topic("orders")
         async with (
-            asyncio.timeout(TIMEOUT_S),
-            a_broker(tmp_path, clock) as broker,
-            braid.connect(url(broker), token=lambda: token(next(lifetimes_s))) as client,
+            client.producer("orders") as producer,
+            client.stream_consumer("orders", "billing", start="earliest") as stream,
+            client.checkpoint_consumer("orders", start="earliest") as reader,
         ):
-            await client.admin.create_topic("orders")
-            async with (
-                client.producer("orders") as producer,
-                client.stream_consumer("orders", "billing", start="earliest") as stream,
-                client.checkpoint_consumer("orders", start="earliest") as reader,
-            ):
-                for value in (b"before", b"after"):
-                    await producer.send(value)
-                    for consumer in (stream, reader):
-                        message = await consumer.receive()
-                        assert message is not None
-                        assert message.value == value
-                    if value == b"before":
-                        clock.ahead_s = 60 + LEEWAY_S + 1
-                        await refused(broker, 1)
-                assert await client.admin.list_topics() == ["topic://public/default/orders"]
-
-    asyncio.run(main())
+            for value in (b"before", b"after"):
+                await producer.send(value)
+                for consumer in (stream, reader):
+                    message = await consumer.receive()
+                    assert message is not None
+                    assert message.value == value
+                if value == b"before":
+                    clock.ahead_s = 60 + LEEWAY_S + 1
+                    await refused(broker, 1)
+            assert await client.admin.list_topics() == ["topic://public/default/orders"]
 
 
-def test_a_token_that_is_not_renewed_ends_its_consumer(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ShiftedClock()
-        expires = time.time() + 5
-        old = jwt.encode({"sub": "ops", "exp": int(expires)}, SECRET, "HS256")
-        answers = itertools.chain([old], itertools.repeat("no token at all"))
-        async with (
-            asyncio.timeout(TIMEOUT_S),
-            a_broker(tmp_path, clock) as broker,
-            braid.connect(url(broker), token=lambda: next(answers)) as client,
-        ):
-            await client.admin.create_topic("orders")
-            consumer = client.stream_consumer("orders", "billing")
-            await consumer.start()
-            clock.ahead_s = 5 + LEEWAY_S + 1
-            with pytest.raises(Unauthenticated, match="the token was refused"):
-                await consumer.receive()
-            await consumer.close()
-
-    asyncio.run(main())
+async def test_a_token_that_is_not_renewed_ends_its_consumer(tmp_path: Path) -> None:
+    clock = ShiftedClock()
+    expires = time.time() + 5
+    old = jwt.encode({"sub": "ops", "exp": int(expires)}, SECRET, "HS256")
+    answers = itertools.chain([old], itertools.repeat("no token at all"))
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        a_broker(tmp_path, clock) as broker,
+        braid.connect(url(broker), token=lambda: next(answers)) as client,
+    ):
+        await client.admin.create_topic("orders")
+        consumer = client.stream_consumer("orders", "billing")
+        await consumer.start()
+        clock.ahead_s = 5 + LEEWAY_S + 1
+        with pytest.raises(Unauthenticated, match="the token was refused"):
+            await consumer.receive()
+        await consumer.close()
 
 
-def test_a_token_is_good_for_a_connection_as_long_as_for_a_hello(tmp_path: Path) -> None:
+async def test_a_token_is_good_for_a_connection_as_long_as_for_a_hello(tmp_path: Path) -> None:
     """Clocks may differ by the leeway: who is let in is not thrown out in the next moment."""
-
-    async def main() -> None:
-        clock = ShiftedClock()
-        async with (
-            asyncio.timeout(TIMEOUT_S),
-            a_broker(tmp_path, clock) as broker,
-            braid.connect(url(broker), token=token(60)) as client,
-            braid.connect(url(broker), token=token(5)),
-        ):
-            clock.ahead_s = 60 + LEEWAY_S / 2
-            await refused(broker, 1)  # the second one, so the first was looked at too
-            assert broker.metrics.connections_refused[Unauthenticated.code] == 1
-            assert await client.admin.list_topics() == []
-
-    asyncio.run(main())
+    clock = ShiftedClock()
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        a_broker(tmp_path, clock) as broker,
+        braid.connect(url(broker), token=token(60)) as client,
+        braid.connect(url(broker), token=token(5)),
+    ):
+        clock.ahead_s = 60 + LEEWAY_S / 2
+        await refused(broker, 1)  # the second one, so the first was looked at too
+        assert broker.metrics.connections_refused[Unauthenticated.code] == 1
+        assert await client.admin.list_topics() == []

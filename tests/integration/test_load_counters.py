@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 import braid
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
@@ -48,15 +50,13 @@ def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_g
     asyncio.run(main())
 
 
-def test_a_brokers_labels_are_shown_to_operators(tmp_path: Path) -> None:
-    async def main() -> None:
-        labels = {"rack": "r1"}
-        config = BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin="", labels=labels)
-        broker = await Broker.open(config)
-        try:
-            async with braid.connect(f"braid://{broker.address}") as client:
-                assert [each["labels"] for each in await client.admin.brokers()] == [labels]
-        finally:
-            await broker.close()
-
-    asyncio.run(main())
+@pytest.mark.real_loop
+async def test_a_brokers_labels_are_shown_to_operators(tmp_path: Path) -> None:
+    labels = {"rack": "r1"}
+    config = BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin="", labels=labels)
+    broker = await Broker.open(config)
+    try:
+        async with braid.connect(f"braid://{broker.address}") as client:
+            assert [each["labels"] for each in await client.admin.brokers()] == [labels]
+    finally:
+        await broker.close()

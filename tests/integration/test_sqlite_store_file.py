@@ -21,6 +21,9 @@ from braid.metadata.store import Compare, Put
 from braid.model.errors import InvalidArgument, LeaseLost, MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
 
+pytestmark = pytest.mark.real_loop
+
+
 START = Revision(0)
 
 
@@ -50,21 +53,18 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "metadata.db")
 
 
-def test_what_was_written_is_there_after_closing_and_opening(path: str) -> None:
-    async def main() -> None:
-        store = await SqliteStore.open(path)
-        result = await store.txn([], [Put("/a", b"1"), Put("/b", b"2")])
-        await store.close()
-        store = await SqliteStore.open(path)
-        listing = await store.list("")
-        assert [(entry.key, entry.value, entry.revision) for entry in listing.entries] == [
-            ("/a", b"1", result.revision),
-            ("/b", b"2", result.revision),
-        ]
-        assert (await store.txn([], [Put("/c", b"3")])).revision == listing.revision + 1
-        await store.close()
-
-    run(main())
+async def test_what_was_written_is_there_after_closing_and_opening(path: str) -> None:
+    store = await SqliteStore.open(path)
+    result = await store.txn([], [Put("/a", b"1"), Put("/b", b"2")])
+    await store.close()
+    store = await SqliteStore.open(path)
+    listing = await store.list("")
+    assert [(entry.key, entry.value, entry.revision) for entry in listing.entries] == [
+        ("/a", b"1", result.revision),
+        ("/b", b"2", result.revision),
+    ]
+    assert (await store.txn([], [Put("/c", b"3")])).revision == listing.revision + 1
+    await store.close()
 
 
 def test_every_commit_is_synced_and_the_journal_is_a_wal(path: str) -> None:
@@ -85,216 +85,180 @@ def test_a_closed_store_leaves_no_session_behind(path: str) -> None:
     assert os.listdir(path + ".sessions") == []
 
 
-def test_closing_ends_the_leases_of_the_store_at_once(path: str) -> None:
-    async def main() -> None:
-        store, other = await SqliteStore.open(path), await SqliteStore.open(path)
-        lease, kept = await store.grant_lease(600.0), await other.grant_lease(600.0)
-        await store.txn([], [Put("/a", b"", lease.id), Put("/b", b"", kept.id)])
-        await store.close()
-        assert [entry.key for entry in (await other.list("")).entries] == ["/b"]
+async def test_closing_ends_the_leases_of_the_store_at_once(path: str) -> None:
+    store, other = await SqliteStore.open(path), await SqliteStore.open(path)
+    lease, kept = await store.grant_lease(600.0), await other.grant_lease(600.0)
+    await store.txn([], [Put("/a", b"", lease.id), Put("/b", b"", kept.id)])
+    await store.close()
+    assert [entry.key for entry in (await other.list("")).entries] == ["/b"]
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+    await other.close()
+
+
+async def test_no_read_shows_a_key_of_an_expired_lease(path: str) -> None:
+    """At the very moment at which it expires, before any timer has had a chance."""
+    clock = ManualClock()
+    store, other = await SqliteStore.open(path, clock=clock), await SqliteStore.open(path, clock=clock)
+    for read in ("get", "list", "txn"):
+        lease = await store.grant_lease(5.0)
+        await store.txn([], [Put("/a", b"", lease.id)])
+        clock.time = lease.deadline - 0.001
+        assert await other.get("/a") is not None
+        clock.time = lease.deadline
+        match read:
+            case "get":
+                assert await other.get("/a") is None
+            case "list":
+                assert (await other.list("/a")).entries == ()
+            case "txn":
+                assert (await other.txn([Compare("/a", START)], [])).succeeded
         with pytest.raises(LeaseLost):
             await lease.renew()
-        await other.close()
-
-    run(main())
-
-
-def test_no_read_shows_a_key_of_an_expired_lease(path: str) -> None:
-    """At the very moment at which it expires, before any timer has had a chance."""
-
-    async def main() -> None:
-        clock = ManualClock()
-        store, other = await SqliteStore.open(path, clock=clock), await SqliteStore.open(path, clock=clock)
-        for read in ("get", "list", "txn"):
-            lease = await store.grant_lease(5.0)
-            await store.txn([], [Put("/a", b"", lease.id)])
-            clock.time = lease.deadline - 0.001
-            assert await other.get("/a") is not None
-            clock.time = lease.deadline
-            match read:
-                case "get":
-                    assert await other.get("/a") is None
-                case "list":
-                    assert (await other.list("/a")).entries == ()
-                case "txn":
-                    assert (await other.txn([Compare("/a", START)], [])).succeeded
-            with pytest.raises(LeaseLost):
-                await lease.renew()
-        await store.close()
-        await other.close()
-
-    run(main())
+    await store.close()
+    await other.close()
 
 
-def test_a_failed_transaction_reports_a_revision_that_exists(path: str) -> None:
+async def test_a_failed_transaction_reports_a_revision_that_exists(path: str) -> None:
     """It ended an expired lease on its way: the revision of that deletion is real although nothing else was written."""
-
-    async def main() -> None:
-        clock = ManualClock()
-        store = await SqliteStore.open(path, clock=clock)
-        lease = await store.grant_lease(5.0)
-        written = await store.txn([], [Put("/a", b"", lease.id), Put("/b", b"")])
-        clock.time += 5.0
-        failed = await store.txn([Compare("/b", START)], [Put("/b", b"2")])
-        assert not failed.succeeded
-        assert failed.revision == written.revision + 1 == (await store.list("")).revision
-        async with watching(store, "/a", written.revision) as watch:
-            assert (await anext(watch)).revision == failed.revision
-        await store.close()
-
-    run(main())
+    clock = ManualClock()
+    store = await SqliteStore.open(path, clock=clock)
+    lease = await store.grant_lease(5.0)
+    written = await store.txn([], [Put("/a", b"", lease.id), Put("/b", b"")])
+    clock.time += 5.0
+    failed = await store.txn([Compare("/b", START)], [Put("/b", b"2")])
+    assert not failed.succeeded
+    assert failed.revision == written.revision + 1 == (await store.list("")).revision
+    async with watching(store, "/a", written.revision) as watch:
+        assert (await anext(watch)).revision == failed.revision
+    await store.close()
 
 
-def test_after_a_reboot_all_leases_are_over(path: str) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        before = await SqliteStore.open(path, clock=clock, boot="first boot")
-        lease = await before.grant_lease(600.0)
-        await before.txn([], [Put("/a", b"", lease.id), Put("/b", b"")])
-        clock.time = 1.0
-        after = await SqliteStore.open(path, clock=clock, boot="second boot")
-        assert [entry.key for entry in (await after.list("")).entries] == ["/b"]
-        await after.close()
-        await before.close()
-
-    run(main())
+async def test_after_a_reboot_all_leases_are_over(path: str) -> None:
+    clock = ManualClock()
+    before = await SqliteStore.open(path, clock=clock, boot="first boot")
+    lease = await before.grant_lease(600.0)
+    await before.txn([], [Put("/a", b"", lease.id), Put("/b", b"")])
+    clock.time = 1.0
+    after = await SqliteStore.open(path, clock=clock, boot="second boot")
+    assert [entry.key for entry in (await after.list("")).entries] == ["/b"]
+    await after.close()
+    await before.close()
 
 
 @pytest.mark.parametrize("limits", [HistoryLimits(revisions=50), HistoryLimits(max_bytes=50 * 1_002)])
-def test_the_history_in_the_file_is_bounded(path: str, limits: HistoryLimits) -> None:
-    async def main() -> None:
-        store = await SqliteStore.open(path, limits=limits)
-        revisions: list[int] = []
-        for written in range(1, 301):
-            head = (await store.txn([], [Put("/a", b"x" * 1_000)])).revision
-            rows = apsw.Connection(path).execute("SELECT revision FROM events")
-            revisions = [revision for (revision,) in rows]
-            assert min(40, written) <= len(revisions) <= 50
-            assert revisions[-1] == head
-        fresh = await SqliteStore.open(path, limits=limits)
-        with pytest.raises(MetadataCompacted):
-            await anext(fresh.watch("/a", Revision(revisions[0] - 2)))
-        watch = fresh.watch("/a", Revision(revisions[0] - 1))
-        assert [(await anext(watch)).revision for _ in revisions] == revisions
-        await fresh.close()
-        await store.close()
-
-    run(main())
+async def test_the_history_in_the_file_is_bounded(path: str, limits: HistoryLimits) -> None:
+    store = await SqliteStore.open(path, limits=limits)
+    revisions: list[int] = []
+    for written in range(1, 301):
+        head = (await store.txn([], [Put("/a", b"x" * 1_000)])).revision
+        rows = apsw.Connection(path).execute("SELECT revision FROM events")
+        revisions = [revision for (revision,) in rows]
+        assert min(40, written) <= len(revisions) <= 50
+        assert revisions[-1] == head
+    fresh = await SqliteStore.open(path, limits=limits)
+    with pytest.raises(MetadataCompacted):
+        await anext(fresh.watch("/a", Revision(revisions[0] - 2)))
+    watch = fresh.watch("/a", Revision(revisions[0] - 1))
+    assert [(await anext(watch)).revision for _ in revisions] == revisions
+    await fresh.close()
+    await store.close()
 
 
-def test_a_store_that_slept_through_a_compaction_says_so_to_its_watches_and_goes_on(path: str) -> None:
-    async def main() -> None:
-        sleeper, other = await SqliteStore.open(path), await SqliteStore.open(path)
-        await other.txn([], [Put("/a", b"0")])
-        watch = sleeper.watch("/a", START)
-        assert (await anext(watch)).revision == 1
+async def test_a_store_that_slept_through_a_compaction_says_so_to_its_watches_and_goes_on(path: str) -> None:
+    sleeper, other = await SqliteStore.open(path), await SqliteStore.open(path)
+    await other.txn([], [Put("/a", b"0")])
+    watch = sleeper.watch("/a", START)
+    assert (await anext(watch)).revision == 1
+    waiting = asyncio.ensure_future(anext(watch))
+    awake = threading.Event()
+    sleeping = sleeper._thread.call(awake.wait)
+    for number in range(5):
+        await other.txn([], [Put("/a", b"%d" % number)])
+    await other.compact()
+    awake.set()
+    await sleeping
+    with pytest.raises(MetadataCompacted):
+        await waiting
+    watch = sleeper.watch("/a", (await sleeper.list("/a")).revision)
+    last = await other.txn([], [Put("/a", b"new")])
+    assert (await anext(watch)).revision == last.revision
+    await sleeper.close()
+    await other.close()
+
+
+async def test_a_watch_hears_a_change_whose_ring_was_lost(path: str) -> None:
+    store, other = await SqliteStore.open(path), await SqliteStore.open(path)
+    for file in Path(path + ".sessions").glob("*.bell"):
+        file.unlink()
+    watch = store.watch("/a", START)
+    for revision in range(1, 4):
         waiting = asyncio.ensure_future(anext(watch))
-        awake = threading.Event()
-        sleeping = sleeper._thread.call(awake.wait)
-        for number in range(5):
-            await other.txn([], [Put("/a", b"%d" % number)])
-        await other.compact()
-        awake.set()
-        await sleeping
-        with pytest.raises(MetadataCompacted):
-            await waiting
-        watch = sleeper.watch("/a", (await sleeper.list("/a")).revision)
-        last = await other.txn([], [Put("/a", b"new")])
-        assert (await anext(watch)).revision == last.revision
-        await sleeper.close()
-        await other.close()
-
-    run(main())
+        await other.txn([], [Put("/a", b"%d" % revision)])
+        assert (await waiting).revision == revision
+    await store.close()
+    await other.close()
 
 
-def test_a_watch_hears_a_change_whose_ring_was_lost(path: str) -> None:
-    async def main() -> None:
-        store, other = await SqliteStore.open(path), await SqliteStore.open(path)
-        for file in Path(path + ".sessions").glob("*.bell"):
-            file.unlink()
-        watch = store.watch("/a", START)
-        for revision in range(1, 4):
-            waiting = asyncio.ensure_future(anext(watch))
-            await other.txn([], [Put("/a", b"%d" % revision)])
-            assert (await waiting).revision == revision
-        await store.close()
-        await other.close()
-
-    run(main())
-
-
-def test_a_ring_arrives_where_paths_are_longer_than_a_socket_allows(
+async def test_a_ring_arrives_where_paths_are_longer_than_a_socket_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("braid.metadata.sqlite.store.POLL_S", 50.0)
     folder = tmp_path / ("long" * 50)
     folder.mkdir()
     path = str(folder / "metadata.db")
-
-    async def main() -> None:
-        store, other = await SqliteStore.open(path), await SqliteStore.open(path)
-        watch = store.watch("/a", START)
-        waiting = asyncio.ensure_future(anext(watch))
-        await other.txn([], [Put("/a", b"1")])
-        assert (await asyncio.wait_for(waiting, 20)).revision == 1
-        await store.close()
-        await other.close()
-
-    run(main())
+    store, other = await SqliteStore.open(path), await SqliteStore.open(path)
+    watch = store.watch("/a", START)
+    waiting = asyncio.ensure_future(anext(watch))
+    await other.txn([], [Put("/a", b"1")])
+    assert (await asyncio.wait_for(waiting, 20)).revision == 1
+    await store.close()
+    await other.close()
 
 
-def test_a_writer_that_hangs_makes_writes_unavailable_and_leaves_reads_alone(
+async def test_a_writer_that_hangs_makes_writes_unavailable_and_leaves_reads_alone(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_sessions, "LOCK_PATIENCE_S", 0.2)
-
-    async def main() -> None:
-        store = await SqliteStore.open(path)
-        await store.txn([], [Put("/a", b"1")])
-        held = os.open(path + ".lock", os.O_RDWR)
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(MetadataUnavailable, match=r"metadata\.db\.lock .* stopped or hanging process"):
-            await store.txn([], [Put("/a", b"2")])
-        entry = await store.get("/a")
-        assert entry is not None
-        assert entry.value == b"1"
-        os.close(held)
-        await store.txn([], [Put("/a", b"3")])
-        await store.close()
-
-    run(main())
+    store = await SqliteStore.open(path)
+    await store.txn([], [Put("/a", b"1")])
+    held = os.open(path + ".lock", os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(MetadataUnavailable, match=r"metadata\.db\.lock .* stopped or hanging process"):
+        await store.txn([], [Put("/a", b"2")])
+    entry = await store.get("/a")
+    assert entry is not None
+    assert entry.value == b"1"
+    os.close(held)
+    await store.txn([], [Put("/a", b"3")])
+    await store.close()
 
 
-def test_a_foreign_lock_on_the_database_is_unavailable_not_absent(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_foreign_lock_on_the_database_is_unavailable_not_absent(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_MS", 100)
+    store = await SqliteStore.open(path)
+    foreign = apsw.Connection(path)
+    foreign.execute("BEGIN IMMEDIATE")
+    with pytest.raises(MetadataUnavailable, match=r"metadata\.db.*BusyError"):
+        await store.txn([], [Put("/a", b"1")])
+    foreign.execute("ROLLBACK")
+    assert (await store.txn([Compare("/a", START)], [Put("/a", b"1")])).succeeded
+    foreign.close()
+    await store.close()
 
-    async def main() -> None:
+
+async def test_a_corrupt_file_is_unavailable_not_empty(path: str) -> None:
+    store = await SqliteStore.open(path)
+    for number in range(50):
+        await store.txn([], [Put(f"/{number}", b"x" * 1_000)])
+    await store.close()
+    content = bytearray(Path(path).read_bytes())
+    content[4_096:44_096] = b"\xa5" * 40_000
+    Path(path).write_bytes(content)
+    with pytest.raises(MetadataUnavailable, match=r"metadata\.db.*CorruptError"):
         store = await SqliteStore.open(path)
-        foreign = apsw.Connection(path)
-        foreign.execute("BEGIN IMMEDIATE")
-        with pytest.raises(MetadataUnavailable, match=r"metadata\.db.*BusyError"):
-            await store.txn([], [Put("/a", b"1")])
-        foreign.execute("ROLLBACK")
-        assert (await store.txn([Compare("/a", START)], [Put("/a", b"1")])).succeeded
-        foreign.close()
-        await store.close()
-
-    run(main())
-
-
-def test_a_corrupt_file_is_unavailable_not_empty(path: str) -> None:
-    async def main() -> None:
-        store = await SqliteStore.open(path)
-        for number in range(50):
-            await store.txn([], [Put(f"/{number}", b"x" * 1_000)])
-        await store.close()
-        content = bytearray(Path(path).read_bytes())
-        content[4_096:44_096] = b"\xa5" * 40_000
-        Path(path).write_bytes(content)
-        with pytest.raises(MetadataUnavailable, match=r"metadata\.db.*CorruptError"):
-            store = await SqliteStore.open(path)
-
-    run(main())
 
 
 @pytest.mark.parametrize("content", [b"this is not a database" * 500, b"SQLite format 3\x00" + b"\x00" * 5_000])
@@ -334,24 +298,20 @@ def test_a_network_filesystem_is_refused(path: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_is_deleted_or_replaced_under_an_open_store_is_noticed(path: str, replaced: bool) -> None:
+async def test_a_file_that_is_deleted_or_replaced_under_an_open_store_is_noticed(path: str, replaced: bool) -> None:
     """Otherwise this process would go on alone on a file that nobody else sees."""
-
-    async def main() -> None:
-        store = await SqliteStore.open(path)
-        await store.txn([], [Put("/a", b"1")])
-        watch = store.watch("/b", START)
-        waiting = asyncio.ensure_future(anext(watch))
-        await asyncio.sleep(0)
-        os.rename(path, path + ".away")
-        if replaced:
-            Path(path).write_bytes(b"")
-        with pytest.raises(MetadataUnavailable, match=r"metadata\.db"):
-            await store.get("/a")
-        with pytest.raises(MetadataUnavailable):
-            await store.txn([], [Put("/a", b"2")])
-        with pytest.raises(MetadataUnavailable):
-            await waiting
-        await store.close()
-
-    run(main())
+    store = await SqliteStore.open(path)
+    await store.txn([], [Put("/a", b"1")])
+    watch = store.watch("/b", START)
+    waiting = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0)
+    os.rename(path, path + ".away")
+    if replaced:
+        Path(path).write_bytes(b"")
+    with pytest.raises(MetadataUnavailable, match=r"metadata\.db"):
+        await store.get("/a")
+    with pytest.raises(MetadataUnavailable):
+        await store.txn([], [Put("/a", b"2")])
+    with pytest.raises(MetadataUnavailable):
+        await waiting
+    await store.close()

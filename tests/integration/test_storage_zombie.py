@@ -220,52 +220,49 @@ async def until_deleted(store: Store, key: str) -> None:
                 return
 
 
-def test_an_owner_that_slept_through_its_lease_confirms_nothing_more_and_changes_nothing(
+@pytest.mark.real_loop
+async def test_an_owner_that_slept_through_its_lease_confirms_nothing_more_and_changes_nothing(
     tmp_path: Path, owner: Owner
 ) -> None:
     appended = owner.read_until_it_waits()
     assert EXPORTED < owner.confirmed < appended
+    async with asyncio.timeout(PATIENCE_S), running_broker(str(tmp_path), "b") as broker:
+        entry = await broker.store.get(OWNERSHIP)
+        assert entry is not None
+        assert entry.value == b"a"
+        owner.stop()
+        await until_deleted(broker.store, OWNERSHIP)
+        with pytest.raises(RecoveryUnsafe):
+            await broker.open(2)
+        segment = await broker.open(2, accept_loss=True)
+        assert segment.log.end == EXPORTED
+        await fill(segment, 3)
+        await segment.log.rotate()
+        await segment.exporter.stop()
+        await segment.exporter.export_closed()
+        metadata = (await broker.store.list(paths.STORAGE_PREFIX)).entries
+        manifest = await read_segment_manifest(broker.objects, TOPIC, DESCRIPTOR)
+        contents = await broker.contents()
 
-    async def story() -> None:
-        async with asyncio.timeout(PATIENCE_S), running_broker(str(tmp_path), "b") as broker:
-            entry = await broker.store.get(OWNERSHIP)
-            assert entry is not None
-            assert entry.value == b"a"
-            owner.stop()
-            await until_deleted(broker.store, OWNERSHIP)
-            with pytest.raises(RecoveryUnsafe):
-                await broker.open(2)
-            segment = await broker.open(2, accept_loss=True)
-            assert segment.log.end == EXPORTED
-            await fill(segment, 3)
-            await segment.log.rotate()
-            await segment.exporter.stop()
-            await segment.exporter.export_closed()
-            metadata = (await broker.store.list(paths.STORAGE_PREFIX)).entries
-            manifest = await read_segment_manifest(broker.objects, TOPIC, DESCRIPTOR)
-            contents = await broker.contents()
-
-            assert owner.go_on() == [
-                "confirm: Fenced",
-                "append: Fenced",
-                "export: Fenced",
-                "retention: Fenced",
-                "hand over: Fenced",
-                "lease lost",
-            ]
-            assert (await broker.store.list(paths.STORAGE_PREFIX)).entries == metadata
-            assert await read_segment_manifest(broker.objects, TOPIC, DESCRIPTOR) == manifest
-            left = await broker.contents()
-            assert left.items() >= contents.items()
-            # What it uploaded before it was refused bears its own epoch, and no catalog names it.
-            assert all(name.endswith(f"-{1:010d}.chunk") for name in left.keys() - contents.keys())
-            await segment.sweep()
-            assert await broker.contents() == contents
-            assert await read_offsets(segment) == [*range(EXPORTED + 3)]
-            await fill(segment, 1)
-            await segment.close()
-
-    asyncio.run(story())
+        assert owner.go_on() == [
+            "confirm: Fenced",
+            "append: Fenced",
+            "export: Fenced",
+            "retention: Fenced",
+            "hand over: Fenced",
+            "lease lost",
+        ]
+        assert (await broker.store.list(paths.STORAGE_PREFIX)).entries == metadata
+        assert await read_segment_manifest(broker.objects, TOPIC, DESCRIPTOR) == manifest
+        left = await broker.contents()
+        assert left.items() >= contents.items()
+        # What it uploaded before it was refused bears its own epoch, and no catalog names it.
+        assert all(name.endswith(f"-{1:010d}.chunk") for name in left.keys() - contents.keys())
+        await segment.sweep()
+        assert await broker.contents() == contents
+        assert await read_offsets(segment) == [*range(EXPORTED + 3)]
+        await fill(segment, 1)
+        await segment.close()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from braid.ports import network
 from tests.kits.tls_files import make_certificate
 from tests.kits.waiting import until
 
+pytestmark = pytest.mark.real_loop
+
+
 TIMEOUT_S = 30.0
 
 
@@ -36,53 +39,43 @@ async def a_broker(folder: Path) -> AsyncIterator[Broker]:
         await broker.close()
 
 
-def test_a_failed_handshake_is_no_connection_any_more(tmp_path: Path) -> None:
+async def test_a_failed_handshake_is_no_connection_any_more(tmp_path: Path) -> None:
     """Long before the time that a client has for its hello."""
-
-    async def main() -> None:
-        async with a_broker(tmp_path) as broker:
-            reader, writer = await asyncio.open_connection(*broker.address)
-            await until(lambda: broker.metrics.connections == 1)
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            await until(lambda: broker.metrics.connections == 0)
-            await reader.read()
-            writer.close()
-            # A client that does not trust the certificate.
-            with pytest.raises(ssl.SSLError):
-                await asyncio.open_connection(*broker.address, ssl=ssl.create_default_context())
-            await until(lambda: broker.metrics.connections_total == 2 and broker.metrics.connections == 0)
-            # One that goes away in the middle.
-            _, writer = await asyncio.open_connection(*broker.address)
-            await until(lambda: broker.metrics.connections == 1)
-            writer.close()
-            await until(lambda: broker.metrics.connections == 0)
-            assert broker.ready
-
-    asyncio.run(main())
+    async with a_broker(tmp_path) as broker:
+        reader, writer = await asyncio.open_connection(*broker.address)
+        await until(lambda: broker.metrics.connections == 1)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await until(lambda: broker.metrics.connections == 0)
+        await reader.read()
+        writer.close()
+        # A client that does not trust the certificate.
+        with pytest.raises(ssl.SSLError):
+            await asyncio.open_connection(*broker.address, ssl=ssl.create_default_context())
+        await until(lambda: broker.metrics.connections_total == 2 and broker.metrics.connections == 0)
+        # One that goes away in the middle.
+        _, writer = await asyncio.open_connection(*broker.address)
+        await until(lambda: broker.metrics.connections == 1)
+        writer.close()
+        await until(lambda: broker.metrics.connections == 0)
+        assert broker.ready
 
 
-def test_a_client_that_never_begins_its_handshake_loses_its_socket(
+async def test_a_client_that_never_begins_its_handshake_loses_its_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with a_broker(tmp_path) as broker:
-            reader, writer = await asyncio.open_connection(*broker.address)
-            async with asyncio.timeout(TIMEOUT_S):
-                assert await reader.read() == b""
-            await until(lambda: broker.metrics.connections == 0)
-            writer.close()
-
     monkeypatch.setattr(network, "TLS_HANDSHAKE_S", 0.05)
-    asyncio.run(main())
+    async with a_broker(tmp_path) as broker:
+        reader, writer = await asyncio.open_connection(*broker.address)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await reader.read() == b""
+        await until(lambda: broker.metrics.connections == 0)
+        writer.close()
 
 
-def test_clients_that_talk_tls_are_counted_as_long_as_they_are_connected(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with a_broker(tmp_path) as broker:
-            url = f"braid://127.0.0.1:{broker.address.port}"
-            async with braid.connect(url, tls=str(tmp_path / "certificate.pem")) as client:
-                assert await client.admin.list_topics() == []
-                assert broker.metrics.connections == 1
-            await until(lambda: broker.metrics.connections == 0)
-
-    asyncio.run(main())
+async def test_clients_that_talk_tls_are_counted_as_long_as_they_are_connected(tmp_path: Path) -> None:
+    async with a_broker(tmp_path) as broker:
+        url = f"braid://127.0.0.1:{broker.address.port}"
+        async with braid.connect(url, tls=str(tmp_path / "certificate.pem")) as client:
+            assert await client.admin.list_topics() == []
+            assert broker.metrics.connections == 1
+        await until(lambda: broker.metrics.connections == 0)
