@@ -48,7 +48,7 @@ Call = Callable[..., Awaitable[Any]]
 
 def caller(broker: Broker, principal: Principal = ANONYMOUS) -> Call:
     async def call(name: str, **arguments: Any) -> Any:
-        result = await broker.calls.call(name, arguments, principal)
+        result = await broker.front_door.calls.call(name, arguments, principal)
         return json.loads(json.dumps(result))  # JSON-able, and as a client sees it
 
     return call
@@ -307,7 +307,7 @@ async def test_seeking_and_skipping(simulation: Simulation) -> None:
         assert (await call("get_subscription", **of_billing))["backlog"] == 13
         assert await call("skip_subscription", **of_billing, segment=None, count=None) == {"offsets": {"0": 10, "1": 5}}
         # Over the wire, the keys of a map may be numbers.
-        result = await broker.calls.call("seek_subscription", {**of_billing, "offsets": {1: 3}}, ANONYMOUS)
+        result = await broker.front_door.calls.call("seek_subscription", {**of_billing, "offsets": {1: 3}}, ANONYMOUS)
         assert result == {"offsets": {"1": 3}}
 
 
@@ -399,7 +399,7 @@ async def test_a_deletion_goes_on_when_the_one_who_asked_is_gone(simulation: Sim
         assert broker.topics.all()[ORDERS.path].deleting
         asking.cancel()
         await until(lambda: not broker.topics.all())
-        await broker.calls.close()
+        await broker.front_door.calls.close()
 
 
 async def test_a_topic_whose_creator_never_heard_of_it_is_served_all_the_same(simulation: Simulation) -> None:
@@ -451,12 +451,12 @@ async def test_brokers_and_topology_are_shown(simulation: Simulation) -> None:
     first, second = await call("list_brokers")
     assert first == {
         "id": "broker-1", "address": "machine:6660", "admin": "127.0.0.1:8660", "state": "active",
-        "version": first["version"], "startedAt": broker.started_at, "labels": {}, "segments": 2,
+        "version": first["version"], "startedAt": broker.cluster.registration.started_at, "labels": {}, "segments": 2,
         "leader": True, "load": first["load"],
     }  # fmt: skip
     assert (second["id"], second["segments"]) == ("broker-2", 0)
     topology = await call("topology")
-    assert topology["generation"] == broker.topology.generation
+    assert topology["generation"] == broker.front_door.topology.generation
     (orders,) = topology["topics"]
     assert (orders["topic"], orders["topicId"]) == (ORDERS.path, broker.topics.get(ORDERS.path).id)
     assert [(each["segmentId"], each["owner"], each["epoch"]) for each in orders["segments"]] == [

@@ -11,7 +11,7 @@ import pytest
 
 from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import Controllers
-from braid.broker.groups.host import Groups
+from braid.broker.groups.groups import Groups
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.metadata import paths

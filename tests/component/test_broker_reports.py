@@ -48,10 +48,10 @@ class Brokers:
         return broker
 
     async def call(self, through: str, name: str, **arguments: Any) -> Any:
-        return await self.brokers[through].calls.call(name, {"topic": "orders", **arguments}, ANONYMOUS)
+        return await self.brokers[through].front_door.calls.call(name, {"topic": "orders", **arguments}, ANONYMOUS)
 
     def owner(self, segment: int) -> str:
-        route = self.brokers[self.names[0]].topology.route(ORDERS.path)
+        route = self.brokers[self.names[0]].front_door.topology.route(ORDERS.path)
         return route.segments[segment].owner.partition(":")[0]
 
 
@@ -64,7 +64,7 @@ async def opened(simulation: Simulation, *names: str, segments: int) -> AsyncIte
     await cluster.call(names[0], "create_topic", segments=segments)
     await until(lambda: all(cluster.owner(segment) for segment in range(segments)))
     for broker in cluster.brokers.values():
-        await broker.view.caught_up((await cluster.store.list("/")).revision)
+        await broker.cluster.view.caught_up((await cluster.store.list("/")).revision)
     yield cluster
     for broker in cluster.brokers.values():
         await broker.close()
@@ -161,7 +161,7 @@ async def test_a_broker_that_does_not_serve_a_segment_names_the_one_that_does(si
 
 async def test_the_topology_call_tells_what_clients_are_told(simulation: Simulation) -> None:
     async with opened(simulation, "a", "b", segments=2) as cluster:
-        shown = [await broker.calls.call("topology", {}, ANONYMOUS) for broker in cluster.brokers.values()]
+        shown = [await broker.front_door.calls.call("topology", {}, ANONYMOUS) for broker in cluster.brokers.values()]
         assert shown[0] == shown[1]
         (orders,) = shown[0]["topics"]
         assert sorted(each["owner"] for each in orders["segments"]) == ["a:6660", "b:6660"]

@@ -37,7 +37,7 @@ class Waiting:
 
 async def with_orders(machine: Machine) -> Broker:
     broker = await machine.start()
-    await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
+    await broker.front_door.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
     return broker
 
 
@@ -63,10 +63,10 @@ async def test_a_call_that_finds_its_segment_owned_by_another_broker_may_be_trie
     machine = Machine(simulation)
     broker = await with_orders(machine)
     arguments = {"topic": "orders", "subscription": "billing"}
-    await broker.calls.call("create_subscription", arguments, ANONYMOUS)
+    await broker.front_door.calls.call("create_subscription", arguments, ANONYMOUS)
     await own(machine.store, broker.segments.get(ORDERS.path, 0).name, owner="broker-2", epoch=9)
     with pytest.raises(NotServing):
-        await broker.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
+        await broker.front_door.calls.call("seek_subscription", {**arguments, "to": "earliest"}, ANONYMOUS)
     await broker.close()
 
 
@@ -83,7 +83,7 @@ async def test_a_request_that_finds_its_segment_owned_by_another_broker_may_be_t
     async def fenced(*_: object, **__: object) -> None:
         raise Fenced("segment 0 has another owner now")
 
-    monkeypatch.setattr(broker.subscriptions, "ensure", fenced)
+    monkeypatch.setattr(broker.front_door.subscriptions, "ensure", fenced)
     with pytest.raises(NotServing):
         await link.ask(Kind.JOIN, encode(Join(ORDERS.path, "billing", "worker-1")), Joined, 10)
     assert broker.metrics.errors["join", NotServing.code] == 1
@@ -99,9 +99,9 @@ async def test_a_broker_that_breaks_says_that_it_has_to_be_started_again(simulat
         raise LookupError(path)
 
     broker.topics.on_change.append(broken)
-    await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
+    await broker.front_door.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
     with pytest.raises(ShuttingDown):
-        await broker.calls.call("create_topic", {"topic": "later"}, ANONYMOUS)
+        await broker.front_door.calls.call("create_topic", {"topic": "later"}, ANONYMOUS)
     assert isinstance(broker.failed.result(), LookupError)
     assert not broker.ready
     with pytest.raises(LookupError):

@@ -50,7 +50,7 @@ async def running(folder: Path, name: str, tls: BrokerTlsConfig | None) -> Async
 
 async def met(*brokers: Broker) -> None:
     async with asyncio.timeout(20):
-        while any(len(broker.members.brokers) < len(brokers) for broker in brokers):  # noqa: ASYNC110 (nothing tells)
+        while any(len(broker.cluster.members.brokers) < len(brokers) for broker in brokers):  # noqa: ASYNC110 (nothing tells)
             await asyncio.sleep(0.01)
 
 
@@ -61,17 +61,17 @@ async def test_brokers_ask_each_other_for_the_segments_of_a_topic(tmp_path: Path
         tls = tls_of(tmp_path / "tls", asks_clients=secured != "tls")
     async with running(tmp_path, "a", tls) as a, running(tmp_path, "b", tls) as b:
         await met(a, b)
-        await a.calls.call("create_topic", {"topic": "orders", "segments": 4}, ANONYMOUS)
+        await a.front_door.calls.call("create_topic", {"topic": "orders", "segments": 4}, ANONYMOUS)
         async with asyncio.timeout(20):
             while True:
-                stats = await b.calls.call("topic_stats", {"topic": "orders"}, ANONYMOUS)
+                stats = await b.front_door.calls.call("topic_stats", {"topic": "orders"}, ANONYMOUS)
                 if all(segment["unavailable"] is None for segment in stats["segments"].values()):
                     break
                 await asyncio.sleep(0.01)
         assert {segment["owner"] for segment in stats["segments"].values()} == {"a", "b"}
         for broker, name in ((a, "billing"), (b, "audit")):
             arguments = {"topic": "orders", "subscription": name, "start": "earliest"}
-            shown = await broker.calls.call("create_subscription", arguments, ANONYMOUS)
+            shown = await broker.front_door.calls.call("create_subscription", arguments, ANONYMOUS)
             assert len(shown["segments"]) == 4
 
 
@@ -81,7 +81,7 @@ async def test_a_broker_whose_certificate_is_not_trusted_is_asked_nothing(tmp_pa
     async with running(tmp_path, "a", good) as a, running(tmp_path, "b", bad) as b:
         await met(a, b)
         with pytest.raises(ConnectFailed, match="not trusted"):
-            await a.peers.call("b", "report_topic", {})
+            await a.cluster.peers.call("b", "report_topic", {})
 
 
 def test_an_authority_that_cannot_be_read_is_said_at_start(tmp_path: Path) -> None:

@@ -274,11 +274,11 @@ async def test_what_channels_read_ahead_is_given_back_also_when_they_end_on_the_
         await client.admin.create_topic("large")
         async with client.producer("large") as producer:
             await producer.send_many([bytes(1_000)] * 40_000)
-        free = broker.read_ahead.left
+        free = broker.front_door.read_ahead.left
         for batches in (1, 3, 100):
             async with client.checkpoint_consumer("large", start="earliest") as consumer:
                 while batches and (await consumer.receive_batch(timeout=0.5)) is not None:
                     batches -= 1
         async with asyncio.timeout(20):
-            while broker.read_ahead.left != free:  # noqa: ASYNC110 (the broker hears of the end by the network)
+            while broker.front_door.read_ahead.left != free:  # noqa: ASYNC110 (the broker hears of the end by the network)
                 await asyncio.sleep(0.01)

@@ -73,4 +73,4 @@ async def test_a_broker_that_listens_everywhere_is_reached_at_the_address_that_t
             assert str(topic.owner(0)) == f"127.0.0.1:{broker.address.port}"
             async with client.producer("orders") as producer:
                 assert (await producer.send(b"x")).offset == 0
-        assert not broker.topology.own_address.startswith("0.0.0.0"), "what other brokers and people are told"
+        assert not broker.front_door.topology.own_address.startswith("0.0.0.0"), "what others are told"

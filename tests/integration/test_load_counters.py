@@ -10,8 +10,6 @@ import pytest
 import braid
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
-from braid.broker.load import reading
-from braid.cluster.load_reports import Reading
 
 
 def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_gone(tmp_path: Path) -> None:
@@ -22,15 +20,12 @@ def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_g
         finally:
             await broker.close()
 
-    def read(broker: Broker) -> Reading:
-        return reading(broker.segments, broker.metrics, broker.server.adopted_generation())
-
     async def use(broker: Broker) -> None:
         async with braid.connect(f"braid://{broker.address}") as client:
             await client.admin.create_topic("orders", segments=2)
             async with client.producer("orders") as producer:
                 await producer.send_many([(b"key-0", b"x" * 1000)] * 100)
-            used, idle = sorted(read(broker).segments, key=lambda each: -each.bytes_in)
+            used, idle = sorted(broker.read_load().segments, key=lambda each: -each.bytes_in)
             assert 100_000 < used.bytes_in < 120_000
             assert used.history_bytes >= used.bytes_in
             assert (used.bytes_out, idle.bytes_in, idle.bytes_out, idle.history_bytes) == (0, 0, 0, 0)
@@ -41,7 +36,7 @@ def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_g
                         assert message is not None
                         if number == 49 and name == "first":
                             await consumer.ack(message)
-        found = read(broker)
+        found = broker.read_load()
         assert found.records_in == 100
         assert sorted(each.bytes_out for each in found.segments) == [0, 2 * used.bytes_in]
         # One subscription has acked half of it, the other one nothing.

@@ -123,7 +123,7 @@ def test_it_ends_with_exit_code_1_when_what_broke_also_keeps_it_from_stopping_in
             raise LookupError(path)
 
         broker.topics.on_change.append(broken)
-        await broker.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
+        await broker.front_door.calls.call("create_topic", {"topic": "orders"}, ANONYMOUS)
         assert await serve_until(asyncio.get_running_loop().create_future(), broker, admin) == 1
 
     asyncio.run(asyncio.wait_for(main(), WAIT_S))

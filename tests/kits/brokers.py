@@ -88,7 +88,7 @@ class Brokers:
             yield client
 
     async def call(self, name: str, call: str, **arguments: Any) -> Any:
-        return await self.running[name].calls.call(call, arguments, ANONYMOUS)
+        return await self.running[name].front_door.calls.call(call, arguments, ANONYMOUS)
 
     def store_of(self, name: str) -> MemoryStore:
         """What a broker reaches the store by: it can be cut off, or made to fail."""
@@ -100,22 +100,22 @@ class Brokers:
     def owner(self, segment: int, path: str = PATH) -> str:
         """Who serves it; empty if nobody does."""
         broker = self.any()
-        for descriptor, record in broker.owners.of_topic(path).items():
+        for descriptor, record in broker.cluster.owners.of_topic(path).items():
             if descriptor.endswith(f"-{segment}") and record.state is OwnershipState.SERVING:
                 return record.owner if record.owner in self.running else ""
         return ""
 
     def controller(self, path: str = PATH) -> str:
-        known = self.any().controllers.table.get(path)
+        known = self.any().group_host.controllers.table.get(path)
         return known.broker if known is not None else ""
 
     async def move(self, segment: int, to: str) -> None:
         """Ask for it in the segment's record, as whoever wants a move does, and wait for it."""
         broker = self.any()
         name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(segment))
-        known = broker.owners.known(name)
+        known = broker.cluster.owners.known(name)
         assert known is not None
-        assert await broker.owners.swap(name, known.revision, known.value.moving(Move(to=to))) is not None
+        assert await broker.cluster.owners.swap(name, known.revision, known.value.moving(Move(to=to))) is not None
         await until(lambda: self.owner(segment) == to)
 
 

@@ -34,7 +34,7 @@ async def test_a_broker_that_has_all_the_load_is_relieved_and_no_record_is_lost(
     async with running_brokers(simulation, (), balance=True) as brokers:
         await load_one_broker(brokers, 75)
         assert len(owners(brokers)) > 1, "a was relieved of something"
-        reports = {name: broker.members.loads.get(name) for name, broker in brokers.running.items()}
+        reports = {name: broker.cluster.members.loads.get(name) for name, broker in brokers.running.items()}
         assert all(report is not None for report in reports.values())
         async with brokers.client() as client, client.checkpoint_consumer("orders", start="earliest") as reader:
             found = 0

@@ -12,7 +12,7 @@ import pytest
 from braid.broker.connections import session
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import Channel
-from braid.broker.segments.host import OwnedSegment, Segments
+from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.client.consuming import stream
 from braid.client.producing import segment_writer as writer
 from braid.client.producing.segment_writer import BatchOutcome, RetryAction, SegmentWriter

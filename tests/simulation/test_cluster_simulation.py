@@ -12,9 +12,9 @@ import pytest
 from braid.broker.segments import opening
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.history_copy import OutgoingHistory
-from braid.broker.segments.host import OwnedSegment, Segments
 from braid.broker.segments.leftover_chunks import Copies
 from braid.broker.segments.read_grants import ReadGrants
+from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.cluster.ownership import leader_step as reconcile
 from braid.cluster.ownership.leader_step import Decision, Reason
 from braid.metadata.store import Compare

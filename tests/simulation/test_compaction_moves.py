@@ -79,7 +79,7 @@ async def test_a_segment_that_moves_before_the_swap_is_found_at_its_new_owner(si
         sent = await moved_about(brokers)
         old, new = await joined(brokers)
         moving = asyncio.ensure_future(brokers.move(0, "c"))
-        await brokers.running["a"].calls.call(
+        await brokers.running["a"].front_door.calls.call(
             "replace_chunks", {"topic": "orders", "segment": 0, "old": old, "new": new}, ANONYMOUS
         )
         await moving

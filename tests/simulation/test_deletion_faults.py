@@ -59,7 +59,7 @@ async def test_a_slow_finisher_of_a_deletion_does_not_harm_a_new_topic_of_the_sa
         objects = SlowFirstListing(brokers)
         brokers.objects = objects
         await brokers.start("a", "b", "c")
-        leader = next(name for name, broker in brokers.running.items() if broker.leader.leading)
+        leader = next(name for name, broker in brokers.running.items() if broker.cluster.leader.leading)
         asked = next(name for name in brokers.running if name != leader)
         async with brokers.client(asked, timeout=60) as client:
             await client.admin.create_topic("orders")
@@ -91,7 +91,7 @@ async def test_a_broker_that_cannot_remove_its_files_yet_leaves_a_new_topic_of_t
         if brokers.owner(0) != "a":
             await brokers.move(0, "a")
         await send(client, 0, 5)
-        context = brokers.running["b"].context
+        context = brokers.running["b"].resources.storage
         sync_folder = context.disk.sync_folder
         failed = asyncio.Event()
 
@@ -129,12 +129,12 @@ async def test_what_a_copy_leaves_that_a_deletion_overtook_is_not_taken_for_hist
                 await producer.send(value)
             await brokers.move(0, "b")
             if value == b"old":
-                objects = brokers.running["b"].context.objects
+                objects = brokers.running["b"].resources.storage.objects
                 for stat in await objects.list(PATH):
                     left[stat.name] = await objects.read(stat.name, 0, stat.size)
                 await brokers.call("a", "delete_topic", topic="orders", force=True)
                 for name, content in left.items():
-                    await brokers.running["c"].context.objects.create(name, [content])
+                    await brokers.running["c"].resources.storage.objects.create(name, [content])
         await brokers.move(0, "c")
         assert await read_all(client, 1) == [b"new"]
 
@@ -148,10 +148,10 @@ async def test_a_sender_of_the_past_leaves_nothing_in_a_new_topic_of_the_same_na
         (segment,) = broker.segments.all()
         about = {"segment": str(segment.name), "topic_id": segment.topic_id + 1, "revision": 1}
         with pytest.raises(TopicNotFound):
-            await broker.incoming.list_history(about)
+            await broker.segment_host.incoming.list_history(about)
         piece = {"object": "0.chunk", "start": 0, "size": 1, "checksum": crc32c.crc32c(b"x")}
         with pytest.raises(TopicNotFound):
-            await broker.incoming.put_history({**about, **piece}, b"x")
+            await broker.segment_host.incoming.put_history({**about, **piece}, b"x")
         await send(client, 3, 3)
         assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 

@@ -67,14 +67,15 @@ async def ask_for_move(brokers: Brokers, to: str) -> None:
 
 def settled(brokers: Brokers) -> bool:
     broker = brokers.any()
-    record = broker.owners.find(SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(0)))
+    name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(0))
+    record = broker.cluster.owners.find(name)
     return record is not None and record.state is OwnershipState.SERVING and record.move is None
 
 
 async def story(brokers: Brokers, victim: str, at: int) -> int:
     """How many requests the victim made, if it was not killed. `a` leads, `b` has the segment, `c` is to get it."""
     await brokers.start("a")
-    await until(lambda: brokers.running["a"].leader.leading)
+    await until(lambda: brokers.running["a"].cluster.leader.leading)
     await brokers.start("b", "c")
     async with brokers.client(timeout=120.0) as client:
         await client.admin.create_topic("orders")

@@ -31,7 +31,7 @@ def segment_of(brokers: Brokers) -> SegmentName:
 
 
 def record_of(brokers: Brokers) -> Ownership:
-    record = brokers.any().owners.find(segment_of(brokers))
+    record = brokers.any().cluster.owners.find(segment_of(brokers))
     assert record is not None
     return record
 
@@ -77,7 +77,7 @@ async def test_a_move_to_a_broker_that_has_died_is_given_up_and_the_segment_is_s
         async with client.producer("orders") as producer:
             await send(producer, *range(5))
             brokers.kill("c")
-            await until(lambda: not brokers.running["a"].members.is_live("c"))
+            await until(lambda: not brokers.running["a"].cluster.members.is_live("c"))
             await wish(brokers, "c")
             await until(lambda: record_of(brokers).refusal)
             assert "broker c is not there" in record_of(brokers).refusal
@@ -164,7 +164,7 @@ async def test_an_export_that_fails_during_the_seal_holds_up_publishes_for_a_whi
                 await send_one()
                 await brokers.move(0, "b")
                 await send_one()
-            assert brokers.running["a"].owners.find(name) == record_of(brokers)
+            assert brokers.running["a"].cluster.owners.find(name) == record_of(brokers)
             assert await read_all(client, sent) == [b"%d" % number for number in range(sent)]
 
 
@@ -221,12 +221,12 @@ async def test_a_dead_owners_segment_waits_for_it_and_says_so(shared: bool, simu
         async with client.producer("orders") as producer:
             await send(producer, *range(5))
             brokers.kill("c")
-            await until(lambda: not brokers.running["a"].members.is_live("c"))
+            await until(lambda: not brokers.running["a"].cluster.members.is_live("c"))
             await asyncio.sleep(60)
             refused = brokers.running["a"].segments.not_here(PATH, 0)
             assert isinstance(refused, NotServing)
             assert "waits for its owner c, which is down" in str(refused)
-            (waits,) = brokers.running["a"].leader.waiting()
+            (waits,) = brokers.running["a"].cluster.leader.waiting()
             assert waits.brokers == ("c",)
             sending = asyncio.create_task(send(producer, 5))
             await brokers.start("c")
@@ -247,7 +247,7 @@ async def test_a_zombie_that_comes_back_after_its_segment_was_recovered_elsewher
             for other in ("a", "b"):
                 brokers.network.cut("c", other)
             brokers.network.cut("c", "client")
-            await until(lambda: not brokers.running["a"].members.is_live("c"))
+            await until(lambda: not brokers.running["a"].cluster.members.is_live("c"))
             with pytest.raises(MoveRefused):
                 await brokers.call("a", "move_topic", topic="orders", to="b")
             found = await brokers.call("a", "recover_topic", topic="orders", to="b", acceptLoss=True)
@@ -255,7 +255,7 @@ async def test_a_zombie_that_comes_back_after_its_segment_was_recovered_elsewher
             epoch = record_of(brokers).epoch
             brokers.store_of("c").reconnect()
             brokers.network.heal("c")
-            await until(lambda: brokers.running["a"].members.is_live("c"))
+            await until(lambda: brokers.running["a"].cluster.members.is_live("c"))
             await asyncio.sleep(30)
             assert (record_of(brokers).owner, record_of(brokers).epoch) == ("b", epoch)
             assert not brokers.running["c"].segments.all()
@@ -272,7 +272,7 @@ async def test_the_old_owners_copy_goes_when_the_new_one_serves_and_not_before(s
             folder = segment_folder(name.topic.path, name.descriptor)
 
             async def chunks(broker: str) -> int:
-                stats = await brokers.running[broker].context.objects.list(folder)
+                stats = await brokers.running[broker].resources.storage.objects.list(folder)
                 return sum(stat.name.endswith(".chunk") for stat in stats)
 
             await brokers.move(0, "b")
@@ -294,7 +294,7 @@ async def test_a_topic_that_was_deleted_and_made_again_while_a_former_owner_was_
         async with client.producer("orders") as producer:
             await send(producer, *range(5))
         brokers.kill("c")
-        await until(lambda: not brokers.running["a"].members.is_live("c"))
+        await until(lambda: not brokers.running["a"].cluster.members.is_live("c"))
         await client.admin.delete_topic("orders")
         await topic_at(brokers, client, "a")
         async with client.producer("orders") as producer:
@@ -413,13 +413,13 @@ async def test_a_move_is_given_up_when_the_target_has_something_else_under_the_n
             (segment,) = brokers.running["b"].segments.all()
             (chunk,) = segment.storage.catalog.chunks
             name = f"{segment_folder(PATH, segment.name.descriptor)}/{chunk.object}"
-            incoming = brokers.running["c"].incoming
-            known = brokers.running["b"].owners.known(segment.name)
+            incoming = brokers.running["c"].segment_host.incoming
+            known = brokers.running["b"].cluster.owners.known(segment.name)
             assert known is not None
             await incoming.list_history(
                 {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": known.revision}
             )
-            await brokers.running["c"].context.objects.create(name, [b"something else"])
+            await brokers.running["c"].resources.storage.objects.create(name, [b"something else"])
             await wish(brokers, "c")
             await until(lambda: record_of(brokers).refusal)
             assert "does not have it as it was sent" in record_of(brokers).refusal

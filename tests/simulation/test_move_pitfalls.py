@@ -30,7 +30,7 @@ def segment_of(brokers: Brokers) -> SegmentName:
 
 
 def record_of(brokers: Brokers) -> Ownership:
-    record = brokers.any().owners.find(segment_of(brokers))
+    record = brokers.any().cluster.owners.find(segment_of(brokers))
     assert record is not None
     return record
 
@@ -44,7 +44,7 @@ async def topic_at(brokers: Brokers, client: Client, owner: str) -> None:
 
 async def wish(brokers: Brokers, to: str) -> None:
     """Ask for a move and do not wait for it."""
-    owners = brokers.any().owners
+    owners = brokers.any().cluster.owners
     known = owners.known(segment_of(brokers))
     assert known is not None
     assert await owners.swap(segment_of(brokers), known.revision, known.value.moving(Move(to=to, id="test")))
@@ -71,7 +71,7 @@ def numbers(count: int) -> list[bytes]:
 
 def on_record(brokers: Brokers, seen_by: str, then: Callable[[Ownership], None]) -> None:
     """Call `then` with each record of the segment that a broker hears of."""
-    table = brokers.running[seen_by].owners.table
+    table = brokers.running[seen_by].cluster.owners.table
     name = segment_of(brokers)
     key = (name.topic.path, name.descriptor)
 
@@ -85,13 +85,15 @@ def on_record(brokers: Brokers, seen_by: str, then: Callable[[Ownership], None])
 
 async def start_led_by_c(brokers: Brokers) -> None:
     await brokers.start("c")
-    await until(lambda: brokers.running["c"].leader.leading)
+    await until(lambda: brokers.running["c"].cluster.leader.leading)
     await brokers.start("a", "b")
 
 
 async def chunks(brokers: Brokers, broker: str) -> set[str]:
     name = segment_of(brokers)
-    stats = await brokers.running[broker].context.objects.list(segment_folder(name.topic.path, name.descriptor))
+    stats = await brokers.running[broker].resources.storage.objects.list(
+        segment_folder(name.topic.path, name.descriptor)
+    )
     return {stat.name for stat in stats if stat.name.endswith(".chunk")}
 
 
@@ -209,7 +211,7 @@ async def test_cursors_beyond_what_could_be_recovered_do_not_skip_what_takes_tho
                 await consumer.ack(message)
             await stored_at(brokers, 10)
             brokers.kill("c")
-            await until(lambda: not brokers.running["a"].members.is_live("c"))
+            await until(lambda: not brokers.running["a"].cluster.members.is_live("c"))
             with pytest.raises(InvalidArgument, match="chunks reach offset 0; what c confirmed from there on"):
                 await brokers.call("a", "recover_topic", topic="orders")
             await brokers.call("a", "recover_topic", topic="orders", acceptLoss=True)
@@ -232,7 +234,7 @@ async def test_a_segment_whose_whole_history_was_lost_with_a_disk_begins_behind_
             await brokers.move(0, "a")  # All five are in a chunk, and the chunk goes with them.
             await send(producer, *range(5, 8))
             brokers.kill("a")
-            await until(lambda: not brokers.running["c"].members.is_live("a"))
+            await until(lambda: not brokers.running["c"].cluster.members.is_live("a"))
             found = await brokers.call("c", "recover_topic", topic="orders", to="c", acceptLoss=True)
             assert found["segments"][0]["loss"] == "all of its history lies on a and is lost; it goes on at offset 5"
             assert (await producer.send(b"new")).offset == 5
@@ -254,8 +256,8 @@ async def test_a_topic_that_accepts_the_loss_goes_on_without_its_owner_and_the_o
         async with client.producer("orders") as producer:
             await send(producer, *range(5))
             brokers.kill("c")
-            await until(lambda: not brokers.running["a"].members.is_live("c"))
-            (waits,) = brokers.running["a"].leader.waiting()
+            await until(lambda: not brokers.running["a"].cluster.members.is_live("c"))
+            (waits,) = brokers.running["a"].cluster.leader.waiting()
             assert waits.until is not None
             await asyncio.sleep(15)
             assert record_of(brokers).owner == "c", "it is not gone for long enough"
@@ -292,7 +294,7 @@ async def test_what_was_sealed_while_nobody_led_is_found_by_the_next_leader(simu
                 brokers.kill("c")
                 await wish(brokers, "b")
                 await until(lambda: record_of(brokers).state is OwnershipState.SEALED)
-                assert not any(broker.leader.leading for broker in brokers.running.values())
+                assert not any(broker.cluster.leader.leading for broker in brokers.running.values())
                 await until(lambda: brokers.owner(0) == "b")
                 await send(producer, *range(10, 12))
             assert await read_all(client, 12) == numbers(12)

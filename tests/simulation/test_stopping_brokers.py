@@ -27,7 +27,7 @@ async def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part
             raise DiskError("the disk does not answer today")
 
         for name in ("a", "b"):
-            brokers.running[name].context.disk.sync_folder = failing  # type: ignore[assignment, method-assign]
+            brokers.running[name].resources.storage.disk.sync_folder = failing  # type: ignore[assignment, method-assign]
         for asked in ("c", "a"):  # One whose own part is done, and one whose own part never is.
             deleting = asyncio.create_task(brokers.call(asked, "delete_topic", topic="orders", force=True))
             await asyncio.sleep(5)
@@ -60,7 +60,7 @@ async def test_a_broker_that_stops_in_the_middle_of_a_hand_over_ends_it_first(si
                 await brokers.move(0, "a")
             async with client.producer("orders") as producer:
                 await producer.send(b"0")
-                owners = brokers.running["a"].owners
+                owners = brokers.running["a"].cluster.owners
                 draining = asyncio.Event()
 
                 def on_change(_: object) -> None:

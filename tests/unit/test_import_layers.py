@@ -38,6 +38,7 @@ ROOMS = {
         "groups": {"segments"},
         "admin": {"peers", "segments", "groups"},
         "connections": {"peers", "segments", "groups", "admin"},
+        "parts": {"peers", "segments", "groups", "admin", "connections"},
     },
     "client": {"consuming": set[str](), "producing": {"consuming"}, "blocking": {"consuming", "producing"}},
     "spark": {

@@ -50,7 +50,7 @@ def build_app(broker: Broker, *, check_host: bool) -> Guard:
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see /metrics
         generate_unique_id_function=lambda route: route.name,
     )
-    guard = Guard(app, broker.access, check_host=check_host)
+    guard = Guard(app, broker.front_door.access, check_host=check_host)
     add_routes(app.router, broker)
     _add_monitoring(app, broker, guard)
     _add_pages(app, broker)
@@ -140,7 +140,7 @@ def _only(answers: dict[int | str, dict[str, Any]], *statuses: int) -> dict[int 
 
 def _add_pages(app: FastAPI, broker: Broker) -> None:
     own = importlib.resources.files("braid.admin") / "static"
-    document = _openapi(app, with_tokens=broker.access.enabled)
+    document = _openapi(app, with_tokens=broker.front_door.access.enabled)
     pages = {"/": own / "index.html", "/docs": own / "docs.html"}
     for path, file in pages.items():
         app.add_api_route(path, _page(file), include_in_schema=False)

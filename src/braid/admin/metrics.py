@@ -33,7 +33,7 @@ from braid.cluster.ownership.leader_step import Reason
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
     from braid.broker.metrics import Histogram
-    from braid.broker.segments.host import OwnedSegment
+    from braid.broker.segments.segments import OwnedSegment
 
 MAX_SERIES: Final = 50_000
 """Of those that grow with topics: 4 MB of text, a second of a thread."""
@@ -164,7 +164,7 @@ class Exposition:
             "braid_connections_refused", "Client connections refused.", ["code"],
             {(code,): count for code, count in counts.connections_refused.items()},
         )  # fmt: skip
-        received, sent = broker.server.traffic()
+        received, sent = broker.front_door.server.traffic()
         yield _counter("braid_network_receive_bytes", "Bytes received from clients.", received)
         yield _counter("braid_network_transmit_bytes", "Bytes sent to clients.", sent)
         yield _counted(
@@ -190,7 +190,7 @@ class Exposition:
         yield from self._cache_families()
 
     def _cluster_families(self) -> Iterator[Metric]:
-        leader = self._broker.leader
+        leader = self._broker.cluster.leader
         leading = leader.leading
         yield _gauge("braid_cluster_leader", "1 while this broker leads the cluster.", int(leading))
         yield _counted(

@@ -97,7 +97,7 @@ def add_routes(router: APIRouter, broker: served.Broker) -> None:
             raise ShuttingDown(f"broker {broker.id} is stopping; ask another one")
         given = {key: value for key, value in arguments.items() if value is not None}
         principal: Principal = request.state.principal  # the guard's
-        return await broker.calls.call(name, given, principal)
+        return await broker.front_door.calls.call(name, given, principal)
 
     _add_topics(router, call)
     _add_subscriptions(router, call)

@@ -82,7 +82,7 @@ class AdminServer:
     @classmethod
     async def start(cls, broker: Broker, port: AdminPort, tls: ssl.SSLContext | None) -> AdminServer:
         """Answering when it returns. The port belongs to it from then on."""
-        app = build_app(broker, check_host=is_loopback(port.address.host) and not broker.access.enabled)
+        app = build_app(broker, check_host=is_loopback(port.address.host) and not broker.front_door.access.enabled)
         config = Config(
             app=app,
             http=_Connection,

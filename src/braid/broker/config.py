@@ -11,6 +11,8 @@ from braid.model.names import check_name
 from braid.wire.frame import MAX_FRAME_BYTES
 
 DEFAULT_DATA: Final = "./braid-data"
+LOCAL: Final = "local"
+"""Storage that is the broker's own disk."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +96,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin: str = "127.0.0.1:8660"
     metadata: str = ""
     """`sqlite:PATH` or `etcd://HOST:PORT,…`; empty: a file in the data folder."""
-    storage: str = "local"
+    storage: str = LOCAL
     """`local`, `file:///PATH` (shared by all brokers) or `s3://BUCKET/PREFIX`."""
     labels: dict[str, str] = {}
     """What operators want to know a broker by, such as its rack; shown with it."""

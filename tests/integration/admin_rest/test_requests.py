@@ -122,7 +122,7 @@ def test_a_bug_is_answered_with_500_logged_once_and_shows_nothing(
     async def broken(*_: Any) -> Any:
         raise RuntimeError("a detail of ours")
 
-    monkeypatch.setattr(broker.broker.calls, "call", broken)
+    monkeypatch.setattr(broker.broker.front_door.calls, "call", broken)
     with caplog.at_level(logging.ERROR):
         answer = broker.ask("GET", TOPICS)
     assert (answer.status, answer.error) == (500, "error")
@@ -139,13 +139,13 @@ def test_a_bug_is_answered_with_500_logged_once_and_shows_nothing(
 def test_health_and_readiness(broker: AdminBroker) -> None:
     assert broker.ask("GET", "/healthz").json == {"status": "alive"}
     assert broker.ask("GET", "/readyz").json == {"status": "ready"}
-    broker.broker.ready = False
+    broker.broker.front_door.ready = False
     try:
         answer = broker.ask("GET", "/readyz")
         assert (answer.status, answer.error, answer.json["retriable"]) == (503, "not-ready", True)
         assert broker.ask("GET", "/healthz").status == 200
     finally:
-        broker.broker.ready = True
+        broker.broker.front_door.ready = True
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])

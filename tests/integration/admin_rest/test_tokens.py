@@ -114,7 +114,7 @@ def test_closing_lets_a_running_request_finish(tmp_path: Path, monkeypatch: pyte
             await go_on.wait()
             raise NotServing("later")
 
-        monkeypatch.setattr(broker.broker.calls, "call", slow)
+        monkeypatch.setattr(broker.broker.front_door.calls, "call", slow)
         with socket.create_connection(broker.address, timeout=20) as connection:
             connection.sendall(f"GET {TOPICS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 

@@ -15,12 +15,12 @@ import msgspec
 from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts, segment_statistics, topic_counts
 from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.group import Consumer
-from braid.broker.groups.host import Groups
+from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Progress
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import Arguments, PeerCalls
-from braid.broker.segments.host import Segments
 from braid.broker.segments.segment_access import Ask
+from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners

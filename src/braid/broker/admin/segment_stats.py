@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
-from braid.broker.segments.host import OwnedSegment, Segments
+from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.names import TopicName
 from braid.storage.segment import SegmentStorage

@@ -7,12 +7,12 @@ from typing import Protocol
 from braid.broker.admin.reports import Reports
 from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
-from braid.broker.groups.host import Groups
+from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.deletion import Deletion
-from braid.broker.segments.host import Segments
 from braid.broker.segments.segment_access import SegmentAccesses
+from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.cluster.leader import Leader

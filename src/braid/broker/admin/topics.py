@@ -17,7 +17,7 @@ from braid.broker.admin.results import some_names, topic_json, topic_stats_json
 from braid.broker.admin.services import CallServices
 from braid.broker.admin.subscriptions import subscription_described
 from braid.broker.auth import Action, Principal
-from braid.broker.storage_context import LOCAL
+from braid.broker.config import LOCAL
 from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
 from braid.model.ids import NO_REQUEST
 from braid.model.names import TopicName, check_name

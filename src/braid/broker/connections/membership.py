@@ -1,4 +1,4 @@
-"""The consumers that joined over one connection. Their groups live in broker/groups/host.py, if this broker is the
+"""The consumers that joined over one connection. Their groups live in broker/groups/groups.py, if this broker is the
 topic's controller; their channels live on connections to the owners of segments, which may be others."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from braid.broker.groups.group import Assigned
-from braid.broker.groups.host import Groups
+from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.topics import Topics
 from braid.model.errors import BraidError, InvalidArgument, NotServing

@@ -21,14 +21,14 @@ from braid.broker.auth import Access, Action, Principal
 from braid.broker.config import Limits
 from braid.broker.connections.membership import Memberships
 from braid.broker.error_mapping import to_client
-from braid.broker.groups.host import Groups
+from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.delivery import MAX_CREDIT, Channel, ReadAhead
-from braid.broker.segments.host import OwnedSegment, Segments
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrant
+from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView, encoded_topology
 from braid.model.errors import (

@@ -1,4 +1,4 @@
-"""What a controller remembers of one subscription's consumers (broker/groups/host.py): values, and the small changes
+"""What a controller remembers of one subscription's consumers (broker/groups/groups.py): values, and the small changes
 that keep them consistent. Only `Groups` holds and changes them."""
 
 from __future__ import annotations

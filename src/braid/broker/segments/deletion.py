@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from braid.broker.keyed_locks import KeyedLocks
-from braid.broker.segments.host import Segments
+from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners

@@ -28,7 +28,7 @@ import msgspec
 
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
-from braid.broker.segments.host import OwnedSegment
+from braid.broker.segments.segments import OwnedSegment
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
@@ -668,8 +668,8 @@ class World:
                 self._follow(segment)
             self._check_channels(segment)
             self._check_cursors(segment)
-        for session in broker.server._sessions:
-            if session._bytes > broker.limits.max_bytes_in_flight + (1 << 20):
+        for session in broker.front_door.server._sessions:
+            if session._bytes > broker.front_door.limits.max_bytes_in_flight + (1 << 20):
                 raise PromiseBroken("I12", f"a connection has {session._bytes} bytes in flight")
 
     def _follow(self, segment: OwnedSegment) -> None:

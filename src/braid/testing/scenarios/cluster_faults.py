@@ -152,7 +152,7 @@ class ClusterFaults:
         if not idle:
             return
         machine = self._random.choice(idle)
-        leader = next((each for each in idle if each.broker is not None and each.broker.leader.leading), None)
+        leader = next((each for each in idle if each.broker is not None and each.broker.cluster.leader.leading), None)
         if leader is not None and self._random.random() < 0.3:
             machine = leader
         machine.busy = True

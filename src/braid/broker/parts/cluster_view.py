@@ -1,0 +1,73 @@
+"""The cluster as this broker sees it: topics, owners and members from the metadata, and links to the other brokers.
+
+It also holds this broker's own place there: its registration under a lease, its load reports, and its candidacy for the
+cluster's leadership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from braid.broker.config import BrokerConfig
+from braid.broker.parts.registration import BrokerRegistration
+from braid.broker.parts.resources import Resources
+from braid.broker.peers.links import Peers
+from braid.broker.topics import Topics
+from braid.cluster.leader import Leader, LeaderConfig
+from braid.cluster.load_reports import LoadReports, Reading
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.metadata.view import View
+from braid.storage.segment import StorageMode
+
+
+class ClusterView:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        resources: Resources,
+        *,
+        read_load: Callable[[], Reading],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`on_failure` is called when the view or the leader breaks: the broker cannot go on without them."""
+        store, clock = resources.store, resources.clock
+        self.view = View(store)
+        self.view.on_failure = on_failure
+        self.registration = BrokerRegistration(config, store, clock)
+        self.topics = Topics(self.view, clock, resources.random)
+        self.owners = Owners(self.view)
+        self.members = Members(self.view)
+        self.peers = Peers(config.id, self.members, resources.network)
+        self.leader = Leader(
+            self.view,
+            self.topics,
+            self.owners,
+            self.members,
+            clock,
+            config.id,
+            LeaderConfig(balance=config.balance, copies_history=resources.storage.mode is StorageMode.LOCAL),
+        )
+        self.leader.on_failure = on_failure
+        self.loads = LoadReports(store, clock, resources.processor, config.id, read_load)
+
+    async def join(self, address: str, secret: str) -> None:
+        """Register, and follow the metadata. The broker is known to others from now on."""
+        self.peers.secret = secret
+        self.registration.address = address
+        await self.registration.register()
+        await self.view.load()
+
+    def start_leading(self) -> None:
+        """Stand for the leadership and report load, under the lease of the registration."""
+        self.leader.start(self.registration.lease)
+        self.loads.start(self.registration.lease)
+
+    async def stop_leading(self) -> None:
+        await self.loads.stop()
+        await self.leader.stop()
+
+    async def leave(self) -> None:
+        await self.view.stop()
+        await self.registration.unregister()
+        await self.peers.close()

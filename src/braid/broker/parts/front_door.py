@@ -1,0 +1,105 @@
+"""Where clients and other brokers come in: the listening port, the calls that it answers, and what clients are told."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from braid.broker.admin.calls import Calls
+from braid.broker.admin.reports import Reports
+from braid.broker.auth import Access
+from braid.broker.config import BrokerConfig
+from braid.broker.connections.server import Server
+from braid.broker.metrics import BrokerMetrics
+from braid.broker.parts.cluster_view import ClusterView
+from braid.broker.parts.group_host import GroupHost
+from braid.broker.parts.resources import Resources
+from braid.broker.parts.segment_host import SegmentHost
+from braid.broker.peers.calls import PeerCalls
+from braid.broker.segments.delivery import ReadAhead
+from braid.broker.topology import TopologyView
+from braid.model.errors import InvalidConfig
+from braid.ports.network import Address
+from braid.wire.operations import HERE
+
+ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 (compared, not bound to)
+
+
+class FrontDoor:
+    """Implements `session.Services` and `admin.services.CallServices`: sessions and calls find here what they need."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        resources: Resources,
+        metrics: BrokerMetrics,
+        cluster: ClusterView,
+        segment_host: SegmentHost,
+        group_host: GroupHost,
+    ) -> None:
+        self.id = config.id
+        self.config: Final = config
+        self.limits = config.limits
+        self.metrics = metrics
+        self.access = Access(config.auth)
+        self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
+        self.ready = False
+        """Clients are let in."""
+        self.closing = False
+        self.store = resources.store
+        self.topics, self.owners, self.members = cluster.topics, cluster.owners, cluster.members
+        self.leader = cluster.leader
+        self.segments, self.accesses, self.deletion = (
+            segment_host.segments,
+            segment_host.accesses,
+            segment_host.deletion,
+        )
+        self.groups, self.subscriptions = group_host.groups, group_host.subscriptions
+        controllers = group_host.controllers
+        self.reports = Reports(
+            config.id,
+            self.topics,
+            self.segments,
+            self.owners,
+            self.members,
+            metrics,
+            self.groups,
+            controllers,
+            cluster.peers.call,
+        )
+        self.peer_calls = PeerCalls()
+        segment_host.answer(self.peer_calls)
+        self.reports.answer_for(self.peer_calls)
+        self.topology = TopologyView(config.id, self.topics, self.owners, self.members, controllers.address)
+        controllers.table.on_change.append(self.topology.changed)
+        self.calls = Calls(self)
+        self.server = Server(self, resources.network, resources.clock)
+
+    async def listen(self) -> Address:
+        """Open the port. Clients and brokers that connect are asked to wait until `ready`."""
+        config, topology = self.config, self.topology
+        address = await self.server.listen(_address(config.listen))
+        if config.advertise or address.host not in ANY_HOST:
+            topology.own_address = topology.told_address = config.advertise or str(address)
+        else:  # It has as many addresses as the machine. A client that is here has found one that works.
+            topology.own_address = f"{socket.gethostname()}:{address.port}"
+            topology.told_address = HERE
+        return address
+
+    async def shut(self) -> None:
+        """Accept nobody new, confirm what was taken, then close the connections."""
+        await self.server.stop_listening()
+        await self.segments.flush()
+        await self.server.close()
+
+    async def finish_calls(self) -> None:
+        """Wait for the calls that are under way."""
+        await self.peer_calls.close()
+        await self.calls.close()
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise InvalidConfig(f"{text!r} is no address to listen on: write HOST:PORT, with a port from 0 to 65535")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port))

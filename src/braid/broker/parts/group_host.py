@@ -1,0 +1,34 @@
+"""All that this broker does for consumers: control topics, run their groups, keep their subscriptions."""
+
+from __future__ import annotations
+
+from braid.broker.config import BrokerConfig
+from braid.broker.groups.controllers import NO_LEASE, Controllers
+from braid.broker.groups.groups import Groups
+from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.parts.cluster_view import ClusterView
+from braid.broker.parts.resources import Resources
+from braid.broker.parts.segment_host import SegmentHost
+
+
+class GroupHost:
+    def __init__(self, config: BrokerConfig, resources: Resources, cluster: ClusterView, host: SegmentHost) -> None:
+        registration = cluster.registration
+
+        def lease_id() -> int:
+            return registration.lease.id if registration.may_act() else NO_LEASE
+
+        self.controllers = Controllers(cluster.view, cluster.members, config.id, lease_id)
+        self.groups = Groups(cluster.topics, self.controllers, resources.clock, config.groups)
+        self.subscriptions = Subscriptions(
+            resources.store, cluster.topics, host.segments, host.accesses, resources.clock, resources.random
+        )
+        host.segments.on_open.append(self.subscriptions.sweep_later)
+
+    def start(self) -> None:
+        self.groups.start()
+
+    async def stop(self) -> None:
+        """Stopping twice is fine."""
+        await self.subscriptions.stop()
+        await self.groups.close()
