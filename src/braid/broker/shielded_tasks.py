@@ -12,6 +12,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from braid.ports.tasks import TaskScope
+
 CLOSE_S: Final = 10.0
 
 T = TypeVar("T")
@@ -21,27 +23,24 @@ _log: Final = logging.getLogger(__name__)
 
 class ShieldedTasks:
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running = TaskScope[object]()
 
     async def run(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """The work's result. If the waiting is cancelled, the work is not."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
+        task = self._running.start(object(), work, name=name)
+        task.add_done_callback(_take_note)
         return await asyncio.shield(task)
 
     async def close(self) -> None:
         """Returns when nothing runs any more."""
-        if not self._running:
-            return
-        _, late = await asyncio.wait(self._running, timeout=CLOSE_S)
-        for task in late:
+        if running := list(self._running):
+            await asyncio.wait(running, timeout=CLOSE_S)
+        for task in self._running:
             _log.warning("%s is given up: it has not ended within %g s", task.get_name(), CLOSE_S)
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        await self._running.cancel()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # Whoever asked is told; if he is gone, nobody needs to be.
+
+def _take_note(task: asyncio.Task[Any]) -> None:
+    """The caller is told of an error. If the caller is gone, nobody needs to be."""
+    if not task.cancelled():
+        task.exception()

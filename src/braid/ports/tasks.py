@@ -1,12 +1,13 @@
-"""Tasks that somebody owns: who starts one ends it."""
+"""Tasks that somebody owns: the owner that starts a task also ends it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Collection, Coroutine, Hashable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
@@ -26,3 +27,46 @@ async def end(task: asyncio.Task[Any] | None) -> None:
         await asyncio.wait([task])
         if not task.cancelled():
             task.result()
+
+
+async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel them, and return when all have ended, however they ended."""
+    for task in tasks:
+        task.cancel()
+    await join(tasks)
+
+
+async def join(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Return when all have ended, however they ended."""
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+class TaskScope(Generic[K]):
+    """The running tasks of one owner, by key, at most one of each key."""
+
+    def __init__(self) -> None:
+        self._running: dict[K, asyncio.Task[Any]] = {}
+
+    def start(self, key: K, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        assert key not in self._running, f"{name}: a task of {key!r} is running"
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key))
+        return task
+
+    def get(self, key: K) -> asyncio.Task[Any] | None:
+        return self._running.get(key)
+
+    def items(self) -> list[tuple[K, asyncio.Task[Any]]]:
+        return list(self._running.items())
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._running
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(list(self._running.values()))
+
+    async def cancel(self) -> None:
+        """Cancel what runs, and return when all of it has ended."""
+        await cancel(list(self))

@@ -49,6 +49,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Offset
 from braid.model.names import TopicName
+from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
 from braid.wire.operations import (
@@ -140,7 +141,7 @@ class Session:
         self._paused = False
         self._taken = -1
         self._taken_at = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskScope[object]()
 
     # What the connection calls.
 
@@ -191,9 +192,7 @@ class Session:
 
     def _answer_later(self, frame: Frame, work: Coroutine[Any, Any, bytes]) -> None:
         self._count_in(0)
-        task = self._loop.create_task(self._answer(frame, work), name=_name_of(frame.kind))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(object(), self._answer(frame, work), name=_name_of(frame.kind))
 
     async def _answer(self, frame: Frame, work: Awaitable[bytes]) -> None:
         try:
@@ -535,9 +534,7 @@ class Session:
             raise PermissionDenied(f"{self.principal.name!r} may not ask this: it is for brokers of the cluster alone")
         size = len(frame.payload) if frame.payload is not None else 0
         self._count_in(size)
-        task = self._loop.create_task(self._answer_peer(frame, size), name="peer")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(object(), self._answer_peer(frame, size), name="peer")
 
     async def _answer_peer(self, frame: Frame, size: int) -> None:
         """Errors go back as they are: what a fenced log means, the other broker knows as well."""

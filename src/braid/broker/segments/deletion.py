@@ -32,7 +32,7 @@ from braid.metadata.view import Known
 from braid.model.errors import BraidError, Fenced, MetadataUncertain
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
-from braid.ports.tasks import all_of
+from braid.ports.tasks import TaskScope, all_of, cancel
 from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import StorageContext, StorageMode
 
@@ -67,8 +67,9 @@ class Deletion:
         self._segments = segments
         self._locks = KeyedLocks()
         """By a topic's path: one finisher on this broker."""
-        self._dropping: dict[str, asyncio.Task[None]] = {}
-        self._finishing: dict[str, asyncio.Task[None]] = {}
+        self._dropping = TaskScope[str]()
+        """By a topic's path, as are the next."""
+        self._finishing = TaskScope[str]()
 
     def start(self) -> None:
         """When the segments are open: take up what a crash interrupted, and whatever is marked from now on."""
@@ -79,11 +80,7 @@ class Deletion:
     async def stop(self) -> None:
         with contextlib.suppress(ValueError):
             self._topics.on_change.remove(self._reconcile)
-        tasks = [*self._dropping.values(), *self._finishing.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel([*self._dropping, *self._finishing])
 
     async def delete(self, name: TopicName, topic_id: int | None = None) -> None:
         """Returns when nothing of the topic is left. `TopicNotFound`, also if only one with another id is there."""
@@ -94,9 +91,7 @@ class Deletion:
     def finish_later(self, path: str) -> None:
         """Called while this broker leads: a topic is being deleted. May be called again and again."""
         if path not in self._finishing:
-            work = self._until_done(TopicName.parse(path))
-            task = self._finishing[path] = asyncio.create_task(work, name=f"delete {path}")
-            task.add_done_callback(lambda _: self._finishing.pop(path, None))
+            self._finishing.start(path, self._until_done(TopicName.parse(path)), name=f"delete {path}")
 
     async def _until_done(self, name: TopicName) -> None:
         try:
@@ -108,9 +103,7 @@ class Deletion:
 
     def _reconcile(self, path: str) -> None:
         if self._topics.mark(path) is not None and path not in self._dropping:
-            task = asyncio.create_task(self._drop(TopicName.parse(path)), name=f"drop {path}")
-            self._dropping[path] = task
-            task.add_done_callback(lambda _: self._dropping.pop(path, None))
+            self._dropping.start(path, self._drop(TopicName.parse(path)), name=f"drop {path}")
 
     async def _drop(self, name: TopicName) -> None:
         dropped: Compare | None = None

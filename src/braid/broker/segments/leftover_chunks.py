@@ -18,6 +18,7 @@ from braid.model.errors import BraidError
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
+from braid.ports.tasks import TaskScope
 from braid.storage.history.catalog import Catalog
 from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import StorageContext, StorageMode
@@ -35,7 +36,7 @@ class Copies:
         """Segments of which this disk may hold chunks that it need not."""
         self._counted_on: dict[SegmentName, Revision] = {}
         """The record of the owner that asked last for what lies here."""
-        self._removing: dict[SegmentName, asyncio.Task[None]] = {}
+        self._removing = TaskScope[SegmentName]()
         self._stopped = False
 
     async def start(self) -> None:
@@ -52,11 +53,7 @@ class Copies:
 
     async def stop(self) -> None:
         self._stopped = True
-        tasks = list(self._removing.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._removing.cancel()
 
     def left(self, name: SegmentName) -> None:
         """This broker has handed the segment over."""
@@ -79,8 +76,7 @@ class Copies:
             self._here.discard(name)
             self._counted_on.pop(name, None)
         if name in self._here and self._may_go(name) and name not in self._removing and not self._stopped:
-            task = self._removing[name] = asyncio.create_task(self._remove(name), name=f"remove copies of {name}")
-            task.add_done_callback(lambda _: self._removing.pop(name, None))
+            self._removing.start(name, self._remove(name), name=f"remove copies of {name}")
 
     def _may_go(self, name: SegmentName) -> bool:
         known = self._owners.known(name)

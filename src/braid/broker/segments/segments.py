@@ -51,7 +51,7 @@ from braid.model.ids import Epoch, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
-from braid.ports.tasks import all_of
+from braid.ports.tasks import TaskScope, all_of, cancel, join
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.segment import StorageContext, StorageMode
 
@@ -95,11 +95,11 @@ class Segments:
         self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
-        self._work: dict[Key, asyncio.Task[None]] = {}
+        self._work = TaskScope[Key]()
         """What is being done about a segment."""
         self._leaving: set[Key] = set()
         """Segments that are drained, and not sealed yet."""
-        self._endings: dict[OwnedSegment, asyncio.Task[None]] = {}
+        self._endings = TaskScope[OwnedSegment]()
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when a segment that is being opened has been tried for the first time."""
         self._removals = KeyedLocks()
@@ -197,11 +197,9 @@ class Segments:
         return record.owner == self._context.broker_id and record.state is not OwnershipState.SEALED
 
     def _begin(self, key: Key, work: Coroutine[Any, Any, None], what: str) -> None:
-        task = self._work[key] = asyncio.get_running_loop().create_task(work, name=what)
-        task.add_done_callback(lambda done: self._done(key, done))
+        self._work.start(key, work, name=what).add_done_callback(lambda done: self._done(key, done))
 
     def _done(self, key: Key, task: asyncio.Task[None]) -> None:
-        del self._work[key]
         if (tried := self._tried.pop(key, None)) is not None:
             tried.set()
         if task.cancelled():
@@ -355,8 +353,7 @@ class Segments:
         task = self._endings.get(segment)
         if task is None:
             work = self._bring_to_end(segment, reason, orderly=orderly)
-            task = self._endings[segment] = asyncio.get_running_loop().create_task(work, name=f"end {segment.name}")
-            task.add_done_callback(lambda _: self._endings.pop(segment, None))
+            task = self._endings.start(segment, work, name=f"end {segment.name}")
         return task
 
     async def _bring_to_end(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> None:
@@ -381,8 +378,7 @@ class Segments:
         tasks = [task for key, task in self._work.items() if key not in but]
         for task in tasks:
             task.cancel()
-        if ending := [*tasks, *self._endings.values()]:
-            await asyncio.wait(ending)
+        await join([*tasks, *self._endings])
 
     async def flush(self) -> None:
         """Return when every publish that was taken is confirmed or refused."""
@@ -408,17 +404,14 @@ class Segments:
             return not task.cancelled()
 
         self._stopped = True
-        leaving = {key: self._work[key] for key in self._leaving if key in self._work}
+        leaving = {key: task for key, task in self._work.items() if key in self._leaving}
         await self._cancel_work(but=leaving)
         tasks = [asyncio.create_task(one(key, segment)) for key, segment in list(self._served.items())]
         tasks += [asyncio.create_task(other(task)) for task in leaving.values()]
         if not tasks:
             return 0
         done, late = await asyncio.wait(tasks, timeout=timeout_s)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        await cancel(late)
         return sum(task.result() for task in done if not task.cancelled() and task.exception() is None)
 
     async def close(self) -> None:
@@ -446,14 +439,11 @@ class Segments:
                 if (segment := self._served.pop(key, None)) is not None:
                     await self._end(segment, gone, orderly=False)
 
-        keys = [key for key in {**self._work, **self._served} if key[0] == name.path]
-        if working := [task for key in keys if (task := self._work.get(key)) is not None]:
-            for task in working:
-                task.cancel()
-            await asyncio.wait(working)
-        await all_of(end(key) for key in keys)
-        if ending := [task for segment, task in self._endings.items() if segment.name.topic == name]:
-            await asyncio.wait(ending)
+        working = {key: task for key, task in self._work.items() if key[0] == name.path}
+        keys = working.keys() | {key for key in self._served if key[0] == name.path}
+        await cancel(working.values())
+        await all_of(end(key) for key in sorted(keys))
+        await join([task for segment, task in self._endings.items() if segment.name.topic == name])
         await remove_tree(self._context.disk, f"{self._context.folder}/{name.path}")
         # An earlier try may have removed it and failed to sync that: nothing may come back when the record is gone.
         await self._context.disk.sync_folder(f"{self._context.folder}/{name.tenant}/{name.namespace}")
