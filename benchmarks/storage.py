@@ -31,10 +31,10 @@ from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.checkpoint import NAME as CHECKPOINT
-from braid.storage.log.log import Appended, LogConfig
+from braid.storage.log.context import FileConfig, LogConfig
+from braid.storage.log.log import Appended
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import recover, repair
-from braid.storage.log.writer import FileConfig
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode

@@ -29,7 +29,7 @@ from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import LogConfig
 from braid.storage.log.recovery import recover
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat

@@ -13,7 +13,8 @@ from braid.broker.segments.publish import PublishQueue
 from braid.model.batch.header import assemble
 from braid.model.errors import BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange
-from braid.storage.log.log import Log, LogConfig
+from braid.storage.log.context import LogConfig
+from braid.storage.log.log import Log
 from braid.testing.batches import opaque_batch, opaque_header
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation

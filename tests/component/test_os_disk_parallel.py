@@ -18,6 +18,7 @@ from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.log.context import LogContext
 from braid.storage.log.log import Log
 from braid.storage.log.recovery import recover
 from braid.testing.sim.objects import MemoryObjects
@@ -29,7 +30,10 @@ MEETING_S = 20.0
 
 async def opened_log(disk: OsDisk, folder: str) -> Log:
     recovered = await recover(disk, folder)
-    log = Log(disk, folder, recovered, Epoch(1), clock=SystemClock(), config=SMALL, cache=HotCache(), incarnation=1)
+    context = LogContext(
+        disk=disk, folder=folder, epoch=Epoch(1), incarnation=1, clock=SystemClock(), config=SMALL, cache=HotCache()
+    )
+    log = Log(context, recovered)
     await log.open()
     return log
 

@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from braid.model.batch.header import parse_header
 from braid.model.errors import BraidError, BrokenInvariant, DiskError, LogClosed, SyncFailed
 from braid.model.ids import Epoch, Offset
+from braid.model.topic import Durability
+from braid.storage.cache import HotCache
 from braid.storage.log.commit import CommitGroup, GroupCommit
+from braid.storage.log.context import FileConfig, LogConfig, LogContext
 from braid.storage.log.producers import ProducerTable
-from braid.storage.log.writer import FileConfig, WalWriter
+from braid.storage.log.writer import WalWriter
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.storage import NotingDisk, make_batch, make_header
@@ -57,19 +61,20 @@ class Bench:
         self.machine = SimulatedDisk(simulation.random)
         self.disk = NotingDisk(self.machine)
         self.owner = Told(self.disk)
-        clock = simulation.clock
-        self.writer = WalWriter(self.disk, FOLDER, [], ProducerTable(), clock=clock, config=files)
-        self.commit = self.owner.commit = GroupCommit(
-            self.writer,
-            self.owner,
-            clock=clock,
+        config = LogConfig(files=files, max_group_bytes=1 << 20)
+        if sync_bytes:
+            config = msgspec.structs.replace(config, durability=Durability.MEMORY, memory_sync_bytes=sync_bytes)
+        context = LogContext(
+            disk=self.disk,
+            folder=FOLDER,
             epoch=Epoch(1),
             incarnation=7,
-            next_offset=Offset(0),
-            max_group_bytes=1 << 20,
-            sync_bytes=sync_bytes,
-            sync_s=1.0,
+            clock=simulation.clock,
+            config=config,
+            cache=HotCache(),
         )
+        self.writer = WalWriter(context, [], ProducerTable())
+        self.commit = self.owner.commit = GroupCommit(context, self.writer, self.owner, Offset(0))
         self.next = 0
 
     def enqueue(self, batches: int) -> None:

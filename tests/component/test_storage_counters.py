@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from braid.model.topic import Durability
 from braid.storage.cache import HotCache
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import LogConfig
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.storage import make_batch, make_header, open_log, stamped_batch

@@ -13,8 +13,7 @@ from braid.model.errors import InvalidArgument, MetadataUnavailable
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
 from braid.storage.chunk import RUN_BYTES, decode_footer
-from braid.storage.log.log import Log, LogConfig
-from braid.storage.log.recovery import Recovered
+from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.wal import base_of, wal_name
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
@@ -273,11 +272,10 @@ async def test_epochs_and_incarnations_fit_their_fields(
 ) -> None:
     disk = SimulatedDisk(simulation.random)
     with pytest.raises(InvalidArgument, match=said):
-        Log(
-            disk,
-            "log",
-            Recovered(),
-            Epoch(epoch),
+        LogContext(
+            disk=disk,
+            folder="log",
+            epoch=Epoch(epoch),
             incarnation=incarnation,
             clock=simulation.clock,
             config=LogConfig(),

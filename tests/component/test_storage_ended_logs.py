@@ -11,7 +11,7 @@ import pytest
 from braid.model.errors import DiskFull, LogClosed, LogFailed
 from braid.model.ids import Offset
 from braid.model.topic import Durability
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from tests.kits.storage import SMALL_FILES, World, fill, make_batch, open_log, read_all, read_offsets

@@ -19,7 +19,7 @@ from braid.model.errors import (
 from braid.ports.disk import Buffer
 from braid.storage.history.exporter import FIRST_RETRY_S, MAX_RETRY_S, chunk_name
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import LogConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, WAL_FOLDER, World, fill, make_batch, read_offsets

@@ -12,7 +12,8 @@ from braid.model.errors import Fenced, InvalidArgument, LogBusy, LogClosed, LogS
 from braid.model.ids import Epoch
 from braid.model.topic import Durability
 from braid.storage.cache import HotCache
-from braid.storage.log.log import Log, LogConfig
+from braid.storage.log.context import LogConfig
+from braid.storage.log.log import Log
 from braid.storage.log.recovery import recover
 from braid.storage.log.wal import FrameWalk
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk

@@ -14,7 +14,7 @@ from braid.model.topic import Durability
 from braid.storage.chunk import RUN_BYTES, Index
 from braid.storage.history.exporter import chunk_name
 from braid.storage.log import recovery, wal
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import LogConfig
 from braid.storage.log.wal import FrameWalk, wal_name
 from braid.storage.reader import LogReader, read_batches
 from braid.storage.retention import RetentionPolicy

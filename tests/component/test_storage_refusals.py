@@ -31,9 +31,8 @@ from braid.model.topic import Durability
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.log.watermark import Watermark
-from braid.storage.log.writer import FileConfig
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.objects import MemoryObjects
 from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, fill, make_batch, read_offsets, with_files

@@ -26,7 +26,8 @@ from braid.storage.cache import HotCache
 from braid.storage.chunk import read_footer
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
-from braid.storage.log.log import Appended, LogConfig
+from braid.storage.log.context import LogConfig
+from braid.storage.log.log import Appended
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import Source

@@ -25,8 +25,8 @@ from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.log import Appended, LogConfig
-from braid.storage.log.writer import FileConfig
+from braid.storage.log.context import FileConfig, LogConfig
+from braid.storage.log.log import Appended
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.batches import opaque_batch

@@ -29,9 +29,8 @@ from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import Catalog
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.log.wal import wal_name
-from braid.storage.log.writer import FileConfig
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode

@@ -14,11 +14,11 @@ from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.log import Appended, Log, LogConfig
+from braid.storage.log.context import FileConfig, LogConfig, LogContext
+from braid.storage.log.log import Appended, Log
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import recover, repair
-from braid.storage.log.writer import FileConfig
 from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.batches import opaque_header
@@ -308,11 +308,10 @@ async def open_log(
     """A log by itself, on whatever its folder holds."""
     recovered = await recover(disk, "log")
     await repair(disk, "log", recovered)
-    log = Log(
-        disk,
-        "log",
-        recovered,
-        Epoch(epoch),
+    context = LogContext(
+        disk=disk,
+        folder="log",
+        epoch=Epoch(epoch),
         incarnation=simulation.random.randrange(1, 1 << 32),
         clock=simulation.clock,
         config=config,
@@ -320,6 +319,7 @@ async def open_log(
         preallocated=preallocated,
         may_confirm=may_confirm,
     )
+    log = Log(context, recovered)
     await log.open()
     return log
 

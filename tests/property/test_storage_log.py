@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.model.topic import Durability
-from braid.storage.log.log import LogConfig
-from braid.storage.log.writer import FileConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from tests.kits.storage import Read, World, make_batch, read_all, run

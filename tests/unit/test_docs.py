@@ -27,9 +27,9 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history import catalog, exporter
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, write_topic_manifest
-from braid.storage.log import checkpoint, preallocated, producers, wal, writer
+from braid.storage.log import checkpoint, preallocated, producers, wal
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
@@ -139,7 +139,7 @@ def test_every_error_code_in_the_table_of_bad_days_exists() -> None:
 
 LIMITED = {
     "LogConfig": LogConfig,
-    "FileConfig": writer.FileConfig,
+    "FileConfig": FileConfig,
     "RetentionPolicy": RetentionPolicy,
     "batch": batch,
     "cache": cache,
@@ -188,7 +188,7 @@ def test_every_documented_limit_has_the_documented_default() -> None:
 
 def test_every_setting_of_the_log_is_documented() -> None:
     settings = {f"LogConfig.{name}" for name in LogConfig.__struct_fields__ if name not in ("files", "on_sync")}
-    settings |= {f"FileConfig.{name}" for name in writer.FileConfig.__struct_fields__}
+    settings |= {f"FileConfig.{name}" for name in FileConfig.__struct_fields__}
     settings |= {f"RetentionPolicy.{name}" for name in RetentionPolicy.__struct_fields__}
     assert settings <= set(limits_in_docs())
 

@@ -23,7 +23,7 @@ from braid.broker.config import (
 from braid.cli.commands.serve import serve
 from braid.cli.config import load_config
 from braid.client.consuming.stream import RELEASE_GRACE_S
-from braid.storage.log.writer import MAX_FILE_BYTES
+from braid.storage.log.context import MAX_FILE_BYTES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "operating" / "configuration.md").read_text(encoding="utf-8")

@@ -22,8 +22,7 @@ import pytest
 from braid.model.batch.columns import decode_arrow
 from braid.model.batch.encode import encode_batch, encode_table
 from braid.model.batch.header import Codec
-from braid.storage.log.log import LogConfig
-from braid.storage.log.writer import FileConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.testing.sim.clock import START_US
 from tests.kits.storage import World, run
 

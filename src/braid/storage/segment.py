@@ -38,7 +38,8 @@ from braid.storage.history.compaction import check_joined, chosen, may_go
 from braid.storage.history.exporter import Exporter
 from braid.storage.history.manifest import segment_folder
 from braid.storage.log import checkpoint as checkpoints
-from braid.storage.log.log import Appended, Log, LogConfig
+from braid.storage.log.context import LogConfig, LogContext
+from braid.storage.log.log import Appended, Log
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import Recovered, Unclosed, recover, repair
 from braid.storage.log.wal import base_of
@@ -189,11 +190,10 @@ class SegmentStorage:
         if start.source is Source.LOCAL:
             await repair(context.disk, folder, continued)
         file_closed = asyncio.Event()
-        log = Log(
-            context.disk,
-            folder,
-            continued,
-            epoch,
+        log_context = LogContext(
+            disk=context.disk,
+            folder=folder,
+            epoch=epoch,
             incarnation=context.random.randrange(1, 1 << 32),
             clock=context.clock,
             config=config,
@@ -201,8 +201,8 @@ class SegmentStorage:
             preallocated=context.preallocated,
             may_confirm=may_confirm,
             on_closed_file=file_closed.set,
-            replicated=catalog.next_offset,
         )
+        log = Log(log_context, continued, replicated=catalog.next_offset)
         exporter = Exporter(
             log, catalog, context.objects, context.handles, topic_path, descriptor, file_closed, context.random
         )

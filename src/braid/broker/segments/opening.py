@@ -29,8 +29,7 @@ from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
-from braid.storage.log.log import LogConfig
-from braid.storage.log.writer import FileConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.recovery_start import Source
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode

@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from braid.model.batch.header import BatchHeader, stamp
 from braid.model.errors import BraidError, BrokenInvariant
-from braid.model.ids import Epoch, Offset
-from braid.ports.clock import Clock
+from braid.model.ids import Offset
+from braid.storage.log.context import LogContext
 from braid.storage.log.writer import WalWriter
 
 MAX_COMMIT_LAG: Final = 1 << 31
@@ -63,29 +63,15 @@ class Owner(Protocol):
 class GroupCommit:
     """Everything here runs on one event loop."""
 
-    def __init__(
-        self,
-        writer: WalWriter,
-        owner: Owner,
-        *,
-        clock: Clock,
-        epoch: Epoch,
-        incarnation: int,
-        next_offset: Offset,
-        max_group_bytes: int,
-        sync_bytes: int,
-        sync_s: float,
-    ) -> None:
-        """A group is synced when `sync_bytes` are not, with it, and at the latest `sync_s` after it was written; with
-        0 bytes each one is."""
+    def __init__(self, context: LogContext, writer: WalWriter, owner: Owner, next_offset: Offset) -> None:
         self._writer = writer
         self._owner = owner
-        self._clock = clock
-        self._epoch = epoch
-        self._incarnation = incarnation
-        self._max_group_bytes = max_group_bytes
-        self._sync_bytes = sync_bytes
-        self._sync_s = sync_s
+        self._clock = context.clock
+        self._epoch = context.epoch
+        self._incarnation = context.incarnation
+        self._max_group_bytes = context.config.max_group_bytes
+        self._sync_bytes = context.config.sync_bytes
+        self._sync_s = context.config.memory_sync_s
         self.pending_bytes = 0
         """What has gathered, and what the disk is about to write."""
         self.last_number = 0

@@ -16,15 +16,10 @@ be opened again, and recovery finds out what the disk really holds. Losing the l
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
-import msgspec
-
 from braid.model.batch.header import (
-    MAX_EPOCH,
-    MAX_INCARNATION,
     MAX_OFFSET,
     BatchHeader,
     Flag,
@@ -44,40 +39,14 @@ from braid.model.errors import (
     LogSealed,
     OutOfSequence,
 )
-from braid.model.ids import Epoch, Offset
+from braid.model.ids import Offset
 from braid.model.topic import Durability
-from braid.ports.clock import Clock
-from braid.ports.disk import Disk
-from braid.storage.cache import HotCache
 from braid.storage.log.commit import CommitGroup, GroupCommit
-from braid.storage.log.preallocated import PreallocatedFiles
+from braid.storage.log.context import LogContext
 from braid.storage.log.recovery import Recovered
 from braid.storage.log.wal import WalFile
 from braid.storage.log.watermark import Watermark
-from braid.storage.log.writer import FileConfig, WalWriter
-
-
-class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
-    durability: Durability = Durability.FSYNC
-    files: FileConfig = FileConfig()
-    max_group_bytes: int = 8 << 20
-    """The most that one commit writes: bounds the time that a batch waits for the group before it."""
-    max_pending_bytes: int = 64 << 20
-    """The most that may wait for the disk; beyond it `append` raises LogBusy (I12)."""
-    memory_sync_bytes: int = 16 << 20
-    memory_sync_s: float = 1.0
-    """Durability `memory` syncs after this much or this long, so that a lost machine costs about a second."""
-    on_sync: Callable[[float], None] | None = None
-    """Told after each commit that was synced how many seconds its write and sync took."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.durability, Durability):
-            raise InvalidArgument(
-                f"{self.durability!r} is no durability: choose one of {', '.join(map(str, Durability))}"
-            )
-        for name in ("max_group_bytes", "max_pending_bytes", "memory_sync_bytes", "memory_sync_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}; it must be above 0")
+from braid.storage.log.writer import WalWriter
 
 
 class Appended(NamedTuple):
@@ -98,68 +67,26 @@ _log_numbers: Final = itertools.count(1)
 _NOTHING: Final = Offset(0)
 
 
-def _always() -> bool:
-    return True
-
-
 class Log:
     """The hot part of one segment, on one broker, in one epoch. Everything here runs on one event loop."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        recovered: Recovered,
-        epoch: Epoch,
-        *,
-        incarnation: int,
-        clock: Clock,
-        config: LogConfig,
-        cache: HotCache,
-        preallocated: PreallocatedFiles | None = None,
-        may_confirm: Callable[[], bool] = _always,
-        on_closed_file: Callable[[], None] | None = None,
-        replicated: Offset = _NOTHING,
-    ) -> None:
+    def __init__(self, context: LogContext, recovered: Recovered, *, replicated: Offset = _NOTHING) -> None:
         """`replicated` is what is known to be on enough replicas already, if that is what confirms wait for."""
-        if not 0 < epoch <= MAX_EPOCH:
-            raise InvalidArgument(f"epoch {epoch} cannot open {folder}: epochs are numbers from 1 to {MAX_EPOCH}")
-        if not 0 < incarnation <= MAX_INCARNATION:
-            raise InvalidArgument(f"the incarnation is {incarnation}; it must be drawn from 1 to {MAX_INCARNATION}")
-        if epoch <= recovered.last_epoch:
-            raise Fenced(f"epoch {epoch} cannot open {folder}: epoch {recovered.last_epoch} has written there")
+        self.folder: Final = context.folder
+        self.epoch: Final = context.epoch
+        self.config: Final = context.config
+        if self.epoch <= recovered.last_epoch:
+            raise Fenced(
+                f"epoch {self.epoch} cannot open {self.folder}: epoch {recovered.last_epoch} has written there"
+            )
         self.number: Final = next(_log_numbers)
-        self.folder: Final = folder
-        self.epoch: Final = epoch
-        self.config: Final = config
         self.written: Final = Watermark(recovered.next_offset)
         self.synced: Final = Watermark(recovered.next_offset)
         self.replicated: Final = Watermark(min(replicated, recovered.next_offset))
-        self._writer: Final = WalWriter(
-            disk,
-            folder,
-            list(recovered.files),
-            recovered.producers.copy(),
-            clock=clock,
-            config=config.files,
-            preallocated=preallocated,
-            on_closed_file=on_closed_file,
-            on_sync=config.on_sync,
-        )
-        in_memory = config.durability is Durability.MEMORY
-        self._commit: Final = GroupCommit(
-            self._writer,
-            self,
-            clock=clock,
-            epoch=epoch,
-            incarnation=incarnation,
-            next_offset=recovered.next_offset,
-            max_group_bytes=config.max_group_bytes,
-            sync_bytes=config.memory_sync_bytes if in_memory else 0,
-            sync_s=config.memory_sync_s,
-        )
-        self._cache = cache
-        self._may_confirm = may_confirm
+        self._writer: Final = WalWriter(context, list(recovered.files), recovered.producers.copy())
+        self._commit: Final = GroupCommit(context, self._writer, self, recovered.next_offset)
+        self._cache = context.cache
+        self._may_confirm = context.may_confirm
         self._producers = recovered.producers
         self._end = recovered.next_offset
         self._state = _State.SEALED if recovered.sealed else _State.OPEN

@@ -10,66 +10,32 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import BrokenInvariant, DiskError, InvalidArgument
+from braid.model.errors import BrokenInvariant, DiskError
 from braid.model.ids import Epoch, Offset
-from braid.ports.clock import Clock
-from braid.ports.disk import Buffer, Disk, DiskFile
+from braid.ports.disk import Buffer, DiskFile
 from braid.storage.chunk import Index
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import Checkpoint, ClosedFile
-from braid.storage.log.preallocated import PreallocatedFiles
+from braid.storage.log.context import LogContext
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import WalFile, close_file, wal_name
 from braid.storage.retention import removable
 
 TIMER_RESOLUTION_S: Final = 0.001
 """A timer may fire this much early and still be right."""
-MAX_FILE_BYTES: Final = 4 << 30
-"""An export holds a whole file in memory, and a chunk's format ends at 16 GiB."""
-
-
-class FileConfig(msgspec.Struct, frozen=True, kw_only=True):
-    file_bytes: int = 64 << 20
-    """Rotate at this size: also the size of a chunk, and of what recovery may have to walk."""
-    file_age_s: float = 600.0
-    """Rotate a file this long after its first batch, busy or idle, so that its records get exported."""
-    first_reserve_bytes: int = 256 << 10
-    """Room for a log's first batches; grows by doubling. Small, because a broker may hold thousands of quiet logs."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.file_bytes <= MAX_FILE_BYTES:
-            raise InvalidArgument(f"file_bytes is {self.file_bytes}; a file has 1 to {MAX_FILE_BYTES} bytes")
-        if not self.file_age_s > 0:
-            raise InvalidArgument(f"file_age_s is {self.file_age_s}; it must be above 0")
-        if self.first_reserve_bytes < 0:
-            raise InvalidArgument(f"first_reserve_bytes is {self.first_reserve_bytes}; it must not be negative")
 
 
 class WalWriter:
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        files: list[WalFile],
-        producers: ProducerTable,
-        *,
-        clock: Clock,
-        config: FileConfig,
-        preallocated: PreallocatedFiles | None = None,
-        on_closed_file: Callable[[], None] | None = None,
-        on_sync: Callable[[float], None] | None = None,
-    ) -> None:
-        self.folder = folder
+    def __init__(self, context: LogContext, files: list[WalFile], producers: ProducerTable) -> None:
+        self.folder = context.folder
         self.files = files
-        self._disk = disk
-        self._clock = clock
-        self._config = config
-        self._preallocated = preallocated
-        self._on_closed_file = on_closed_file
-        self._on_sync = on_sync
+        self._disk = context.disk
+        self._clock = context.clock
+        self._config = context.config.files
+        self._preallocated = context.preallocated
+        self._on_closed_file = context.on_closed_file
+        self._on_sync = context.config.on_sync
         # What the batches in the files say, no more: a footer that knew of a batch that is only queued would make its
         # retry look stored after a crash.
         self._producers = producers

@@ -11,7 +11,7 @@ from braid.metadata.memory import Fault, MemoryStore
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.log import LogConfig
+from braid.storage.log.context import LogConfig
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.store import Objects
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode

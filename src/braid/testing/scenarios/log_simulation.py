@@ -26,8 +26,7 @@ from braid.model.ids import Epoch, Offset, ProducerId
 from braid.model.topic import Durability
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
-from braid.storage.log.log import LogConfig
-from braid.storage.log.writer import FileConfig
+from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.reader import Batch
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
