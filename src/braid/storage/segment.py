@@ -136,84 +136,45 @@ class SegmentStorage:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
         folder = f"{context.folder}/{topic_path}/{descriptor}"
         await context.disk.make_folder(folder)
-        lock = await lock_folder(context.disk, folder)
-        try:
-            return await cls._open_locked(
-                context,
-                topic_path,
-                descriptor,
-                epoch,
-                config,
-                folder,
-                lock,
-                may_confirm,
-                accept_loss,
-                conditions,
-                operations,
+        async with contextlib.AsyncExitStack() as undo:  # When a step fails, undo the steps before it.
+            lock = await lock_folder(context.disk, folder)
+            undo.push_async_callback(lock.release)
+            catalog = Catalog(context.store, topic_path, descriptor)
+            await catalog.load()
+            found = await recover(context.disk, folder)
+            start = resolve_recovery_start(
+                sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
             )
-        except BaseException:
-            await lock.release()
-            raise
-
-    @classmethod
-    async def _open_locked(
-        cls,
-        context: StorageContext,
-        topic_path: str,
-        descriptor: str,
-        epoch: Epoch,
-        config: LogConfig,
-        folder: str,
-        lock: FolderLock,
-        may_confirm: Callable[[], bool],
-        accept_loss: bool,
-        conditions: Sequence[Condition],
-        operations: Sequence[Operation],
-    ) -> SegmentStorage:
-        catalog = Catalog(context.store, topic_path, descriptor)
-        await catalog.load()
-        found = await recover(context.disk, folder)
-        start = resolve_recovery_start(
-            sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
-        )
-        if start.source is Source.SEALED and context.mode is StorageMode.LOCAL:
-            await _check_history(context, catalog, topic_path, descriptor)
-        await catalog.claim(epoch, context.broker_id)
-        if start.loss_accepted and context.mode is StorageMode.LOCAL:
-            await _forget_missing(context, catalog, topic_path, descriptor)
-        continued = found
-        if start.source is not Source.LOCAL:
-            await _clear_folder(context, folder, found, catalog.sealed, epoch)
-            continued = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
-        if not continued.producers_complete and catalog.chunks:
-            _add_earlier(continued, await _newest_footer(context, catalog, topic_path, descriptor))
-        if start.source is Source.LOCAL:
-            await repair(context.disk, folder, continued)
-        file_closed = asyncio.Event()
-        log_context = LogContext(
-            disk=context.disk,
-            folder=folder,
-            epoch=epoch,
-            incarnation=context.random.randrange(1, 1 << 32),
-            clock=context.clock,
-            config=config,
-            cache=context.cache,
-            preallocated=context.preallocated,
-            may_confirm=may_confirm,
-            on_closed_file=file_closed.set,
-        )
-        log = Log(log_context, continued, replicated=catalog.next_offset)
-        exporter = Exporter(
-            log, catalog, context.objects, context.handles, topic_path, descriptor, file_closed, context.random
-        )
-        try:
+            history = segment_folder(topic_path, descriptor)
+            if start.source is Source.SEALED and context.mode is StorageMode.LOCAL:
+                await _check_history(context, catalog, history)
+            await catalog.claim(epoch, context.broker_id)
+            if start.loss_accepted and context.mode is StorageMode.LOCAL:
+                await _forget_missing(context, catalog, history)
+            continued = await _continue(context, catalog, history, folder, epoch, start, found)
+            file_closed = asyncio.Event()
+            log_context = LogContext(
+                disk=context.disk,
+                folder=folder,
+                epoch=epoch,
+                incarnation=context.random.randrange(1, 1 << 32),
+                clock=context.clock,
+                config=config,
+                cache=context.cache,
+                preallocated=context.preallocated,
+                may_confirm=may_confirm,
+                on_closed_file=file_closed.set,
+            )
+            log = Log(log_context, continued, replicated=catalog.next_offset)
+            undo.push_async_callback(log.abandon)
+            exporter = Exporter(
+                log, catalog, context.objects, context.handles, topic_path, descriptor, file_closed, context.random
+            )
             await log.open()
             begun_at = await catalog.begin(conditions, operations, ended=log.sealed)
-        except BaseException:
-            await log.abandon()
-            raise
-        if context.mode.exports_continuously:
-            exporter.start()
+            if context.mode.exports_continuously:
+                exporter.start()
+            undo.pop_all()
         return cls(context, topic_path, descriptor, lock, log, catalog, exporter, start, found, begun_at)
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
@@ -389,6 +350,21 @@ def _evidence(recovered: Recovered) -> LocalEvidence | None:
     return LocalEvidence(recovered.base_offset, recovered.next_offset, frozenset(recovered.epochs))
 
 
+async def _continue(
+    context: StorageContext, catalog: Catalog, history: str, folder: str, epoch: Epoch, start: Start, found: Recovered
+) -> Recovered:
+    """Leave in the local folder only what is part of the log, and return what the log continues."""
+    continued = found
+    if start.source is not Source.LOCAL:
+        await _clear_folder(context, folder, found, catalog.sealed, epoch)
+        continued = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
+    if not continued.producers_complete and catalog.chunks:
+        _add_earlier(continued, await _newest_footer(context, catalog, history))
+    if start.source is Source.LOCAL:
+        await repair(context.disk, folder, continued)
+    return continued
+
+
 async def _clear_folder(
     context: StorageContext, folder: str, recovered: Recovered, sealed: SealedState | None, epoch: Epoch
 ) -> None:
@@ -424,9 +400,9 @@ def _add_earlier(recovered: Recovered, footer: Footer) -> None:
     recovered.sealed = recovered.sealed or footer.sealed
 
 
-async def _check_history(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> None:
+async def _check_history(context: StorageContext, catalog: Catalog, history: str) -> None:
     """The owner before this one removes its chunks as soon as this one serves: all of them must be here."""
-    missing = await _missing(context, catalog, topic_path, descriptor)
+    missing = await _missing(context, catalog, history)
     if missing:
         raise RecoveryUnsafe(
             f"{len(missing)} of {len(catalog.chunks)} chunks of this log are not on this broker's disk, the first one "
@@ -434,22 +410,21 @@ async def _check_history(context: StorageContext, catalog: Catalog, topic_path: 
         )
 
 
-async def _forget_missing(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> None:
+async def _forget_missing(context: StorageContext, catalog: Catalog, history: str) -> None:
     """History goes on behind the last chunk that lies only on the disk that was given up."""
-    missing = await _missing(context, catalog, topic_path, descriptor)
+    missing = await _missing(context, catalog, history)
     if missing:
         await catalog.remove(catalog.chunks[: missing[-1] + 1])
 
 
-async def _missing(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> list[int]:
+async def _missing(context: StorageContext, catalog: Catalog, history: str) -> list[int]:
     """Which of the catalog's chunks are not here."""
-    folder = segment_folder(topic_path, descriptor)
-    here = {stat.name: stat.size for stat in await context.objects.list(folder)}
-    return [at for at, chunk in enumerate(catalog.chunks) if here.get(f"{folder}/{chunk.object}") != chunk.size]
+    here = {stat.name: stat.size for stat in await context.objects.list(history)}
+    return [at for at, chunk in enumerate(catalog.chunks) if here.get(f"{history}/{chunk.object}") != chunk.size]
 
 
-async def _newest_footer(context: StorageContext, catalog: Catalog, topic_path: str, descriptor: str) -> Footer:
+async def _newest_footer(context: StorageContext, catalog: Catalog, history: str) -> Footer:
     """What the newest chunk says of producers and of a seal."""
     chunk = catalog.chunks[-1]
-    name = f"{segment_folder(topic_path, descriptor)}/{chunk.object}"
+    name = f"{history}/{chunk.object}"
     return await context.footers.get(NO_LOG, name, ObjectBytes(context.objects, name), chunk.size)
