@@ -24,11 +24,11 @@ import msgspec
 from braid.cluster.balancing.balance import plan
 from braid.cluster.balancing.plan import Plan
 from braid.cluster.balancing.policy import BalancePolicy
-from braid.cluster.balancing.recent_moves import BALANCE, RecentMoves
+from braid.cluster.balancing.recent_moves import RecentMoves
 from braid.cluster.downtime import Downtime
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
-from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, decide, waiting
+from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, balancing_decisions, decide, waiting
 from braid.cluster.snapshot import KnownTopics, Snapshot, taken
 from braid.metadata import paths
 from braid.metadata.election import Election, Leadership
@@ -37,7 +37,6 @@ from braid.metadata.view import Table, View
 from braid.model.cluster import SegmentRef
 from braid.model.errors import LeaseLost, MetadataError, ShuttingDown, TopicNotFound
 from braid.model.ids import Revision
-from braid.model.ownership import Move, OwnershipState
 from braid.ports.clock import Clock
 
 LOOK_S: Final = 5.0
@@ -269,21 +268,6 @@ class Leader:
             return []
         self._balanced_at = now
         return balancing_decisions(snapshot, self.balance_plan())
-
-
-def balancing_decisions(snapshot: Snapshot, plan: Plan) -> list[Decision]:
-    """The moves of a plan, on the records that it was made on."""
-    targets = {move.segment: move.target for move in plan.moves}
-    return [
-        Decision(
-            each.name,
-            each.known.revision,
-            each.known.value.moving(Move(to=targets[each.ref], id=BALANCE)),
-            Reason.BALANCED,
-        )
-        for each in snapshot.segments()
-        if each.ref in targets and each.known is not None and each.known.value.state is OwnershipState.SERVING
-    ]
 
 
 def described(decision: Decision) -> str:

@@ -10,7 +10,7 @@ from braid.broker.admin.call import AdminCall, on_cluster
 from braid.broker.admin.results import broker_json, down_json, plan_json, topology_json
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
-from braid.cluster.leader import balancing_decisions
+from braid.cluster.ownership.leader_step import balancing_decisions
 from braid.cluster.snapshot import Snapshot
 from braid.metadata import paths
 from braid.metadata.store import Delete, Operation, Put

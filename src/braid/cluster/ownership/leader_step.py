@@ -6,6 +6,7 @@
     ASSIGNED, clean, to a broker that is gone          it is assigned anew
     not clean, of a broker that is gone                it waits; if the topic's policy is `continue`, for its time only
     SERVING, of a live broker that drains              it gets a move, a few at a time
+    SERVING, of a live broker with too much load       it gets a move, when nothing of the above is to do (balancing/)
 
 Nothing else is the leader's: what is assigned to a live broker is that broker's to open, what has a move is its owner's
 to hand over. So nothing that the leader does has to be remembered. Whoever leads next looks at the records and comes to
@@ -30,7 +31,9 @@ from typing import Final
 
 import msgspec
 
+from braid.cluster.balancing.plan import Plan
 from braid.cluster.balancing.policy import BalancePolicy
+from braid.cluster.balancing.recent_moves import BALANCE
 from braid.cluster.placement import Tally, place_all
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.model.cluster import BrokerState, SegmentRef
@@ -105,6 +108,21 @@ def decide(
     if missing:
         decisions += _place(missing, tally())
     return decisions
+
+
+def balancing_decisions(snapshot: Snapshot, plan: Plan) -> list[Decision]:
+    """The moves of a plan, on the records that it was made on."""
+    targets = {move.segment: move.target for move in plan.moves}
+    return [
+        Decision(
+            each.name,
+            each.known.revision,
+            each.known.value.moving(Move(to=targets[each.ref], id=BALANCE)),
+            Reason.BALANCED,
+        )
+        for each in snapshot.segments()
+        if each.ref in targets and each.known is not None and each.known.value.state is OwnershipState.SERVING
+    ]
 
 
 def waiting(snapshot: Snapshot) -> list[Waiting]:
