@@ -36,6 +36,8 @@ from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
+from braid.cluster.ownership import owner_step
+from braid.cluster.ownership.owner_step import OwnerAction
 from braid.model.errors import (
     BraidError,
     DiskError,
@@ -174,24 +176,34 @@ class Segments:
     def _reconcile(self, path: str, descriptor: str) -> None:
         name = SegmentName.at(path, descriptor)
         key = (path, name.id)
-        if self._stopped or self._closing or key in self._work:
+        if self._stopped or self._closing:
             return
         record = self._owners.find(name)
         segment = self._served.get(key)
         topic = self._topics.find(path)
-        if segment is not None:
-            if record is None or not record.is_held_by(self._context.broker_id, segment.epoch):
-                self._let_go(key, segment, Fenced(f"{name} has another owner now: {_described(record)}"))
-            elif (failure := segment.storage.log.failure) is not None:  # While something else was done about it.
-                self._on_failure(segment, failure)
-            elif record.move is not None and topic is not None:
-                self._begin(key, self._move(key, segment), f"hand over {name}")
-        elif record is not None and self._is_ours(record):
-            if topic is not None and topic.layout.segments.get(name.id) is not None:
+        failure = (
+            segment.storage.log.failure if segment is not None else None
+        )  # While something else was done about it.
+        action = owner_step.decide(
+            record,
+            self._context.broker_id,
+            segment.epoch if segment is not None else None,
+            failed=failure is not None,
+            busy=key in self._work,
+            in_layout=topic is not None and name.id in topic.layout.segments,
+        )
+        match action:
+            case OwnerAction.OPEN:
                 self._tried[key] = asyncio.Event()
                 self._begin(key, self._keep_opening(key, name), f"open {name}")
-        else:
-            self._absent.pop(key, None)
+            case OwnerAction.HAND_OVER if segment is not None:
+                self._begin(key, self._move(key, segment), f"hand over {name}")
+            case OwnerAction.REOPEN if segment is not None and failure is not None:
+                self._on_failure(segment, failure)
+            case OwnerAction.LET_GO if segment is not None:
+                self._let_go(key, segment, Fenced(f"{name} has another owner now: {_described(record)}"))
+            case OwnerAction.NOT_OURS:
+                self._absent.pop(key, None)
 
     def _is_ours(self, record: Ownership) -> bool:
         return record.owner == self._context.broker_id and record.state is not OwnershipState.SEALED

@@ -1,0 +1,63 @@
+"""What a broker has to do about one segment now. A pure function of its record and of what the broker serves.
+
+    the record names                           served here          not served here
+    this broker, the epoch served, no move     serve on             —
+    this broker, the epoch served, a move      hand it over         —
+    this broker, another epoch                 let it go            open it
+    another broker or none, or it is SEALED    let it go            nothing
+
+A broker opens a segment in the epoch of its record only if the record is ASSIGNED and it was not tried in that epoch;
+otherwise it takes the segment again first, in the next epoch. A move that is in the record goes on when the segment is
+served.
+
+Nothing here depends on an event that must not be missed. The broker asks after each change of a record, each failure
+and each end of its own work; the same question has the same answer.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from braid.model.ids import Epoch
+from braid.model.ownership import Ownership, OwnershipState
+
+
+class OwnerAction(Enum):
+    NOTHING = "nothing"
+    """The broker serves the segment as the record says, or will ask again."""
+    OPEN = "open"
+    REOPEN = "reopen"
+    """Abandon the segment, because its log has failed; it is opened in the next epoch."""
+    HAND_OVER = "hand-over"
+    LET_GO = "let-go"
+    """Stop serving immediately: another owner, or another epoch, has the segment (I3)."""
+    NOT_OURS = "not-ours"
+    """Serve nothing: the segment is another broker's, or nobody's."""
+
+
+def decide(
+    record: Ownership | None,
+    broker_id: str,
+    served: Epoch | None,
+    *,
+    failed: bool = False,
+    busy: bool = False,
+    in_layout: bool = True,
+) -> OwnerAction:
+    """Return what the broker has to do.
+
+    `served` is the epoch in which it serves the segment, None if it does not. `failed` tells whether the log of that
+    epoch has failed, perhaps while the broker was busy. While it is `busy` with the segment, nothing else begins. A
+    segment outside the layout of every known topic is being created or deleted: it is neither opened nor handed over.
+    """
+    if busy:
+        return OwnerAction.NOTHING
+    if served is not None:
+        if record is None or not record.is_held_by(broker_id, served):
+            return OwnerAction.LET_GO
+        if failed:
+            return OwnerAction.REOPEN
+        return OwnerAction.HAND_OVER if record.move is not None and in_layout else OwnerAction.NOTHING
+    if record is None or record.owner != broker_id or record.state is OwnershipState.SEALED:
+        return OwnerAction.NOT_OURS
+    return OwnerAction.OPEN if in_layout else OwnerAction.NOTHING
