@@ -42,7 +42,7 @@ _TRIES: Final = 5
 """How often a read looks again when the piece that it wanted was removed or exported under its feet."""
 
 
-class Batch(NamedTuple):
+class StoredBatch(NamedTuple):
     header: BatchHeader
     data: Buffer
 
@@ -171,7 +171,7 @@ class LogReader:
         self.offset = Offset(offset)
         """The offset that the next read begins with. Set it to seek."""
 
-    async def read(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
+    async def read(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[StoredBatch]:
         """The next batches: at least one, about `max_bytes` at most. At the live tail, waits for the next one."""
         confirmed = self._sources.log.confirmed
         while True:
@@ -181,11 +181,11 @@ class LogReader:
             # Also when the limit lies inside a batch: it is given out when all of it is confirmed.
             await confirmed.reached(limit + 1)
 
-    async def read_available(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[Batch]:
+    async def read_available(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[StoredBatch]:
         """Like `read`, but returns an empty list at the live tail instead of waiting."""
         return await self._read_below(self._sources.log.confirmed.value, max_bytes)
 
-    async def _read_below(self, limit: int, max_bytes: int) -> list[Batch]:
+    async def _read_below(self, limit: int, max_bytes: int) -> list[StoredBatch]:
         """Empty when no whole batch from the wanted offset on lies below the limit."""
         if self.offset >= limit:
             return []
@@ -196,7 +196,7 @@ class LogReader:
             self.offset = header.next_offset
         return batches
 
-    async def ahead(self, max_bytes: int = DEFAULT_READ_BYTES) -> AsyncIterator[list[Batch]]:
+    async def ahead(self, max_bytes: int = DEFAULT_READ_BYTES) -> AsyncIterator[list[StoredBatch]]:
         """Everything up to the live tail; the next read is under way while the caller works on the last one."""
         handed_out = self.offset
         next_read = asyncio.ensure_future(self.read_available(max_bytes))
@@ -211,13 +211,13 @@ class LogReader:
             await asyncio.wait([next_read])
             self.offset = handed_out  # Whoever stops early goes on here: what was read ahead of him is unread again.
 
-    async def _fetch(self, limit: int, max_bytes: int) -> list[Batch]:
+    async def _fetch(self, limit: int, max_bytes: int) -> list[StoredBatch]:
         sources, offset = self._sources, self.offset
         if offset < sources.earliest:  # The cache may still have it, but what follows it is gone.
             raise sources.catalog.out_of_range(offset, sources.earliest, limit)
         cached = sources.cache.get(sources.log.number, offset, max_bytes, limit)
         if cached:
-            return [Batch(header, data) for header, data in cached]
+            return [StoredBatch(header, data) for header, data in cached]
         error: StorageError = sources.catalog.out_of_range(offset, sources.earliest, limit)
         for _ in range(_TRIES):
             gone = False
@@ -237,7 +237,7 @@ class LogReader:
             raise LogDamaged(f"{text}: {damage.reason}", offset, damage.next_offset)
         raise error
 
-    async def _read_piece(self, piece: Piece, limit: int, max_bytes: int) -> list[Batch]:
+    async def _read_piece(self, piece: Piece, limit: int, max_bytes: int) -> list[StoredBatch]:
         index: Index | None = None
         try:
             index = await self._sources.index_of(piece)
@@ -261,7 +261,7 @@ def _next_run(index: Index | None, offset: int, end: int) -> int:
 
 async def read_batches(
     source: ByteSource, index: Index, batch_end: int, offset: int, limit: int, max_bytes: int
-) -> list[Batch]:
+) -> list[StoredBatch]:
     """Batches from the one that holds `offset` on, as far as they are below `limit`; none when that one is not. They
     have about `max_bytes`, but there is one at least."""
     position = index.position_of(offset)
@@ -272,7 +272,7 @@ async def read_batches(
         wanted = min(max(length, HEADER_BYTES), batch_end - position)
         data = await source.read(position, wanted)
         view = memoryview(data)
-        batches: list[Batch] = []
+        batches: list[StoredBatch] = []
         at, expected, room, ended = 0, offset, max_bytes, False
         needed = HEADER_BYTES
         try:
@@ -288,7 +288,7 @@ async def read_batches(
                     if at + needed > len(data) or (batches and needed > room):
                         break
                     verify(data, at)
-                    batches.append(Batch(header, view[at : at + needed]))
+                    batches.append(StoredBatch(header, view[at : at + needed]))
                     expected = header.next_offset
                     room -= needed
                 at += needed
@@ -298,7 +298,7 @@ async def read_batches(
                 raise
         if batches or ended:
             if 2 * (max_bytes - room) < len(data):  # A few batches must not keep the whole run in memory.
-                return [Batch(header, bytes(part)) for header, part in batches]
+                return [StoredBatch(header, bytes(part)) for header, part in batches]
             return batches
         if position + len(data) >= batch_end or len(data) < wanted:
             raise BatchTruncated(f"offset {offset} is not where the index says, at or behind byte {position}")

@@ -19,7 +19,7 @@ from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.model.errors import BraidError, BrokenInvariant, DiskError
 from braid.model.ids import Offset
-from braid.storage.reader import Batch, LogReader
+from braid.storage.reader import LogReader, StoredBatch
 from braid.storage.segment import SegmentStorage
 from braid.wire.connection import Connection
 from braid.wire.operations import END_OF_SEGMENT, Closed, Delivery, Kind, Need, encode
@@ -114,7 +114,7 @@ class Channel:
             if not cached:
                 self._reading = asyncio.get_running_loop().create_task(self._read_behind())
                 return
-            self._send([Batch(header, data) for header, data in cached])
+            self._send([StoredBatch(header, data) for header, data in cached])
 
     def _finish(self) -> None:
         message = f"the segment ends at offset {self.offset}"
@@ -148,7 +148,7 @@ class Channel:
     def _allowed_bytes(self) -> int:
         return min(self._credit, self._read_bytes)
 
-    def _send(self, batches: Sequence[Batch]) -> None:
+    def _send(self, batches: Sequence[StoredBatch]) -> None:
         """Send as many of these batches, which begin at our offset, as the credit allows."""
         if self.ended:
             return
@@ -180,7 +180,7 @@ class Channel:
         next one is read, if the broker has memory for it."""
         storage = self._storage
         reader = storage.reader(self.offset)
-        ahead: asyncio.Task[list[Batch]] | None = None
+        ahead: asyncio.Task[list[StoredBatch]] | None = None
         try:
             while not self.ended and self._may_send():
                 end = storage.log.confirmed.value
@@ -214,14 +214,14 @@ class Channel:
             self._reading = None
         self.pump()
 
-    def _begin_ahead(self, reader: LogReader, sending: int) -> asyncio.Task[list[Batch]] | None:
+    def _begin_ahead(self, reader: LogReader, sending: int) -> asyncio.Task[list[StoredBatch]] | None:
         """Begin to read what comes behind `sending` bytes."""
         allowed = min(self._credit - sending, self._read_bytes)
         if allowed < self._read_bytes or not self._read_ahead.take(allowed):
             return None
         return asyncio.get_running_loop().create_task(reader.read_available(allowed))
 
-    def _end_ahead(self, ahead: asyncio.Task[list[Batch]]) -> None:
+    def _end_ahead(self, ahead: asyncio.Task[list[StoredBatch]]) -> None:
         self._read_ahead.give(self._read_bytes)
         if not ahead.done():
             ahead.cancel()

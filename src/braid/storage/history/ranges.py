@@ -21,7 +21,7 @@ from braid.storage.handles import NO_LOG, FooterCache
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import SegmentManifest, segment_folder
 from braid.storage.objects.store import Objects
-from braid.storage.reader import Batch, ObjectBytes
+from braid.storage.reader import ObjectBytes, StoredBatch
 
 DEFAULT_READ_BYTES: Final = 8 << 20
 """Large, because whoever reads history reads much of it, and a remote store answers slowly."""
@@ -58,14 +58,14 @@ def spans(
     return found
 
 
-def batches_in(data: bytes, span: Span, name: str) -> list[Batch]:
+def batches_in(data: bytes, span: Span, name: str) -> list[StoredBatch]:
     """The batches of a span, checked. `LogDamaged`, which names the object and the offset, if one of them is bad."""
     view = memoryview(data)
     if len(data) < span.length:
         place = f"bytes {span.position} to {span.position + span.length} were read, and some are missing"
         raise LogDamaged(f"{name} cannot be read at offset {span.first}: {place}", span.first, span.until)
     found = _walk(span, name, lambda at: verify(view, at))
-    return [Batch(header, view[at : at + header.size]) for at, header in found]
+    return [StoredBatch(header, view[at : at + header.size]) for at, header in found]
 
 
 def headers_in(read: Callable[[int, int], bytes], span: Span, name: str) -> list[BatchHeader]:
@@ -124,7 +124,9 @@ class HistoryReader:
     def earliest(self) -> Offset:
         return self._chunks[0].base_offset if self._chunks else self.next_offset
 
-    async def read(self, first: int, until: int, max_bytes: int = DEFAULT_READ_BYTES) -> AsyncIterator[list[Batch]]:
+    async def read(
+        self, first: int, until: int, max_bytes: int = DEFAULT_READ_BYTES
+    ) -> AsyncIterator[list[StoredBatch]]:
         """The batches that hold the offsets from `first` up to but not including `until`, in order."""
         if first < self.earliest or until > self.next_offset:
             text = f"offsets {first}–{until} of {self._folder} were asked for; chunks hold"

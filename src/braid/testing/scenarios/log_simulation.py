@@ -27,7 +27,7 @@ from braid.model.topic import Durability
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
 from braid.storage.log.context import FileConfig, LogConfig
-from braid.storage.reader import Batch
+from braid.storage.reader import StoredBatch
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.batches import opaque_header
@@ -463,7 +463,7 @@ class World:
             raise PromiseBroken("I2", "the manifest's chunks do not hold what the log holds")
 
 
-def _stored(batch: Batch) -> Stored:
+def _stored(batch: StoredBatch) -> Stored:
     header = batch.header
     digest = crc32c(body_of(batch.data, header))
     return Stored(header.base_offset, header.count, header.epoch, header.producer_id, header.first_sequence, digest)
