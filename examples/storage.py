@@ -207,7 +207,7 @@ async def read(segment: SegmentStorage, first: int, last: int) -> dict[int, str]
     sources: dict[int, str] = {}
     reader = segment.reader(first)
     while len(sources) <= last - first:
-        name = next(iter(segment.sources.pieces_with(reader.offset))).name.rpartition("/")[2]
+        name = next(iter(segment.sources.files_with(reader.offset))).name.rpartition("/")[2]
         for header, data in await reader.read(max_bytes=1):
             for message in decode_messages(data, header):
                 if first <= message.offset <= last:  # batches come whole; a cursor may stand inside one

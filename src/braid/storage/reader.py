@@ -39,7 +39,7 @@ from braid.storage.objects.store import Objects
 
 DEFAULT_READ_BYTES: Final = 1 << 20
 _TRIES: Final = 5
-"""How often a read looks again when the piece that it wanted was removed or exported under its feet."""
+"""How often a read looks again when the file or chunk that it wanted was removed or exported under its feet."""
 
 
 class StoredBatch(NamedTuple):
@@ -76,8 +76,8 @@ class ObjectBytes:
         return await self._objects.read(self._name, position, length)
 
 
-class Piece(NamedTuple):
-    """A file or a chunk: the same bytes, in two places."""
+class StoredFile(NamedTuple):
+    """A WAL file or a chunk: the same bytes, in two places."""
 
     owner: int
     """Under whom its footer is kept: the log, or nobody."""
@@ -119,35 +119,35 @@ class Sources:
         in_chunks = self.catalog.earliest
         return min(in_chunks, self.log.base_offset) if in_chunks is not None else self.log.base_offset
 
-    def pieces_with(self, offset: int) -> Iterator[Piece]:
+    def files_with(self, offset: int) -> Iterator[StoredFile]:
         """Who holds `offset`, the nearest first."""
         for file in reversed(self.log.files):
             if file.base_offset <= offset < file.next_offset and self.damage_at(offset) is None:
-                yield self.file_piece(file)
+                yield self.wal_file(file)
         chunk = self.catalog.find(offset)
         if chunk is not None:
-            yield self.chunk_piece(chunk)
+            yield self.chunk_file(chunk)
 
     def damage_at(self, offset: int) -> Damage | None:
         damages = (damage for file in self.log.files for damage in file.damage)
         return next((damage for damage in damages if damage.first_offset <= offset < damage.next_offset), None)
 
-    def file_piece(self, file: WalFile) -> Piece:
+    def wal_file(self, file: WalFile) -> StoredFile:
         path = f"{self.log.folder}/{file.name}"
         source = FileBytes(self._handles, self.log, path)
-        return Piece(self.log.number, path, source, file.next_offset, file.batch_bytes, file.size, file.index)
+        return StoredFile(self.log.number, path, source, file.next_offset, file.batch_bytes, file.size, file.index)
 
-    def chunk_piece(self, chunk: ChunkDescriptor) -> Piece:
+    def chunk_file(self, chunk: ChunkDescriptor) -> StoredFile:
         name = f"{self._folder}/{chunk.object}"
         source = ObjectBytes(self._objects, name)
-        return Piece(NO_LOG, name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
+        return StoredFile(NO_LOG, name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
 
-    async def index_of(self, piece: Piece) -> Index:
+    async def index_of(self, stored: StoredFile) -> Index:
         """An unreadable footer costs time, not records: without an index the batches are read from the first one on."""
         try:
-            if piece.known_index is not None:
-                return piece.known_index
-            return (await self._footers.get(piece.owner, piece.name, piece.source, piece.size)).index
+            if stored.known_index is not None:
+                return stored.known_index
+            return (await self._footers.get(stored.owner, stored.name, stored.source, stored.size)).index
         except ChunkCorrupt:
             return Index()
 
@@ -156,11 +156,11 @@ class Sources:
         end = Offset(self.log.confirmed.value)
         for chunk in self.catalog.chunks:
             if chunk.max_timestamp >= timestamp:
-                index = await self.index_of(self.chunk_piece(chunk))
+                index = await self.index_of(self.chunk_file(chunk))
                 return index.offset_at_time(timestamp) or chunk.base_offset
         for file in self.log.files:
             if file.max_timestamp >= timestamp and file.next_offset > self.catalog.next_offset:
-                index = await self.index_of(self.file_piece(file))
+                index = await self.index_of(self.wal_file(file))
                 return min(end, index.offset_at_time(timestamp) or file.base_offset)
         return end
 
@@ -221,10 +221,10 @@ class LogReader:
         error: StorageError = sources.catalog.out_of_range(offset, sources.earliest, limit)
         for _ in range(_TRIES):
             gone = False
-            for piece in sources.pieces_with(offset):
+            for stored in sources.files_with(offset):
                 _check_not_ended(sources.log)
                 try:
-                    return await self._read_piece(piece, limit, max_bytes)
+                    return await self._read_file(stored, limit, max_bytes)
                 except (FileMissing, ObjectMissing) as missing:
                     error, gone = missing, True
                 except (LogDamaged, DiskError) as unreadable:
@@ -237,14 +237,14 @@ class LogReader:
             raise LogDamaged(f"{text}: {damage.reason}", offset, damage.next_offset)
         raise error
 
-    async def _read_piece(self, piece: Piece, limit: int, max_bytes: int) -> list[StoredBatch]:
+    async def _read_file(self, stored: StoredFile, limit: int, max_bytes: int) -> list[StoredBatch]:
         index: Index | None = None
         try:
-            index = await self._sources.index_of(piece)
-            return await read_batches(piece.source, index, piece.batch_bytes, self.offset, limit, max_bytes)
+            index = await self._sources.index_of(stored)
+            return await read_batches(stored.source, index, stored.batch_bytes, self.offset, limit, max_bytes)
         except (BatchError, ChunkCorrupt) as error:
-            until = _next_run(index, self.offset, piece.next_offset)
-            text = f"{piece.name} cannot be read at offset {self.offset}: {error}"
+            until = _next_run(index, self.offset, stored.next_offset)
+            text = f"{stored.name} cannot be read at offset {self.offset}: {error}"
             raise LogDamaged(text, self.offset, until) from error
 
 
