@@ -47,7 +47,7 @@ class StoredBatch(NamedTuple):
     data: Buffer
 
 
-class FileBytes:
+class WalBytes:
     """A file of a log, as long as the log has not ended. The next log may use the name for another file, so what was
     read while the log ended is not believed either."""
 
@@ -134,7 +134,7 @@ class Sources:
 
     def wal_file(self, file: WalFile) -> StoredFile:
         path = f"{self.log.folder}/{file.name}"
-        source = FileBytes(self._handles, self.log, path)
+        source = WalBytes(self._handles, self.log, path)
         return StoredFile(self.log.number, path, source, file.next_offset, file.batch_bytes, file.size, file.index)
 
     def chunk_file(self, chunk: ChunkDescriptor) -> StoredFile:
