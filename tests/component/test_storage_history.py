@@ -4,7 +4,7 @@ import pytest
 
 from braid.model.errors import LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.model.ids import Epoch, Offset
-from braid.storage.chunk import Footer, Index, Run
+from braid.storage.chunk import Footer, Index, IndexEntry
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader, Span, batches_in, spans
 from braid.storage.log.producers import ProducerTable
@@ -62,7 +62,7 @@ async def test_a_manifest_with_a_hole_is_an_error_and_never_a_gap(world: World) 
 def runs_of(*offsets_and_positions: tuple[int, int]) -> Footer:
     """100 records in 1,000 bytes, with runs that begin there."""
     index = Index()
-    index.runs = [Run(Offset(offset), position, 0, 0, 0, 0, 1) for offset, position in offsets_and_positions]
+    index.runs = [IndexEntry(Offset(offset), position, 0, 0, 0, 0, 1) for offset, position in offsets_and_positions]
     return Footer(Offset(0), Offset(100), 1_000, Epoch(1), Epoch(1), False, index, ProducerTable(), 0)
 
 

@@ -65,8 +65,8 @@ _SEALED: Final = 1
 assert TRAILER_BYTES == 72
 
 
-class Run(msgspec.Struct, gc=False):
-    """One index entry. The last one of a file that is being written grows with it."""
+class IndexEntry(msgspec.Struct, gc=False):
+    """One run of batches in the sparse index. The last entry of a file that is being written grows with the file."""
 
     offset: Offset
     position: int
@@ -84,7 +84,7 @@ class Index:
     """
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[IndexEntry] = []
 
     def add(self, header: BatchHeader, position: int, *, starts_run: bool = False) -> None:
         """`starts_run` where the batch does not follow the one before it: behind damage."""
@@ -93,7 +93,7 @@ class Index:
         runs = self.runs
         if starts_run or not runs or position - runs[-1].position >= RUN_BYTES:
             runs.append(
-                Run(
+                IndexEntry(
                     header.base_offset,
                     position,
                     header.min_timestamp,
@@ -231,7 +231,7 @@ def decode_footer(tail: bytes | memoryview) -> Footer:
     if crc32c(tables) != tables_crc:
         raise ChunkCorrupt("the footer's checksum does not match its index and producer table")
     index = Index()
-    index.runs = [Run(*fields) for fields in _INDEX.iter_unpack(tables[: entries * _INDEX.size])]
+    index.runs = [IndexEntry(*fields) for fields in _INDEX.iter_unpack(tables[: entries * _INDEX.size])]
     return Footer(
         Offset(base),
         Offset(end),

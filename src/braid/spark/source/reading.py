@@ -38,7 +38,7 @@ from braid.spark.source.planning import (
     cut_by_chunks,
 )
 from braid.spark.source.rows import RowBuffer
-from braid.storage.chunk import Run
+from braid.storage.chunk import IndexEntry
 from braid.storage.handles import FooterCache
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 from braid.storage.history.ranges import footer_of, spans
@@ -127,7 +127,7 @@ class _Reading:
     def _source(self) -> ChunkBytes:
         return chunk_bytes(self._connection, self._partition.storage)
 
-    def _wants(self, run: Run) -> bool:
+    def _wants(self, run: IndexEntry) -> bool:
         return not self._prune.leaves_out(run)
 
     def _from_owner(self, piece: Piece) -> Iterator[tuple[BatchHeader, memoryview]]:

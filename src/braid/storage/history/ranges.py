@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from braid.model.batch.header import HEADER_BYTES, BatchHeader, parse_header, verify
 from braid.model.errors import BatchCorrupt, BatchError, BatchTruncated, ChunkCorrupt, LogDamaged, OffsetOutOfRange
 from braid.model.ids import Offset
-from braid.storage.chunk import Footer, Run
+from braid.storage.chunk import Footer, IndexEntry
 from braid.storage.handles import NO_LOG, FooterCache
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import SegmentManifest, segment_folder
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 def spans(
-    footer: Footer, first: int, until: int, max_bytes: int, wanted: Callable[[Run], bool] = lambda _: True
+    footer: Footer, first: int, until: int, max_bytes: int, wanted: Callable[[IndexEntry], bool] = lambda _: True
 ) -> list[Span]:
     """What to read for these offsets, as far as its runs are `wanted`: at most `max_bytes` at once, or one run."""
     runs = footer.index.runs
