@@ -33,7 +33,7 @@ from braid.storage.log.context import LogConfig
 from braid.storage.log.recovery import recover
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
-from braid.storage.recovery_start import Source
+from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
@@ -89,7 +89,7 @@ async def hand_over(a: SegmentStorage, context: StorageContext) -> None:
 
 async def go_on_at_the_other_broker(b: SegmentStorage, cursor: int) -> None:
     title(f"Broker b goes on at {b.start.offset} and stores 6 messages. The consumer goes on at {cursor + 1}.")
-    assert (b.start.offset, b.start.source) == (22, Source.SEALED)
+    assert (b.start.offset, b.start.source) == (22, RecoverySource.SEALED)
     await publish(b, 6)
     detail("stored and synced", offsets(22, b.log.end))
     sources = await read(b, cursor + 1, 27)
@@ -147,7 +147,7 @@ async def recover_and_read(context: StorageContext, last_confirmed: int) -> None
     detail("cut off", f"{b.recovered.torn_bytes} torn bytes")
     detail("damaged", f"{len(b.recovered.damage)} places")
     detail("goes on at", f"{b.log.end}")
-    assert b.start.source is Source.LOCAL
+    assert b.start.source is RecoverySource.LOCAL
     assert b.recovered.torn_bytes == torn
     assert not b.recovered.damage
     assert b.log.end > last_confirmed

@@ -30,7 +30,7 @@ from braid.storage.log.context import LogConfig
 from braid.storage.log.log import Appended
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
-from braid.storage.recovery_start import Source
+from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.objects import Faults, FaultyObjects
@@ -88,7 +88,7 @@ async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) 
     assert (sealed.last_committed_offset, sealed.broker_id, sealed.epoch) == (21, "a", 1)
     assert world.a.wal_names() == [], "local files are cleared"
     b = await world.b.open()
-    assert (b.start.source, b.start.offset) == (Source.SEALED, 22)
+    assert (b.start.source, b.start.offset) == (RecoverySource.SEALED, 22)
     await fill(b, 6)
     assert b.log.base_offset == 22, "history belongs to the chunks, the local files to the new tail"
     assert await read_offsets(b, 14) == list(range(14, 28))
@@ -97,12 +97,12 @@ async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) 
 
 async def test_a_reopen_goes_on_where_the_files_end(world: World) -> None:
     segment = await world.a.open()
-    assert (segment.start.source, segment.start.offset) == (Source.EMPTY, 0)
+    assert (segment.start.source, segment.start.offset) == (RecoverySource.EMPTY, 0)
     for outcomes in range(1, 6):
         await fill(segment, 13)
         await (segment.close() if outcomes % 2 else segment.abandon())
         segment = await world.a.start().open()
-        assert (segment.start.source, segment.log.end) == (Source.LOCAL, 13 * outcomes)
+        assert (segment.start.source, segment.log.end) == (RecoverySource.LOCAL, 13 * outcomes)
     assert await read_offsets(segment) == list(range(65))
 
 
@@ -288,7 +288,7 @@ async def test_a_hand_over_that_failed_half_way_is_simply_called_again(world: Wo
             failures += 1
     assert failures > 0
     b = await world.b.open()
-    assert (b.log.end, b.start.source) == (100, Source.SEALED)
+    assert (b.log.end, b.start.source) == (100, RecoverySource.SEALED)
     assert await read_offsets(b) == list(range(100))
 
 
@@ -311,7 +311,7 @@ async def test_an_empty_segment_can_move_too(world: World) -> None:
     for number, broker in enumerate((world.a, world.b, world.a)):
         segment = await broker.open()
         assert (segment.log.end, segment.earliest) == (0, 0)
-        assert segment.start.source is (Source.SEALED if number else Source.EMPTY)
+        assert segment.start.source is (RecoverySource.SEALED if number else RecoverySource.EMPTY)
         assert (await segment.hand_over()).last_committed_offset == -1
     segment = await world.b.open()
     await fill(segment, 1)
@@ -331,7 +331,7 @@ async def test_without_the_old_owners_files_nobody_opens_until_the_loss_is_accep
     assert await world.store.list("/") == before, "a refusal fences nobody"
     await fill(a, 1)
     b = await world.b.open(accept_loss=True)
-    assert (b.start.source, b.start.loss_accepted, b.log.end) == (Source.CHUNKS, True, 30)
+    assert (b.start.source, b.start.loss_accepted, b.log.end) == (RecoverySource.CHUNKS, True, 30)
     await fill(b, 5)
     await a.abandon()
     await b.hand_over()
@@ -358,7 +358,7 @@ async def test_claims_that_never_began_do_not_hide_the_log(world: World) -> None
         with pytest.raises(MetadataUnavailable):
             await world.a.open()
     segment = await world.a.start().open()
-    assert (segment.start.source, segment.log.end) == (Source.LOCAL, 25)
+    assert (segment.start.source, segment.log.end) == (RecoverySource.LOCAL, 25)
     assert await read_offsets(segment) == list(range(25))
 
 

@@ -27,7 +27,7 @@ from braid.storage.history import catalog
 from braid.storage.history.catalog import SealedState
 from braid.storage.log.log import Log
 from braid.storage.log.producers import Duplicate, ProducerTable
-from braid.storage.recovery_start import Source, Start
+from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.cluster_simulation import ZOMBIES, Counts, simulate_cluster
 
@@ -171,7 +171,7 @@ def give_the_last_offset_again_after_a_move(patch: pytest.MonkeyPatch) -> None:
     """As if a sealed state were no reason to go on behind the last record."""
 
     def one_too_early(sealed: SealedState, _frontier: object, _local: object) -> Start:
-        return Start(Offset(max(sealed.last_committed_offset, 0)), Source.SEALED)
+        return Start(Offset(max(sealed.last_committed_offset, 0)), RecoverySource.SEALED)
 
     patch.setattr(recovery_start, "_from_seal", one_too_early)
 

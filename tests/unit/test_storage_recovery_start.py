@@ -7,7 +7,7 @@ import pytest
 from braid.model.errors import RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
 from braid.storage.history.catalog import Frontier, SealedState
-from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
+from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
 
 
 def frontier(epoch: int, next_offset: int, *, begun: bool = True, continues: int | None = None) -> Frontier:
@@ -25,58 +25,64 @@ def local(base: int, end: int, *epochs: int) -> LocalEvidence:
 
 Evidence = tuple[SealedState | None, Frontier | None, LocalEvidence | None]
 
-STARTS: dict[str, tuple[Evidence, tuple[int, Source]]] = {
-    "nothing at all: a new log": ((None, None, None), (0, Source.EMPTY)),
-    "claimed, but nobody ever began": ((None, frontier(1, 0, begun=False), None), (0, Source.EMPTY)),
+STARTS: dict[str, tuple[Evidence, tuple[int, RecoverySource]]] = {
+    "nothing at all: a new log": ((None, None, None), (0, RecoverySource.EMPTY)),
+    "claimed, but nobody ever began": ((None, frontier(1, 0, begun=False), None), (0, RecoverySource.EMPTY)),
     "three claims in a row, nobody ever began": (
         (None, frontier(3, 0, begun=False, continues=0), None),
-        (0, Source.EMPTY),
+        (0, RecoverySource.EMPTY),
     ),
     "a claim that left its BEGIN and died before it had begun": (
         (None, frontier(1, 0, begun=False), local(0, 0, 1)),
-        (0, Source.EMPTY),
+        (0, RecoverySource.EMPTY),
     ),
-    "sealed at 21: the timeline goes on at 22": ((sealed(21, 1), frontier(1, 22), None), (22, Source.SEALED)),
-    "sealed without a single record": ((sealed(-1, 1), frontier(1, 0), None), (0, Source.SEALED)),
+    "sealed at 21: the timeline goes on at 22": ((sealed(21, 1), frontier(1, 22), None), (22, RecoverySource.SEALED)),
+    "sealed without a single record": ((sealed(-1, 1), frontier(1, 0), None), (0, RecoverySource.SEALED)),
     "sealed, then claimed by one that never began": (
         (sealed(21, 1), frontier(2, 22, begun=False), None),
-        (22, Source.SEALED),
+        (22, RecoverySource.SEALED),
     ),
     "sealed comes before local batches of the same owner": (
         (sealed(21, 1), frontier(1, 22), local(0, 22, 1)),
-        (22, Source.SEALED),
+        (22, RecoverySource.SEALED),
     ),
     "sealed comes before an old owner's longer local batches": (
         (sealed(21, 2), frontier(2, 22), local(0, 50, 1)),
-        (22, Source.SEALED),
+        (22, RecoverySource.SEALED),
     ),
     "sealed comes before a later claim's bare BEGIN": (
         (sealed(21, 1), frontier(2, 22, begun=False), local(0, 22, 1, 2)),
-        (22, Source.SEALED),
+        (22, RecoverySource.SEALED),
     ),
-    "local batches of the last owner, nothing exported": ((None, frontier(1, 0), local(0, 22, 1)), (22, Source.LOCAL)),
-    "local batches reach beyond the chunks": ((None, frontier(1, 10), local(0, 22, 1)), (22, Source.LOCAL)),
-    "local batches end where the chunks end": ((None, frontier(1, 22), local(22, 22, 1)), (22, Source.LOCAL)),
-    "local batches begin where the chunks end": ((None, frontier(1, 10), local(10, 22, 1)), (22, Source.LOCAL)),
-    "local batches begin inside the chunks": ((None, frontier(1, 15), local(10, 22, 1)), (22, Source.LOCAL)),
+    "local batches of the last owner, nothing exported": (
+        (None, frontier(1, 0), local(0, 22, 1)),
+        (22, RecoverySource.LOCAL),
+    ),
+    "local batches reach beyond the chunks": ((None, frontier(1, 10), local(0, 22, 1)), (22, RecoverySource.LOCAL)),
+    "local batches end where the chunks end": ((None, frontier(1, 22), local(22, 22, 1)), (22, RecoverySource.LOCAL)),
+    "local batches begin where the chunks end": ((None, frontier(1, 10), local(10, 22, 1)), (22, RecoverySource.LOCAL)),
+    "local batches begin inside the chunks": ((None, frontier(1, 15), local(10, 22, 1)), (22, RecoverySource.LOCAL)),
     "a later claim never began, so the files of the one before are the log": (
         (None, frontier(2, 10, begun=False), local(0, 22, 1)),
-        (22, Source.LOCAL),
+        (22, RecoverySource.LOCAL),
     ),
     "two later claims never began": (
         (None, frontier(3, 10, begun=False, continues=1), local(0, 22, 1)),
-        (22, Source.LOCAL),
+        (22, RecoverySource.LOCAL),
     ),
     "a later claim left its BEGIN here and never began": (
         (None, frontier(2, 10, begun=False), local(0, 22, 1, 2)),
-        (22, Source.LOCAL),
+        (22, RecoverySource.LOCAL),
     ),
-    "the last of several owners on this disk": ((None, frontier(3, 10), local(0, 22, 1, 2, 3)), (22, Source.LOCAL)),
+    "the last of several owners on this disk": (
+        (None, frontier(3, 10), local(0, 22, 1, 2, 3)),
+        (22, RecoverySource.LOCAL),
+    ),
 }
 
 
 @pytest.mark.parametrize(("evidence", "expected"), STARTS.values(), ids=STARTS)
-def test_evidence_decides_the_start(evidence: Evidence, expected: tuple[int, Source]) -> None:
+def test_evidence_decides_the_start(evidence: Evidence, expected: tuple[int, RecoverySource]) -> None:
     for accept_loss in (False, True):
         start = resolve_recovery_start(
             sealed=evidence[0], frontier=evidence[1], local=evidence[2], accept_loss=accept_loss
@@ -102,7 +108,7 @@ def test_a_missing_tail_stops_the_opening_until_somebody_accepts_the_loss(eviden
     for part in (f"epoch {front.last_writer} ", f"offset {chunks_end};", front.holder, "accept the loss"):
         assert part in str(caught.value)
     start = resolve_recovery_start(sealed=state, frontier=front, local=here, accept_loss=True)
-    assert start == Start(Offset(chunks_end), Source.CHUNKS, loss_accepted=True)
+    assert start == Start(Offset(chunks_end), RecoverySource.CHUNKS, loss_accepted=True)
 
 
 CONTRADICTIONS: dict[str, tuple[Evidence, tuple[str, str]]] = {

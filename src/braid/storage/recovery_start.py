@@ -27,7 +27,7 @@ from braid.model.ids import Epoch, Offset
 from braid.storage.history.catalog import Frontier, SealedState
 
 
-class Source(Enum):
+class RecoverySource(Enum):
     SEALED = "sealed"
     LOCAL = "local"
     CHUNKS = "chunks"
@@ -45,7 +45,7 @@ class LocalEvidence(msgspec.Struct, frozen=True):
 
 class Start(msgspec.Struct, frozen=True):
     offset: Offset
-    source: Source
+    source: RecoverySource
     loss_accepted: bool = False
 
 
@@ -60,7 +60,7 @@ def resolve_recovery_start(
         if local is not None or sealed is not None:
             found = f"local batches of epoch {max(local.epochs)}" if local is not None else f"the sealed state {sealed}"
             raise RecoveryConflict(f"there are {found}, but no owner was ever recorded: the metadata is incomplete")
-        return Start(Offset(0), Source.EMPTY)
+        return Start(Offset(0), RecoverySource.EMPTY)
     if local is not None and max(local.epochs) > frontier.epoch:
         raise RecoveryConflict(
             f"local batches were written in epoch {max(local.epochs)}, but the metadata knows only {frontier.epoch} "
@@ -71,9 +71,9 @@ def resolve_recovery_start(
     if local is not None and frontier.last_writer in local.epochs:
         return _from_local(frontier, local)
     if frontier.last_writer == 0:
-        return Start(Offset(0), Source.EMPTY)
+        return Start(Offset(0), RecoverySource.EMPTY)
     if accept_loss:
-        return Start(frontier.next_offset, Source.CHUNKS, loss_accepted=True)
+        return Start(frontier.next_offset, RecoverySource.CHUNKS, loss_accepted=True)
     raise RecoveryUnsafe(
         f"the owner of epoch {frontier.last_writer} did not seal this log, and its files are not here. Chunks reach "
         f"offset {frontier.next_offset}; what it confirmed beyond is on its disk only ({frontier.holder} was the last "
@@ -95,7 +95,7 @@ def _from_seal(sealed: SealedState, frontier: Frontier, local: LocalEvidence | N
             f"the sealed state of epoch {sealed.epoch} says that the last record is {sealed.last_committed_offset}, "
             f"but local batches of the same epoch reach offset {local.next_offset}"
         )
-    return Start(start, Source.SEALED)
+    return Start(start, RecoverySource.SEALED)
 
 
 def _from_local(frontier: Frontier, local: LocalEvidence) -> Start:
@@ -109,4 +109,4 @@ def _from_local(frontier: Frontier, local: LocalEvidence) -> Start:
             f"chunks end at offset {frontier.next_offset} and local batches begin at {local.base_offset}: "
             f"what was between them is missing"
         )
-    return Start(local.next_offset, Source.LOCAL)
+    return Start(local.next_offset, RecoverySource.LOCAL)

@@ -45,7 +45,7 @@ from braid.storage.log.recovery import Recovered, Unclosed, recover, repair
 from braid.storage.log.wal import base_of
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
-from braid.storage.recovery_start import LocalEvidence, Source, Start, resolve_recovery_start
+from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
 from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
 
 
@@ -146,7 +146,7 @@ class SegmentStorage:
                 sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
             )
             history = segment_folder(topic_path, descriptor)
-            if start.source is Source.SEALED and context.mode is StorageMode.LOCAL:
+            if start.source is RecoverySource.SEALED and context.mode is StorageMode.LOCAL:
                 await _check_history(context, catalog, history)
             await catalog.claim(epoch, context.broker_id)
             if start.loss_accepted and context.mode is StorageMode.LOCAL:
@@ -355,12 +355,12 @@ async def _continue(
 ) -> Recovered:
     """Leave in the local folder only what is part of the log, and return what the log continues."""
     continued = found
-    if start.source is not Source.LOCAL:
+    if start.source is not RecoverySource.LOCAL:
         await _clear_folder(context, folder, found, catalog.sealed, epoch)
         continued = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
     if not continued.producers_complete and catalog.chunks:
         _add_earlier(continued, await _newest_footer(context, catalog, history))
-    if start.source is Source.LOCAL:
+    if start.source is RecoverySource.LOCAL:
         await repair(context.disk, folder, continued)
     return continued
 

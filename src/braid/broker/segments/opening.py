@@ -30,7 +30,7 @@ from braid.model.topic import Durability, Topic
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
 from braid.storage.log.context import FileConfig, LogConfig
-from braid.storage.recovery_start import Source
+from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
@@ -188,6 +188,6 @@ def _tell(name: SegmentName, storage: SegmentStorage) -> None:
 def _may_have_lost(storage: SegmentStorage) -> bool:
     """Whether records may be gone that consumers have seen: where a loss was accepted, and those of a topic that
     confirms before it syncs, unless its log was closed in order."""
-    if storage.start.source is not Source.LOCAL:
+    if storage.start.source is not RecoverySource.LOCAL:
         return storage.start.loss_accepted
     return storage.log.config.durability is Durability.MEMORY and not storage.recovered.closed_in_order
