@@ -29,7 +29,7 @@ from braid.model.names import SegmentName
 from braid.ports.disk import Buffer
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
-from braid.storage.objects.disk import DiskObjects, Draft
+from braid.storage.objects.disk import DiskObjects, ObjectDraft
 from braid.storage.segment import StorageContext
 
 PIECE_BYTES: Final = 1 << 20
@@ -82,7 +82,7 @@ class IncomingHistory:
         self._context = context
         self._topics = topics
         self._copies = copies
-        self._drafts: dict[str, Draft] = {}
+        self._drafts: dict[str, ObjectDraft] = {}
 
     async def list_history(self, arguments: dict[str, Any]) -> dict[str, int]:
         name = SegmentName.parse(arguments["segment"])

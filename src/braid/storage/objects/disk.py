@@ -62,14 +62,14 @@ class DiskObjects:
             await draft.discard()
             raise
 
-    async def draft(self, name: str) -> Draft:
+    async def draft(self, name: str) -> ObjectDraft:
         """An object that comes in pieces."""
         folder, leaf = self._place(name)
         path = f"{folder}/{DRAFT_MARK}{self._random.getrandbits(64):016x}"
         with self._answers("create", name):
             # Also when the folder is there: another creator may have made it and not yet synced its name.
             await self._disk.make_folder(folder)
-            return Draft(self, name, await self._disk.open(path, create=True), path, f"{folder}/{leaf}")
+            return ObjectDraft(self, name, await self._disk.open(path, create=True), path, f"{folder}/{leaf}")
 
     async def read(self, name: str, start: int, length: int) -> bytes:
         folder, leaf = self._place(name)
@@ -187,7 +187,7 @@ def _unless_gone() -> Iterator[None]:
             raise
 
 
-class Draft:
+class ObjectDraft:
     """Made by `DiskObjects.draft`. Ends with `publish` or `discard`."""
 
     def __init__(self, objects: DiskObjects, name: str, file: DiskFile, path: str, target: str) -> None:
