@@ -15,7 +15,7 @@ import pytest
 
 from braid.cluster.balancing import balance as balancing
 from braid.cluster.balancing.balance import HOUR_S, plan, remembered
-from braid.cluster.balancing.plan import Draft, Plan, Proposed, Remark
+from braid.cluster.balancing.plan import Plan, PlanDraft, Proposed, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
 from braid.model.cluster import BrokerState, BrokerView, ClusterView, RecentMove, SegmentPlacement, SegmentRef
@@ -185,7 +185,7 @@ class World:
     def drain(self) -> None:
         for name, broker in self.brokers.items():
             if broker.state is BrokerState.DRAINING:
-                draft = Draft(self.view())
+                draft = PlanDraft(self.view())
                 for segment in [each for each, owner in self.owners.items() if owner == name]:
                     target = draft.tally.least_loaded(segment)
                     if segment not in self.moving and target is not None:

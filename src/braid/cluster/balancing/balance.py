@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from braid.cluster.balancing.plan import Draft, Note, Plan, Remark
+from braid.cluster.balancing.plan import Note, Plan, PlanDraft, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally
 from braid.model.cluster import ClusterView, RecentMove, SegmentRef
@@ -41,7 +41,7 @@ def remembered(history: Iterable[RecentMove], policy: BalancePolicy, now: int) -
 
 def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> Plan:
     """What to move now; `now` is in µs since 1970. `history` has the moves begun lately, whoever began them."""
-    draft = Draft(view)
+    draft = PlanDraft(view)
     obstacle = _obstacle(view, policy, draft.tally, now)
     if obstacle is not None:
         return draft.finish([obstacle])
@@ -118,7 +118,7 @@ def _cooling_down(view: ClusterView, policy: BalancePolicy, history: Sequence[Re
     return _CoolingDown(segments, brokers)
 
 
-def _best(view: ClusterView, policy: BalancePolicy, draft: Draft, cooling_down: _CoolingDown) -> _Candidate | None:
+def _best(view: ClusterView, policy: BalancePolicy, draft: PlanDraft, cooling_down: _CoolingDown) -> _Candidate | None:
     """The move that gains most. What was planned already is done, as far as it is concerned."""
     tally, loads = draft.tally, draft.tally.bytes_per_s
     mean = tally.mean_bytes_per_s()
@@ -143,7 +143,7 @@ def _best(view: ClusterView, policy: BalancePolicy, draft: Draft, cooling_down: 
     return best
 
 
-def _coolest(policy: BalancePolicy, draft: Draft, source: str, cooling_down: _CoolingDown) -> str | None:
+def _coolest(policy: BalancePolicy, draft: PlanDraft, source: str, cooling_down: _CoolingDown) -> str | None:
     tally = draft.tally
     return min(
         (
@@ -179,7 +179,7 @@ def _too_much(tally: Tally, broker: str) -> str:
     return f"{broker} has {tally.bytes_per_s[broker] / tally.mean_bytes_per_s():.2f} times the mean load"
 
 
-def _why_none(view: ClusterView, policy: BalancePolicy, draft: Draft) -> list[Note]:
+def _why_none(view: ClusterView, policy: BalancePolicy, draft: PlanDraft) -> list[Note]:
     moving = [segment.ref for segment in view.owned if segment.moving]
     rested = _best(view, policy, draft, _CoolingDown(moving, ()))
     if rested is not None:
@@ -196,7 +196,7 @@ def _why_none(view: ClusterView, policy: BalancePolicy, draft: Draft) -> list[No
     return [Note(remark=Remark.STUCK, text=text, broker=source)]
 
 
-def _too_hot(policy: BalancePolicy, draft: Draft) -> list[Note]:
+def _too_hot(policy: BalancePolicy, draft: PlanDraft) -> list[Note]:
     """The segments that alone are too much for any broker, and would be so wherever they went."""
     tally, loads = draft.tally, draft.tally.bytes_per_s
     limit = policy.threshold * tally.mean_bytes_per_s()

@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Expected, once all moves are done and if no rate changes."""
 
 
-class Draft:
+class PlanDraft:
     """The plan while it is made: the moves so far, and the cluster as it would be after them."""
 
     def __init__(self, view: ClusterView) -> None:
