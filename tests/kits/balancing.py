@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from braid.cluster.balancing.plan import Plan, Proposed
+from braid.cluster.balancing.plan import BalancePlan, Proposed
 from braid.model.cluster import BrokerState, BrokerView, ClusterView, SegmentPlacement, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad, busiest_of
@@ -94,11 +94,11 @@ def cluster(
     )
 
 
-def moved(plan: Plan) -> list[tuple[SegmentRef, str, str]]:
+def moved(plan: BalancePlan) -> list[tuple[SegmentRef, str, str]]:
     return [(move.segment, move.source, move.target) for move in plan.moves]
 
 
-def remarks(plan: Plan) -> list[str]:
+def remarks(plan: BalancePlan) -> list[str]:
     return [note.remark.value for note in plan.notes]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braid.cluster.balancing.balance import HOUR_S, plan
-from braid.cluster.balancing.plan import Plan, Remark
+from braid.cluster.balancing.plan import BalancePlan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
 from braid.model.cluster import BrokerState, ClusterView, RecentMove, SegmentRef
@@ -77,7 +77,7 @@ def available(view: ClusterView) -> set[str]:
     return {broker.id for broker in view.brokers if broker.live and broker.state is BrokerState.ACTIVE}
 
 
-def check_moves(found: Plan, view: ClusterView) -> None:
+def check_moves(found: BalancePlan, view: ClusterView) -> None:
     owners = {segment.ref: segment for segment in view.owned}
     for move in found.moves:
         assert move.target in available(view)

@@ -15,7 +15,7 @@ import pytest
 
 from braid.cluster.balancing import balance as balancing
 from braid.cluster.balancing.balance import HOUR_S, plan, remembered
-from braid.cluster.balancing.plan import Plan, PlanDraft, Proposed, Remark
+from braid.cluster.balancing.plan import BalancePlan, PlanDraft, Proposed, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
 from braid.model.cluster import BrokerState, BrokerView, ClusterView, RecentMove, SegmentPlacement, SegmentRef
@@ -57,7 +57,7 @@ class World:
         self.history: tuple[RecentMove, ...] = ()
         self.automatic: list[RecentMove] = []
         """All of them, for the checks."""
-        self.last: Plan | None = None
+        self.last: BalancePlan | None = None
         self.met: set[Remark] = set()
 
     def _from(self, least: int, most: int) -> int:
@@ -124,7 +124,7 @@ class World:
 
     # One interval.
 
-    def step(self, *, drift: bool = False, trouble: bool = False) -> Plan:
+    def step(self, *, drift: bool = False, trouble: bool = False) -> BalancePlan:
         self.now += STEP_S * SECOND_US
         for segment in self.counters:
             self.counters[segment] += self.rate(segment) * STEP_S
@@ -194,7 +194,7 @@ class World:
                 if name not in self.owners.values():
                     self.brokers[name] = msgspec.structs.replace(broker, state=BrokerState.DRAINED)
 
-    def balance(self) -> Plan:
+    def balance(self) -> BalancePlan:
         view = self.view()
         found = plan(view, self.policy, self.history, self.now)
         assert len(found.moves) <= max(self.policy.moves_at_once - len(self.moving), 0)

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from braid.cluster.balancing.balance import plan
-from braid.cluster.balancing.plan import Plan
+from braid.cluster.balancing.plan import BalancePlan
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import RecentMoves
 from braid.cluster.downtime import Downtime
@@ -121,7 +121,7 @@ class Leader:
         """The segments that wait for a broker. Every broker can tell."""
         return waiting(self.snapshot())
 
-    def balance_plan(self) -> Plan:
+    def balance_plan(self) -> BalancePlan:
         """What balancing would do now, whether or not it is enabled. Every broker can tell."""
         view = self.snapshot().cluster_view(copies_history=self.config.copies_history)
         return plan(view, self.config.policy, self._past.remembered(self.config.policy), self._clock.now_us())

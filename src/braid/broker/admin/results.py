@@ -15,7 +15,7 @@ from braid.broker.admin.reports import TopicReport, Unavailable
 from braid.broker.admin.segment_stats import SegmentStatistics
 from braid.broker.groups.group import Consumer
 from braid.broker.groups.subscriptions import Progress
-from braid.cluster.balancing.plan import Plan
+from braid.cluster.balancing.plan import BalancePlan
 from braid.model.ids import Offset, SegmentId
 from braid.model.layout import SegmentInfo
 from braid.model.load import LoadReport
@@ -69,7 +69,7 @@ def _load_json(load: LoadReport | None) -> dict[str, Any] | None:
     return found
 
 
-def plan_json(plan: Plan, *, begun: int, dry_run: bool) -> dict[str, Any]:
+def plan_json(plan: BalancePlan, *, begun: int, dry_run: bool) -> dict[str, Any]:
     """What balancing does, or would do."""
     return {
         "dryRun": dry_run,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from braid.cluster.balancing.plan import Note, Plan, PlanDraft, Remark
+from braid.cluster.balancing.plan import BalancePlan, Note, PlanDraft, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally
 from braid.model.cluster import ClusterView, RecentMove, SegmentRef
@@ -39,7 +39,7 @@ def remembered(history: Iterable[RecentMove], policy: BalancePolicy, now: int) -
     return tuple(move for move in history if now - move.at < keep_us)
 
 
-def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> Plan:
+def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> BalancePlan:
     """What to move now; `now` is in µs since 1970. `history` has the moves begun lately, whoever began them."""
     draft = PlanDraft(view)
     obstacle = _obstacle(view, policy, draft.tally, now)

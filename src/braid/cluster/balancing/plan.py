@@ -65,7 +65,7 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
     segments_after: int
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class BalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[Proposed, ...]
     notes: tuple[Note, ...]
     brokers: tuple[BrokerLoad, ...]
@@ -109,8 +109,8 @@ class PlanDraft:
             )
         )
 
-    def finish(self, notes: Sequence[Note]) -> Plan:
-        return Plan(
+    def finish(self, notes: Sequence[Note]) -> BalancePlan:
+        return BalancePlan(
             moves=tuple(self.moves),
             notes=tuple(notes),
             brokers=tuple(

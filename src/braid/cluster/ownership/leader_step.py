@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from braid.cluster.balancing.plan import Plan
+from braid.cluster.balancing.plan import BalancePlan
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import BALANCE
 from braid.cluster.placement import Tally, place_all
@@ -110,7 +110,7 @@ def decide(
     return decisions
 
 
-def balancing_decisions(snapshot: Snapshot, plan: Plan) -> list[Decision]:
+def balancing_decisions(snapshot: Snapshot, plan: BalancePlan) -> list[Decision]:
     """The moves of a plan, on the records that it was made on."""
     targets = {move.segment: move.target for move in plan.moves}
     return [
