@@ -8,19 +8,19 @@ import pytest
 
 from braid.model.ids import Epoch, Offset
 from braid.storage.log import checkpoint as checkpoints
-from braid.storage.log.checkpoint import Checkpoint, ClosedFile
+from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.recovery import recover
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.storage import fill, open_log
 
 ONE = ClosedFile("0.wal", Offset(0), Offset(10), 100, 150, (Epoch(1), Epoch(2), Epoch(5)), 77, 99, True)
-CHECKPOINT = Checkpoint(Offset(25), (ONE,))
+CHECKPOINT = LogCheckpoint(Offset(25), (ONE,))
 
 
 def test_a_checkpoint_round_trips() -> None:
     assert checkpoints.decode(checkpoints.encode(CHECKPOINT)) == CHECKPOINT
-    assert checkpoints.decode(checkpoints.encode(Checkpoint(Offset(0), ()))) == Checkpoint(Offset(0), ())
+    assert checkpoints.decode(checkpoints.encode(LogCheckpoint(Offset(0), ()))) == LogCheckpoint(Offset(0), ())
 
 
 def test_whatever_is_not_a_whole_checkpoint_is_none() -> None:
@@ -43,7 +43,7 @@ async def test_a_crash_while_it_is_replaced_leaves_the_old_one_or_the_new_one(
     await disk.make_folder("log")
     assert await checkpoints.read(disk, "log") is None
     await checkpoints.write(disk, "log", CHECKPOINT)
-    newer = Checkpoint(Offset(30), ())
+    newer = LogCheckpoint(Offset(30), ())
     writing = asyncio.create_task(checkpoints.write(disk, "log", newer))
     await asyncio.wait([writing], timeout=simulation.random.uniform(0, 0.005))
     whole = writing.done()

@@ -13,7 +13,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Offset
 from braid.storage.log import checkpoint as checkpoints
-from braid.storage.log.checkpoint import Checkpoint
+from braid.storage.log.checkpoint import LogCheckpoint
 from braid.storage.segment import SegmentStorage
 from tests.kits.fault_scenes import (
     CHECKPOINT,
@@ -265,7 +265,7 @@ async def test_a_bad_checkpoint_costs_time_and_no_records(kind: str, scene: Scen
         "garbage": b"BRDK" + bytes(100),
         "flipped": good[:20] + bytes([good[20] ^ 1]) + good[21:],
         "stale": stale,
-        "none of its files": checkpoints.encode(Checkpoint(Offset(0), ())),
+        "none of its files": checkpoints.encode(LogCheckpoint(Offset(0), ())),
     }[kind]
     if bad is not None:
         await put_file(a.disk, CHECKPOINT, bad)
@@ -280,7 +280,7 @@ async def test_a_checkpoint_ahead_of_the_files_is_evidence_of_a_loss(scene: Scen
     await three_files(scene, a)
     checkpoint = await checkpoints.read(a.disk, FOLDER)
     assert checkpoint is not None
-    await checkpoints.write(a.disk, FOLDER, Checkpoint(Offset(25), checkpoint.closed))
+    await checkpoints.write(a.disk, FOLDER, LogCheckpoint(Offset(25), checkpoint.closed))
     for expected in (25, 26):
         segment = await a.open()
         assert [(each.first_offset, each.next_offset) for each in segment.recovered.damage] == [(10, 25)]

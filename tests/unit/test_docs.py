@@ -28,7 +28,7 @@ from braid.storage.history import catalog, exporter
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, write_topic_manifest
 from braid.storage.log import checkpoint, preallocated, producers, wal
-from braid.storage.log.checkpoint import Checkpoint, ClosedFile
+from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
@@ -343,8 +343,8 @@ def test_the_example_checkpoint_is_what_the_code_writes_and_reads() -> None:
     file = ClosedFile(
         name, Offset(0), Offset(4), batch_bytes, size, (Epoch(3),), 0x1A2B3C4D, NOON_US + 1_000_000, False
     )
-    assert checkpoint.decode(documented) == Checkpoint(Offset(4), (file,))
-    assert checkpoint.encode(Checkpoint(Offset(4), (file,))) == documented
+    assert checkpoint.decode(documented) == LogCheckpoint(Offset(4), (file,))
+    assert checkpoint.encode(LogCheckpoint(Offset(4), (file,))) == documented
 
 
 @pytest.mark.parametrize("flag", Flag, ids=lambda flag: str(flag.name))

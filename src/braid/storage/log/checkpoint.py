@@ -36,29 +36,29 @@ class ClosedFile(msgspec.Struct, frozen=True, array_like=True):
     sealed: bool
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class LogCheckpoint(msgspec.Struct, frozen=True):
     synced: Offset
     """Every record below this offset was durable."""
     closed: tuple[ClosedFile, ...]
     """Closed, undamaged files with footers, in order."""
 
 
-def encode(checkpoint: Checkpoint) -> bytes:
+def encode(checkpoint: LogCheckpoint) -> bytes:
     body = msgspec.msgpack.encode(checkpoint)
     return _MAGIC + crc32c(body).to_bytes(4, "little") + body
 
 
-def decode(data: bytes) -> Checkpoint | None:
+def decode(data: bytes) -> LogCheckpoint | None:
     """None for anything that is not a whole checkpoint of ours."""
     if len(data) < 8 or data[:4] != _MAGIC or crc32c(data[8:]) != int.from_bytes(data[4:8], "little"):
         return None
     try:
-        return msgspec.msgpack.decode(data[8:], type=Checkpoint)
+        return msgspec.msgpack.decode(data[8:], type=LogCheckpoint)
     except msgspec.DecodeError:
         return None
 
 
-async def write(disk: Disk, folder: str, checkpoint: Checkpoint) -> None:
+async def write(disk: Disk, folder: str, checkpoint: LogCheckpoint) -> None:
     """Replace the checkpoint: a reader finds the old one or the new one."""
     temporary = f"{folder}/{NAME}.tmp"
     with contextlib.suppress(FileMissing):
@@ -71,7 +71,7 @@ async def write(disk: Disk, folder: str, checkpoint: Checkpoint) -> None:
     await disk.rename(temporary, f"{folder}/{NAME}")
 
 
-async def read(disk: Disk, folder: str) -> Checkpoint | None:
+async def read(disk: Disk, folder: str) -> LogCheckpoint | None:
     try:
         file = await disk.open(f"{folder}/{NAME}")
     except FileMissing:

@@ -26,7 +26,7 @@ from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Disk, DiskFile, FileStat
 from braid.storage.chunk import Footer, Index, read_footer
 from braid.storage.log import checkpoint as checkpoints
-from braid.storage.log.checkpoint import Checkpoint, ClosedFile
+from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import (
     WINDOW_BYTES,
@@ -131,7 +131,7 @@ async def repair(disk: Disk, folder: str, recovered: Recovered) -> None:
 class _Recovery:
     """One pass over a folder, oldest file first."""
 
-    def __init__(self, disk: Disk, folder: str, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, disk: Disk, folder: str, checkpoint: LogCheckpoint | None) -> None:
         self._disk = disk
         self._folder = folder
         self._checkpoint = checkpoint

@@ -16,7 +16,7 @@ from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, DiskFile
 from braid.storage.chunk import Index
 from braid.storage.log import checkpoint as checkpoints
-from braid.storage.log.checkpoint import Checkpoint, ClosedFile
+from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.context import LogContext
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import WalFile, close_file, wal_name
@@ -44,7 +44,7 @@ class WalWriter:
         self._begun_at = 0.0
         self._write_began = 0.0
         self._filled_last = False
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: LogCheckpoint | None = None
         self._checkpointing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -207,7 +207,7 @@ class WalWriter:
             for file in self.files
             if file.closed and not file.damage
         )
-        self._checkpoint = Checkpoint(Offset(synced), closed)
+        self._checkpoint = LogCheckpoint(Offset(synced), closed)
         if self._checkpointing is None:
             self._checkpointing = asyncio.get_running_loop().create_task(self._write_checkpoints())
 
