@@ -17,7 +17,7 @@ from braid.storage.history.catalog import Catalog, Frontier
 from braid.storage.log import recovery
 from braid.storage.log.log import Log
 from braid.storage.log.producers import ProducerTable
-from braid.storage.log.recovery import Recovered, Tail
+from braid.storage.log.recovery import RecoveredLog, Tail
 from braid.storage.log.writer import WalWriter
 from braid.testing.scenarios.log_simulation import simulate_log
 
@@ -50,7 +50,7 @@ def test_the_same_seed_does_the_same(seed: int) -> None:
 def append_behind_torn_bytes(patch: pytest.MonkeyPatch) -> None:
     repair = recovery.repair
 
-    async def keep_garbage(disk: Disk, folder: str, recovered: recovery.Recovered) -> None:
+    async def keep_garbage(disk: Disk, folder: str, recovered: recovery.RecoveredLog) -> None:
         tail = recovered.tail
         if tail is not None and tail.garbage_end > tail.good_end:
             tail.file.batch_bytes = padded(tail.garbage_end)
@@ -110,7 +110,7 @@ def forget_producers(patch: pytest.MonkeyPatch) -> None:
     init = Log.__init__
 
     def forgetful(self: Log, *arguments: object, **options: object) -> None:
-        (recovered,) = [each for each in arguments if isinstance(each, Recovered)]
+        (recovered,) = [each for each in arguments if isinstance(each, RecoveredLog)]
         recovered.producers = ProducerTable()
         init(self, *arguments, **options)  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
 from braid.storage.log.preallocated import PreallocatedFiles
-from braid.storage.log.recovery import Recovered, Unclosed, recover, repair
+from braid.storage.log.recovery import RecoveredLog, Unclosed, recover, repair
 from braid.storage.log.wal import base_of
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
@@ -88,7 +88,7 @@ class SegmentStorage:
         catalog: Catalog,
         exporter: Exporter,
         start: Start,
-        recovered: Recovered,
+        recovered: RecoveredLog,
         begun_at: Revision,
     ) -> None:
         self.log = log
@@ -343,7 +343,7 @@ class SegmentStorage:
             await _remove(self._context.disk, path)
 
 
-def _evidence(recovered: Recovered) -> LocalEvidence | None:
+def _evidence(recovered: RecoveredLog) -> LocalEvidence | None:
     """Files without a single batch say nothing."""
     if not recovered.epochs:
         return None
@@ -351,13 +351,19 @@ def _evidence(recovered: Recovered) -> LocalEvidence | None:
 
 
 async def _continue(
-    context: StorageContext, catalog: Catalog, history: str, folder: str, epoch: Epoch, start: Start, found: Recovered
-) -> Recovered:
+    context: StorageContext,
+    catalog: Catalog,
+    history: str,
+    folder: str,
+    epoch: Epoch,
+    start: Start,
+    found: RecoveredLog,
+) -> RecoveredLog:
     """Leave in the local folder only what is part of the log, and return what the log continues."""
     continued = found
     if start.source is not RecoverySource.LOCAL:
         await _clear_folder(context, folder, found, catalog.sealed, epoch)
-        continued = Recovered(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
+        continued = RecoveredLog(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
     if not continued.producers_complete and catalog.chunks:
         _add_earlier(continued, await _newest_footer(context, catalog, history))
     if start.source is RecoverySource.LOCAL:
@@ -366,7 +372,7 @@ async def _continue(
 
 
 async def _clear_folder(
-    context: StorageContext, folder: str, recovered: Recovered, sealed: SealedState | None, epoch: Epoch
+    context: StorageContext, folder: str, recovered: RecoveredLog, sealed: SealedState | None, epoch: Epoch
 ) -> None:
     """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside, in a folder
     that is named after the epoch that found them."""
@@ -393,7 +399,7 @@ async def _remove(disk: Disk, path: str) -> None:
         await disk.remove(path)
 
 
-def _add_earlier(recovered: Recovered, footer: Footer) -> None:
+def _add_earlier(recovered: RecoveredLog, footer: Footer) -> None:
     """Complete what local files say by what the newest chunk says of producers and of a seal."""
     recovered.producers = footer.producers.extended(recovered.producers)
     recovered.unclosed = [Unclosed(each.file, footer.producers.extended(each.producers)) for each in recovered.unclosed]

@@ -43,7 +43,7 @@ from braid.model.ids import Offset
 from braid.model.topic import Durability
 from braid.storage.log.commit import CommitGroup, GroupCommit
 from braid.storage.log.context import LogContext
-from braid.storage.log.recovery import Recovered
+from braid.storage.log.recovery import RecoveredLog
 from braid.storage.log.wal import WalFile
 from braid.storage.log.watermark import Watermark
 from braid.storage.log.writer import WalWriter
@@ -70,7 +70,7 @@ _NOTHING: Final = Offset(0)
 class Log:
     """The hot part of one segment, on one broker, in one epoch. Everything here runs on one event loop."""
 
-    def __init__(self, context: LogContext, recovered: Recovered, *, replicated: Offset = _NOTHING) -> None:
+    def __init__(self, context: LogContext, recovered: RecoveredLog, *, replicated: Offset = _NOTHING) -> None:
         """`replicated` is what is known to be on enough replicas already, if that is what confirms wait for."""
         self.folder: Final = context.folder
         self.epoch: Final = context.epoch

@@ -61,7 +61,7 @@ class Unclosed(msgspec.Struct, frozen=True):
     producers: ProducerTable
 
 
-class Recovered(msgspec.Struct):
+class RecoveredLog(msgspec.Struct):
     """What is in a folder, and what `repair` has to do about it."""
 
     files: list[WalFile] = []
@@ -97,7 +97,7 @@ class Recovered(msgspec.Struct):
         return self.files[0].base_offset if self.files else self.next_offset
 
 
-async def recover(disk: Disk, folder: str) -> Recovered:
+async def recover(disk: Disk, folder: str) -> RecoveredLog:
     """Find out what the folder holds. Changes nothing."""
     checkpoint = await checkpoints.read(disk, folder)
     listed = {file.name: file for file in checkpoint.closed} if checkpoint else {}
@@ -108,7 +108,7 @@ async def recover(disk: Disk, folder: str) -> Recovered:
         return await _Recovery(disk, folder, checkpoint).run({})
 
 
-async def repair(disk: Disk, folder: str, recovered: Recovered) -> None:
+async def repair(disk: Disk, folder: str, recovered: RecoveredLog) -> None:
     """Cut the torn tail, make the good one durable, and close what should be closed. Can be repeated.
 
     The names come first: whoever created these files may have been killed before their names were durable, and a file
@@ -135,9 +135,9 @@ class _Recovery:
         self._disk = disk
         self._folder = folder
         self._checkpoint = checkpoint
-        self.result = Recovered()
+        self.result = RecoveredLog()
 
-    async def run(self, listed: dict[str, ClosedFile]) -> Recovered:
+    async def run(self, listed: dict[str, ClosedFile]) -> RecoveredLog:
         result = self.result
         stats = await self._disk.list(self._folder)
         wal_stats = [stat for stat in stats if base_of(stat.name) is not None]
