@@ -62,7 +62,7 @@ CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL
 EXPIRED_LEASES = "SELECT id FROM leases WHERE boot <> ? OR expires_at <= ?"
 
 
-class _State(msgspec.Struct):
+class _StoreState(msgspec.Struct):
     revision: int
     floor: int
     history_bytes: int
@@ -172,7 +172,7 @@ class Database:
     # Transactions.
 
     @contextmanager
-    def _writing(self, request: str) -> Iterator[_State]:
+    def _writing(self, request: str) -> Iterator[_StoreState]:
         """The body runs in a write transaction, after what has expired is gone. It raises `LeaseLost` only before it
         has written anything; the expiries are then kept, because the answer rests on them."""
         lost: LeaseLost | None = None
@@ -204,11 +204,11 @@ class Database:
 
     # The tables, inside a transaction.
 
-    def _state(self) -> _State:
+    def _state(self) -> _StoreState:
         for revision, floor, history_bytes in self._connection.execute(
             "SELECT revision, floor, history_bytes FROM state"
         ):
-            return _State(revision, floor, history_bytes)
+            return _StoreState(revision, floor, history_bytes)
         raise apsw.CorruptError("the table `state` is empty")
 
     def _entry(self, key: str) -> Entry | None:
@@ -225,7 +225,7 @@ class Database:
             case CompareValue(_, value):
                 return entry is not None and entry.value == value
 
-    def _apply(self, state: _State, operations: Sequence[Operation]) -> None:
+    def _apply(self, state: _StoreState, operations: Sequence[Operation]) -> None:
         revision = state.revision + 1
         events: list[tuple[int, bytes, bytes | None, int]] = []
         for operation in operations:
@@ -256,18 +256,18 @@ class Database:
     def _has_expired(self) -> bool:
         return self._connection.execute(EXPIRED_LEASES, (self._boot, self._clock.monotonic())).fetchone() is not None
 
-    def _end_expired(self, state: _State) -> None:
+    def _end_expired(self, state: _StoreState) -> None:
         rows = self._connection.execute(EXPIRED_LEASES, (self._boot, self._clock.monotonic()))
         self._end_leases(state, [lease for (lease,) in rows])
 
-    def _end_leases(self, state: _State, leases: Iterable[int]) -> None:
+    def _end_leases(self, state: _StoreState, leases: Iterable[int]) -> None:
         """Each lease's keys vanish together, at one revision."""
         for lease in leases:
             keys = self._connection.execute("SELECT key FROM entries WHERE lease = ? AND lease <> 0", (lease,))
             self._apply(state, [Delete(key.decode()) for (key,) in keys])
             self._connection.execute("DELETE FROM leases WHERE id = ?", (lease,))
 
-    def _prune(self, state: _State) -> None:
+    def _prune(self, state: _StoreState) -> None:
         """Forget the oldest revisions of a history that is over a limit. The newest stays, whatever its size."""
         limits = self._limits
         if state.revision - state.floor <= limits.revisions and state.history_bytes <= limits.max_bytes:

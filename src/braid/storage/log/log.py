@@ -56,7 +56,7 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
-class _State(Enum):
+class _LogState(Enum):
     OPEN = "open"
     SEALED = "sealed"
     CLOSED = "closed"
@@ -89,7 +89,7 @@ class Log:
         self._may_confirm = context.may_confirm
         self._producers = recovered.producers
         self._end = recovered.next_offset
-        self._state = _State.SEALED if recovered.sealed else _State.OPEN
+        self._state = _LogState.SEALED if recovered.sealed else _LogState.OPEN
         self._sealed = recovered.sealed
         self._seal_number = 0
         self._failure: BraidError | None = None
@@ -142,8 +142,8 @@ class Log:
     def ended(self) -> BraidError | None:
         """Why this log serves no readers any more, if it was closed or abandoned or has failed: the next owner may
         give the names of its files to others. A full disk stops only writers, until the log is closed."""
-        failed = self._state is _State.FAILED and not isinstance(self._failure, DiskFull)
-        return self._refusal() if failed or self._released or self._state is _State.CLOSED else None
+        failed = self._state is _LogState.FAILED and not isinstance(self._failure, DiskFull)
+        return self._refusal() if failed or self._released or self._state is _LogState.CLOSED else None
 
     @property
     def confirmed(self) -> Watermark:
@@ -169,7 +169,7 @@ class Log:
         for this very buffer; without it, the batch is verified here. The commit begins at the end of this turn of the
         loop; who has more to append in it passes `commit=False` and calls `commit` behind the last one.
         """
-        if self._state is not _State.OPEN:
+        if self._state is not _LogState.OPEN:
             raise self._refusal()
         if header is None:
             header = verify(batch)
@@ -222,12 +222,12 @@ class Log:
 
     async def seal(self) -> Offset:
         """End the log for ever: nothing is appended behind the seal. Returns the offset at which it ends."""
-        if self._state is _State.OPEN:
-            self._state = _State.SEALED
+        if self._state is _LogState.OPEN:
+            self._state = _LogState.SEALED
             self._sealed = True
             self._enqueue_control(Flag.SEAL)
             self._seal_number = self._commit.last_number
-        elif self._state is not _State.SEALED:
+        elif self._state is not _LogState.SEALED:
             raise self._refusal()
         await self.flush()
         self._end_watermarks()
@@ -250,9 +250,9 @@ class Log:
 
     async def close(self) -> None:
         """Orderly stop: write and sync everything, close the file, leave a checkpoint. Closing twice is fine."""
-        if self._state is _State.CLOSED or self._failure is not None:
+        if self._state is _LogState.CLOSED or self._failure is not None:
             return await self._release()
-        self._state = _State.CLOSED
+        self._state = _LogState.CLOSED
         try:
             await self.rotate()
             self._writer.want_checkpoint(self.synced.value)
@@ -266,7 +266,7 @@ class Log:
 
     def forget_files(self, names: set[str]) -> None:
         """Closed files that are about to be removed: covered by chunks, or beyond retention."""
-        if self._state is _State.CLOSED or self._failure is not None:
+        if self._state is _LogState.CLOSED or self._failure is not None:
             raise self._refusal()
         self._writer.forget(names)
         self._writer.want_checkpoint(self.synced.value)
@@ -304,7 +304,7 @@ class Log:
     def _refusal(self) -> BraidError:
         if self._failure is not None:
             return self._failure.again()
-        if self._state is _State.SEALED:
+        if self._state is _LogState.SEALED:
             return LogSealed(f"the log under {self.folder} is sealed at offset {self._end}")
         return LogClosed(f"the log under {self.folder} is closed")
 
@@ -316,7 +316,7 @@ class Log:
         else:
             self._failure = LogFailed(f"the log under {self.folder} has stopped confirming: {cause}")
             self._failure.__cause__ = cause
-        self._state = _State.FAILED
+        self._state = _LogState.FAILED
         self._commit.stop()
         self._fail_watermarks(self._failure)
 
