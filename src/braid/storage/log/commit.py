@@ -6,16 +6,17 @@ next. So an idle disk commits a lone record at once, a busy one commits many tog
 
                  ┌────────────── the next group, if one has gathered ─────────────┐
                  ▼                                                                │
-    enqueue ─► begin ─► write and sync ─► the disk calls back ────────────────────┴─► the owner hears of the group
+    enqueue ─► begin ─► write and sync ─► the disk calls back ────────────────────┴─► the listener hears of the group
 
 No task is in this path: each step is a plain call, and the disk calls back in the turn that the end of a sync woke. A
 task would add two turns to every commit, and with cold caches each costs a client that waits for a lone record some
-25 µs. A busy disk gets its next group before the owner, who confirms, hears of the last one.
+25 µs. A busy disk gets its next group before the listener, who confirms, hears of the last one.
 
 What is rare is done in a task: a new file, more room in it, a sync without a batch, the close of a file. Whether in a
 task or not, one thing at a time is under way (`_busy`), and nothing else touches the files (writer.py).
 
-The first failure ends it: the owner is told, what has gathered is dropped, and what is still under way is not believed.
+The first failure ends the commit. The listener is told, what has gathered is dropped, and what is still under way is
+not believed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class CommitGroup(NamedTuple):
     synced: bool
 
 
-class Owner(Protocol):
+class CommitListener(Protocol):
     """Whom the commit tells. A `BraidError` that is raised here ends it."""
 
     def on_written(self, group: CommitGroup) -> None:
@@ -63,9 +64,9 @@ class Owner(Protocol):
 class GroupCommit:
     """Everything here runs on one event loop."""
 
-    def __init__(self, context: LogContext, writer: WalWriter, owner: Owner, next_offset: Offset) -> None:
+    def __init__(self, context: LogContext, writer: WalWriter, listener: CommitListener, next_offset: Offset) -> None:
         self._writer = writer
-        self._owner = owner
+        self._listener = listener
         self._clock = context.clock
         self._epoch = context.epoch
         self._incarnation = context.incarnation
@@ -90,7 +91,7 @@ class GroupCommit:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._age_timer: asyncio.TimerHandle | None = None
 
-    # What the owner asks for.
+    # What the listener asks for.
 
     def enqueue(self, batch: bytearray | memoryview, header: BatchHeader, base: Offset) -> None:
         self.last_number += 1
@@ -210,9 +211,9 @@ class GroupCommit:
             if self._gathered and group.synced:
                 self._step()
                 if not self._has_stopped():
-                    self._owner.on_written(group)
+                    self._listener.on_written(group)
             else:
-                self._owner.on_written(group)
+                self._listener.on_written(group)
                 self._step()
         except BraidError as failure:
             self._fail(failure)
@@ -241,7 +242,7 @@ class GroupCommit:
         self._unsynced_bytes = 0
         if not self._gathered:
             self._sync_wanted = False
-        self._owner.on_synced(number, next_offset)
+        self._listener.on_synced(number, next_offset)
 
     # The rare steps, in a task.
 
@@ -307,12 +308,12 @@ class GroupCommit:
         await asyncio.shield(self._rest)
 
     def _fail(self, error: BaseException) -> None:
-        """Let the owner stop us: whatever was to come next does not."""
+        """Let the listener stop us: whatever was to come next does not."""
         if not isinstance(error, BraidError):
             broken = BrokenInvariant(f"committing to {self._writer.folder} broke: {error!r}")
             broken.__cause__ = error
             error = broken
-        self._owner.on_commit_failed(error)
+        self._listener.on_commit_failed(error)
         if self._group is None and self._task is None:
             self._pause()
 
