@@ -10,7 +10,7 @@ import pytest
 
 from braid.metadata.etcd.client import PAUSE_MAX_S, Login, pause_s
 from braid.metadata.etcd.keyspace import Keyspace
-from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, outcome_of
+from braid.metadata.etcd.outcome import NOT_CONNECTED, CallOutcome, outcome_of
 from braid.metadata.etcd.watch import RevisionGroups
 from braid.metadata.store import Changes, Delete, Event, Put
 from braid.model.errors import InvalidArgument, MetadataCompacted
@@ -22,32 +22,34 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "details", "outcome"),
     [
-        (NOT_CONNECTED, "the connection is refused or broken", Outcome.NO_EFFECT),
-        ("UNAVAILABLE", "etcdserver: no leader", Outcome.NO_EFFECT),
-        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", Outcome.NO_EFFECT),
-        ("UNAVAILABLE", "failed to connect to all addresses", Outcome.UNKNOWN),
-        ("UNAVAILABLE", "Socket closed", Outcome.UNKNOWN),
-        ("UNAVAILABLE", "etcdserver: request timed out", Outcome.UNKNOWN),
+        (NOT_CONNECTED, "the connection is refused or broken", CallOutcome.NO_EFFECT),
+        ("UNAVAILABLE", "etcdserver: no leader", CallOutcome.NO_EFFECT),
+        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", CallOutcome.NO_EFFECT),
+        ("UNAVAILABLE", "failed to connect to all addresses", CallOutcome.UNKNOWN),
+        ("UNAVAILABLE", "Socket closed", CallOutcome.UNKNOWN),
+        ("UNAVAILABLE", "etcdserver: request timed out", CallOutcome.UNKNOWN),
         (
             "UNAVAILABLE",
             "etcdserver: request timed out, possibly due to previous leader failure",
-            Outcome.UNKNOWN,
+            CallOutcome.UNKNOWN,
         ),
-        ("UNAVAILABLE", "etcdserver: leader changed", Outcome.UNKNOWN),
-        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Outcome.UNKNOWN),
-        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Outcome.UNKNOWN),
-        ("UNKNOWN", "raft proposal dropped", Outcome.UNKNOWN),
-        ("INTERNAL", "something new", Outcome.UNKNOWN),
-        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Outcome.TOKEN_REJECTED),
-        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Outcome.TOKEN_REJECTED),
-        ("PERMISSION_DENIED", "etcdserver: permission denied", Outcome.FORBIDDEN),
-        ("INVALID_ARGUMENT", "etcdserver: user name is empty", Outcome.FORBIDDEN),
-        ("NOT_FOUND", "etcdserver: requested lease not found", Outcome.LEASE_MISSING),
-        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Outcome.COMPACTED),
-        ("INVALID_ARGUMENT", "etcdserver: request is too large", Outcome.REFUSED),
+        ("UNAVAILABLE", "etcdserver: leader changed", CallOutcome.UNKNOWN),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", CallOutcome.UNKNOWN),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", CallOutcome.UNKNOWN),
+        ("UNKNOWN", "raft proposal dropped", CallOutcome.UNKNOWN),
+        ("INTERNAL", "something new", CallOutcome.UNKNOWN),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", CallOutcome.TOKEN_REJECTED),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", CallOutcome.TOKEN_REJECTED),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", CallOutcome.FORBIDDEN),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", CallOutcome.FORBIDDEN),
+        ("NOT_FOUND", "etcdserver: requested lease not found", CallOutcome.LEASE_MISSING),
+        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", CallOutcome.COMPACTED),
+        ("INVALID_ARGUMENT", "etcdserver: request is too large", CallOutcome.REFUSED),
     ],
 )
-def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(code: str, details: str, outcome: Outcome) -> None:
+def test_a_write_counts_as_without_effect_only_where_etcd_proves_it(
+    code: str, details: str, outcome: CallOutcome
+) -> None:
     assert outcome_of(code, details) is outcome
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from braid.metadata.etcd.messages import Method
-from braid.metadata.etcd.outcome import NOT_CONNECTED, Outcome, outcome_of
+from braid.metadata.etcd.outcome import NOT_CONNECTED, CallOutcome, outcome_of
 from braid.model.errors import InvalidArgument
 
 Metadata = tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class CallError(Exception):
         self.details = details
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CallOutcome:
         return outcome_of(self.code, self.details)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from braid.metadata.etcd.channel import CallError, Endpoint, Metadata
 from braid.metadata.etcd.messages import AUTHENTICATE, AuthenticateRequest, Method
-from braid.metadata.etcd.outcome import Outcome
+from braid.metadata.etcd.outcome import CallOutcome
 from braid.metadata.history import store_closed
 from braid.model.errors import (
     BraidError,
@@ -60,11 +60,11 @@ def pause_s(failures: int, endpoints: int, rng: random.Random) -> float:
 def refusal(asked: str, failure: CallError) -> BraidError:
     """The error for an answer that is final."""
     match failure.outcome:
-        case Outcome.LEASE_MISSING:
+        case CallOutcome.LEASE_MISSING:
             return LeaseLost(f"{asked}: the lease does not exist (any more) ({failure})")
-        case Outcome.COMPACTED:
+        case CallOutcome.COMPACTED:
             return MetadataCompacted(f"{asked}: etcd has compacted that revision away; list again ({failure})")
-        case Outcome.FORBIDDEN | Outcome.TOKEN_REJECTED:
+        case CallOutcome.FORBIDDEN | CallOutcome.TOKEN_REJECTED:
             return MetadataError(f"{asked}: etcd does not permit it; check user, password and role ({failure})")
         case _:
             return InvalidArgument(f"{asked}: etcd refuses the request ({failure})")
@@ -122,14 +122,14 @@ class EtcdClient:
             except CallError as error:
                 failure = error
             match failure.outcome:
-                case Outcome.TOKEN_REJECTED if self._login is not None and method is not AUTHENTICATE:
+                case CallOutcome.TOKEN_REJECTED if self._login is not None and method is not AUTHENTICATE:
                     await self.log_in(instead_of=token)
-                case Outcome.UNKNOWN if not repeatable:
+                case CallOutcome.UNKNOWN if not repeatable:
                     self.turn_from(endpoint)
                     raise MetadataUncertain(
                         f"{asked}: sent to etcd and not answered ({failure}); it may have happened: read and compare"
                     )
-                case Outcome.UNKNOWN | Outcome.NO_EFFECT:
+                case CallOutcome.UNKNOWN | CallOutcome.NO_EFFECT:
                     self.turn_from(endpoint)
                 case _:
                     raise refusal(asked, failure)

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Final
 
 
-class Outcome(Enum):
+class CallOutcome(Enum):
     NO_EFFECT = auto()
     """Turned away before it was taken up; another endpoint, or this one later, may take it."""
     UNKNOWN = auto()
@@ -35,33 +35,33 @@ NOT_CONNECTED: Final = "NOT_CONNECTED"
 """Our own code beside gRPC's: there was no connection, so nothing was sent."""
 
 _BY_TEXT: Final = (
-    ("etcdserver: no leader", Outcome.NO_EFFECT),  # checked before the request's handler runs
-    ("etcdserver: too many requests", Outcome.NO_EFFECT),  # checked before the proposal
-    ("etcdserver: rpc not supported for learner", Outcome.NO_EFFECT),
-    ("etcdserver: invalid auth token", Outcome.TOKEN_REJECTED),
-    ("etcdserver: revision of auth store is old", Outcome.TOKEN_REJECTED),
-    ("etcdserver: permission denied", Outcome.FORBIDDEN),
-    ("etcdserver: user name is empty", Outcome.FORBIDDEN),
-    ("etcdserver: requested lease not found", Outcome.LEASE_MISSING),
-    ("etcdserver: mvcc: required revision has been compacted", Outcome.COMPACTED),
-    ("etcdserver: mvcc: database space exceeded", Outcome.UNKNOWN),
+    ("etcdserver: no leader", CallOutcome.NO_EFFECT),  # checked before the request's handler runs
+    ("etcdserver: too many requests", CallOutcome.NO_EFFECT),  # checked before the proposal
+    ("etcdserver: rpc not supported for learner", CallOutcome.NO_EFFECT),
+    ("etcdserver: invalid auth token", CallOutcome.TOKEN_REJECTED),
+    ("etcdserver: revision of auth store is old", CallOutcome.TOKEN_REJECTED),
+    ("etcdserver: permission denied", CallOutcome.FORBIDDEN),
+    ("etcdserver: user name is empty", CallOutcome.FORBIDDEN),
+    ("etcdserver: requested lease not found", CallOutcome.LEASE_MISSING),
+    ("etcdserver: mvcc: required revision has been compacted", CallOutcome.COMPACTED),
+    ("etcdserver: mvcc: database space exceeded", CallOutcome.UNKNOWN),
 )
 
 _BY_CODE: Final = {
-    NOT_CONNECTED: Outcome.NO_EFFECT,
-    "PERMISSION_DENIED": Outcome.FORBIDDEN,
-    "UNAUTHENTICATED": Outcome.FORBIDDEN,
-    "INVALID_ARGUMENT": Outcome.REFUSED,
-    "NOT_FOUND": Outcome.REFUSED,
-    "FAILED_PRECONDITION": Outcome.REFUSED,
-    "OUT_OF_RANGE": Outcome.REFUSED,
-    "RESOURCE_EXHAUSTED": Outcome.REFUSED,
-    "UNIMPLEMENTED": Outcome.REFUSED,
+    NOT_CONNECTED: CallOutcome.NO_EFFECT,
+    "PERMISSION_DENIED": CallOutcome.FORBIDDEN,
+    "UNAUTHENTICATED": CallOutcome.FORBIDDEN,
+    "INVALID_ARGUMENT": CallOutcome.REFUSED,
+    "NOT_FOUND": CallOutcome.REFUSED,
+    "FAILED_PRECONDITION": CallOutcome.REFUSED,
+    "OUT_OF_RANGE": CallOutcome.REFUSED,
+    "RESOURCE_EXHAUSTED": CallOutcome.REFUSED,
+    "UNIMPLEMENTED": CallOutcome.REFUSED,
 }
 
 
-def outcome_of(code: str, details: str) -> Outcome:
+def outcome_of(code: str, details: str) -> CallOutcome:
     for text, outcome in _BY_TEXT:
         if text in details:
             return outcome
-    return _BY_CODE.get(code, Outcome.UNKNOWN)
+    return _BY_CODE.get(code, CallOutcome.UNKNOWN)

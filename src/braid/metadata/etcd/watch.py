@@ -24,7 +24,7 @@ from braid.metadata.etcd.channel import CallError, Endpoint, Stream
 from braid.metadata.etcd.client import EtcdClient, refusal
 from braid.metadata.etcd.keyspace import Keyspace
 from braid.metadata.etcd.messages import WATCH, WatchRequest
-from braid.metadata.etcd.outcome import Outcome
+from braid.metadata.etcd.outcome import CallOutcome
 from braid.metadata.history import compacted, store_closed
 from braid.metadata.store import Changes, Event
 from braid.model.errors import InvalidArgument, MetadataCompacted, MetadataUnavailable
@@ -186,9 +186,11 @@ class EtcdWatch:
     async def _recover(self, failure: CallError, endpoint: Endpoint, token: str | None) -> None:
         """Do what lets the next stream succeed, or raise what the reader must hear."""
         match failure.outcome:
-            case Outcome.UNKNOWN | Outcome.NO_EFFECT:
+            case CallOutcome.UNKNOWN | CallOutcome.NO_EFFECT:
                 self._client.turn_from(endpoint)
-            case Outcome.TOKEN_REJECTED | Outcome.FORBIDDEN if token is not None and token != self._denied_token:
+            case CallOutcome.TOKEN_REJECTED | CallOutcome.FORBIDDEN if (
+                token is not None and token != self._denied_token
+            ):
                 # etcd 3.4 answers a watch with an expired token by "permission denied": try a new token, once.
                 with suppress(MetadataUnavailable):
                     await self._client.log_in(instead_of=token)
