@@ -130,7 +130,7 @@ class DeadSession:
         self._alive.close()
 
 
-class Session:
+class StoreSession:
     def __init__(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)

@@ -26,7 +26,7 @@ from braid.metadata.limits import check_ttl, check_txn, encode_key, encode_prefi
 from braid.metadata.sqlite.database import Database
 from braid.metadata.sqlite.file import refuse_old_engine
 from braid.metadata.sqlite.filesystem import refuse_network_filesystem
-from braid.metadata.sqlite.sessions import Session, boot_id
+from braid.metadata.sqlite.sessions import StoreSession, boot_id
 from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult
 from braid.model.errors import MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
@@ -55,7 +55,7 @@ class SqliteStore:
         self._failure: MetadataError | None = None
         self._leases: WeakSet[HeldLease] = WeakSet()
         try:
-            self._session = Session(path + ".sessions")
+            self._session = StoreSession(path + ".sessions")
         except OSError as error:
             raise MetadataUnavailable(f"the metadata file {path} cannot be opened: {error}") from error
         try:
