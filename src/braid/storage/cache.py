@@ -1,7 +1,7 @@
 """The hot cache: the latest batches of all logs of a broker, bounded in bytes and in number.
 
-It only preallocated readers at the live tail a trip to a file, and is small on purpose: the page cache holds the files
-too. First in, first out; a reader that finds nothing here goes to the files.
+It only saves readers at the live tail a trip to a file, and is small on purpose: the page cache holds the files too.
+First in, first out; a reader that finds nothing here goes to the files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from braid.ports.disk import Buffer
 
 DEFAULT_CACHE_BYTES = 16 << 20
 MOST_BATCHES: Final = 16_384
-"""What stands around a batch takes some 700 bytes, which of small ones is most of it."""
+"""The objects around a batch take some 700 bytes: for small batches, most of the memory."""
 
 CachedBatch = tuple[BatchHeader, Buffer]
 
@@ -48,7 +48,7 @@ class HotCache:
             self._bytes -= len(evicted)
 
     def get(self, log: int, offset: int, max_bytes: int, limit: int) -> list[CachedBatch]:
-        """Batches without a gap from `offset` on and below `limit`: at least one if cached, up to `max_bytes`."""
+        """Return batches without a gap, from `offset` on and below `limit`: one if cached, or up to `max_bytes`."""
         found: list[CachedBatch] = []
         batch = self._batches.get((log, offset))
         while batch is not None and batch[0].next_offset <= limit:

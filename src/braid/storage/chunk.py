@@ -2,7 +2,7 @@
 
     batches │ index │ producer rows │ trailer
 
-Behind the batches stands a footer: a sparse index (one entry for each run of about 64 KiB of batches, with the run's
+After the batches stands a footer: a sparse index (one entry for each run of about 64 KiB of batches, with the run's
 offset, position, times and key hashes), the producer table as it was after the last batch, and a fixed trailer at the
 very end that says where everything lies. A reader fetches the tail of the object once and then knows which bytes hold
 the offset, time or key range that it wants. The format is written down in docs/formats/chunk.md.
@@ -44,7 +44,7 @@ _INDEX: Final = struct.Struct(
 _TRAILER: Final = struct.Struct(
     "<"
     "Q"  #  0 first offset
-    "Q"  #  8 next offset behind the chunk
+    "Q"  #  8 next offset after the chunk
     "Q"  # 16 bytes of batches
     "Q"  # 24 epoch of the first batch
     "Q"  # 32 epoch of the last batch
@@ -87,7 +87,7 @@ class Index:
         self.runs: list[IndexEntry] = []
 
     def add(self, header: BatchHeader, position: int, *, starts_run: bool = False) -> None:
-        """`starts_run` where the batch does not follow the one before it: behind damage."""
+        """Add a batch. `starts_run` where it does not follow the batch before it: after damage."""
         if header.count == 0:
             return
         runs = self.runs
@@ -116,12 +116,12 @@ class Index:
             last.max_key_hash = header.max_key_hash
 
     def position_of(self, offset: int) -> int:
-        """Where to start reading for `offset`: at or before its batch."""
+        """Return where to start reading for `offset`: at or before its batch."""
         at = bisect_right(self.runs, offset, key=lambda run: run.offset) - 1
         return self.runs[at].position if at >= 0 else 0
 
     def offset_at_time(self, timestamp: int) -> Offset | None:
-        """The first offset of the first run that holds a record at or after `timestamp`."""
+        """Return the first offset of the first run that holds a record at or after `timestamp`."""
         return next((run.offset for run in self.runs if run.max_timestamp >= timestamp), None)
 
     @property
@@ -198,13 +198,13 @@ def encode_footer(
 
 
 class ByteSource(Protocol):
-    """Whatever bytes can be read from at a position: a file, an object."""
+    """Bytes that can be read at a position: of a file or an object."""
 
     async def read(self, position: int, length: int) -> bytes: ...
 
 
 async def read_footer(source: ByteSource, size: int) -> Footer:
-    """The footer of a chunk of `size` bytes; usually in one read."""
+    """Read the footer of a chunk of `size` bytes, usually in one read."""
     tail = await source.read(max(0, size - FOOTER_READ_BYTES), FOOTER_READ_BYTES)
     length = footer_size(tail)
     if length > len(tail):
@@ -216,13 +216,13 @@ async def read_footer(source: ByteSource, size: int) -> Footer:
 
 
 def footer_size(tail: bytes | memoryview) -> int:
-    """How many bytes the footer has, read from an object's last bytes (at least `TRAILER_BYTES` of them)."""
+    """Return how many bytes the footer has, from an object's last bytes (at least `TRAILER_BYTES` of them)."""
     _, _, _, _, _, entries, rows, *_ = _trailer(tail)
     return int(entries * _INDEX.size + rows * ROW_BYTES + TRAILER_BYTES)
 
 
 def decode_footer(tail: bytes | memoryview) -> Footer:
-    """The footer, from an object's last bytes: at least `footer_size` of them."""
+    """Decode the footer from an object's last bytes: at least `footer_size` of them."""
     base, end, batch_bytes, first_epoch, last_epoch, entries, rows, flags, tables_crc, *_ = _trailer(tail)
     size = entries * _INDEX.size + rows * ROW_BYTES + TRAILER_BYTES
     if len(tail) < size:

@@ -1,8 +1,8 @@
 """Open files and known footers, for readers: bounded, shared by all logs of a broker.
 
 Everything is kept under an owner and a name. The owner is the number of the log that reads, because the next log in a
-folder gives names of the last one to other files: a reader of the old log that is still at work must not leave its old
-file under the new log's name. What never changes under its name, an object, has the owner `NO_LOG`.
+folder gives the last log's names to other files: a reader of the old log that is still at work must not leave its old
+file under the new log's name. An object never changes under its name; its owner is `NO_LOG`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class ReadHandles:
             file = await self._disk.open(path)
             if key in self._open:  # another reader was faster
                 unkept, file = file, self._open.pop(key)
-            elif forgets != self._forgets:  # perhaps this very file: then nobody would come to close it
+            elif forgets != self._forgets:  # perhaps this very file: then nothing would ever close it
                 unkept = file
         if file is not unkept:
             self._open[key] = file
         try:
-            # Nobody else has run since the look-up, so the file is open; and it ends its reads before it closes.
+            # No other task has run since the look-up, so the file is open; and a file ends its reads before it closes.
             data = await file.read(position, length)
         finally:
             if unkept is not None:
                 await unkept.close()
-        await self._close_down_to(self._max_open)  # several readers may have opened files at once
+        await self._close_down_to(self._max_open)  # several readers may have opened files at the same time
         return data
 
     async def _close_down_to(self, count: int) -> None:
@@ -90,9 +90,9 @@ class FooterCache:
         return footer
 
     def forget(self, owner: int, name: str) -> None:
-        """A file is about to be removed."""
+        """Forget a file that is about to be removed."""
         self._footers.pop((owner, name), None)
 
     def forget_all(self, owner: int) -> None:
-        """A log has ended."""
+        """Forget the files of a log that has ended."""
         self._footers = {key: footer for key, footer in self._footers.items() if key[0] != owner}

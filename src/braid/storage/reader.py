@@ -1,10 +1,10 @@
 """Reading a log: one object that moves both ways between cache, local files, chunks and the live tail.
 
-A reader has one piece of state, the offset that it wants next. For each read it asks anew who holds that offset: the
-hot cache, a local file, or a chunk. So a reader that falls behind slides from the cache back to files and chunks, and
-one that catches up slides forward again; being slow never ends it. Whatever the source, the next batch must begin
-exactly where the last one ended, or contain the wanted offset if the reader starts inside a batch: this is checked at
-every seam (I1). It never reads beyond the `confirmed` watermark (I7), and waits there for more.
+A reader has one piece of state, the offset that it wants next. For each read it looks up which place holds that offset
+now: the hot cache, a local file, or a chunk. So a reader that falls behind slides from the cache back to files and
+chunks, and a reader that catches up slides forward again; being slow never ends it. From every source, the next batch
+must begin exactly where the last one ended, or contain the wanted offset if the reader starts inside a batch: this is
+checked at every seam (I1). A reader never reads beyond the `confirmed` watermark (I7), and waits there for more.
 
 Batches come whole. A reader that starts in the middle of one skips the records before its offset itself.
 """
@@ -39,7 +39,7 @@ from braid.storage.objects.store import Objects
 
 DEFAULT_READ_BYTES: Final = 1 << 20
 _TRIES: Final = 5
-"""How often a read looks again when the file or chunk that it wanted was removed or exported under its feet."""
+"""How often a read looks again when the file or chunk that it wanted was removed or exported meanwhile."""
 
 
 class StoredBatch(NamedTuple):
@@ -48,8 +48,8 @@ class StoredBatch(NamedTuple):
 
 
 class WalBytes:
-    """A file of a log, as long as the log has not ended. The next log may use the name for another file, so what was
-    read while the log ended is not believed either."""
+    """A file of a log, as long as the log has not ended. The next log may use the name for another file, so bytes that
+    were read while the log ended do not count either."""
 
     def __init__(self, handles: ReadHandles, log: Log, path: str) -> None:
         self._handles = handles
@@ -80,14 +80,14 @@ class StoredFile(NamedTuple):
     """A WAL file or a chunk: the same bytes, in two places."""
 
     owner: int
-    """Under whom its footer is kept: the log, or nobody."""
+    """The owner of its footer in the cache: the log's number, or `NO_LOG`."""
     name: str
     source: ByteSource
     next_offset: Offset
     batch_bytes: int
     size: int
     known_index: Index | None
-    """None where the footer has it."""
+    """None where the footer has the index."""
 
 
 class Sources:
@@ -120,7 +120,7 @@ class Sources:
         return min(in_chunks, self.log.base_offset) if in_chunks is not None else self.log.base_offset
 
     def files_with(self, offset: int) -> Iterator[StoredFile]:
-        """Who holds `offset`, the nearest first."""
+        """Return the files and chunks that hold `offset`, the nearest first."""
         for file in reversed(self.log.files):
             if file.base_offset <= offset < file.next_offset and self.damage_at(offset) is None:
                 yield self.wal_file(file)
@@ -143,7 +143,8 @@ class Sources:
         return StoredFile(NO_LOG, name, source, chunk.next_offset, chunk.batch_bytes, chunk.size, None)
 
     async def index_of(self, stored: StoredFile) -> Index:
-        """An unreadable footer costs time, not records: without an index the batches are read from the first one on."""
+        """Return the index of a file or chunk. An unreadable footer costs time, not records: without an index, the
+        batches are read from the first one on."""
         try:
             if stored.known_index is not None:
                 return stored.known_index
@@ -152,7 +153,8 @@ class Sources:
             return Index()
 
     async def offset_at_time(self, timestamp: int) -> Offset:
-        """An offset with no record at or after `timestamp` before it, close to the first such record; else the end."""
+        """Find an offset before which no record is at or after `timestamp`, close to the first such record; if there is
+        no such record, the end."""
         end = Offset(self.log.confirmed.value)
         for chunk in self.catalog.chunks:
             if chunk.max_timestamp >= timestamp:
@@ -172,7 +174,7 @@ class LogReader:
         """The offset that the next read begins with. Set it to seek."""
 
     async def read(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[StoredBatch]:
-        """The next batches: at least one, about `max_bytes` at most. At the live tail, waits for the next one."""
+        """Return the next batches: at least one, about `max_bytes` at most. At the live tail, wait for the next one."""
         confirmed = self._sources.log.confirmed
         while True:
             limit = max(confirmed.value, self.offset)
@@ -182,7 +184,7 @@ class LogReader:
             await confirmed.reached(limit + 1)
 
     async def read_available(self, max_bytes: int = DEFAULT_READ_BYTES) -> list[StoredBatch]:
-        """Like `read`, but returns an empty list at the live tail instead of waiting."""
+        """Do the same, but return an empty list at the live tail instead of waiting."""
         return await self._read_below(self._sources.log.confirmed.value, max_bytes)
 
     async def _read_below(self, limit: int, max_bytes: int) -> list[StoredBatch]:
@@ -197,7 +199,7 @@ class LogReader:
         return batches
 
     async def ahead(self, max_bytes: int = DEFAULT_READ_BYTES) -> AsyncIterator[list[StoredBatch]]:
-        """Everything up to the live tail; the next read is under way while the caller works on the last one."""
+        """Yield everything up to the live tail; the next read is under way while the caller works on the last one."""
         handed_out = self.offset
         next_read = asyncio.ensure_future(self.read_available(max_bytes))
         try:
@@ -209,7 +211,7 @@ class LogReader:
         finally:
             next_read.cancel()
             await asyncio.wait([next_read])
-            self.offset = handed_out  # Whoever stops early goes on here: what was read ahead of him is unread again.
+            self.offset = handed_out  # A caller that stopped early goes on here: batches read ahead are unread again.
 
     async def _fetch(self, limit: int, max_bytes: int) -> list[StoredBatch]:
         sources, offset = self._sources, self.offset
@@ -254,7 +256,7 @@ def _check_not_ended(log: Log) -> None:
 
 
 def _next_run(index: Index | None, offset: int, end: int) -> int:
-    """Where reading can go on behind an unreadable batch: at the next place that the index knows."""
+    """Return where reading can go on after an unreadable batch: at the next place that the index knows."""
     runs = index.runs if index is not None else []
     return next((run.offset for run in runs if run.offset > offset), end)
 
@@ -262,8 +264,8 @@ def _next_run(index: Index | None, offset: int, end: int) -> int:
 async def read_batches(
     source: ByteSource, index: Index, batch_end: int, offset: int, limit: int, max_bytes: int
 ) -> list[StoredBatch]:
-    """Batches from the one that holds `offset` on, as far as they are below `limit`; none when that one is not. They
-    have about `max_bytes`, but there is one at least."""
+    """Return batches from the one that holds `offset` on, as far as they are below `limit`; none when the first is not.
+    They have about `max_bytes`, but there is one at least."""
     position = index.position_of(offset)
     # The index knows the run; the batch is found inside it by walking. With little credit that must not become a read
     # for each header.
@@ -294,14 +296,14 @@ async def read_batches(
                 at += needed
                 needed = HEADER_BYTES
         except BatchError:
-            if not batches:  # What stands before it is good; the next read begins at it and says so.
+            if not batches:  # The batches before the bad one are good; the next read begins at it and raises.
                 raise
         if batches or ended:
             if 2 * (max_bytes - room) < len(data):  # A few batches must not keep the whole run in memory.
                 return [StoredBatch(header, bytes(part)) for header, part in batches]
             return batches
         if position + len(data) >= batch_end or len(data) < wanted:
-            raise BatchTruncated(f"offset {offset} is not where the index says, at or behind byte {position}")
+            raise BatchTruncated(f"offset {offset} is not where the index says, at or after byte {position}")
         # Only batches before the wanted one, or a part of it: read on from there.
         position += at
         length = max(max_bytes, RUN_BYTES, needed)

@@ -1,19 +1,19 @@
-"""At which offset an owner begins: one pure function over everything that is known.
+"""Decides at which offset an owner begins: one pure function over everything that is known.
 
 Four kinds of evidence, from the strongest to the weakest:
 
 1. **Sealed state**: the owner before wrote, in one transaction, that its last record was N and that all of it is in
    chunks. Begin at N + 1.
-2. **Local batches**, if they were written by the last owner that wrote at all. Then they are the log, exported or not.
-   Every owner's first durable batch is a BEGIN with its epoch, and it confirms nothing before the frontier says that it
-   has begun. So they are the log if that owner's epoch stands among them; later epochs that never began left nothing
-   but a BEGIN.
-3. **Chunks**. Without a seal and without the last owner's files, records that it confirmed but had not exported may be
-   missing. That is a loss, and only a person or a policy can accept it.
+2. **Local batches**, if the last owner that wrote at all has written them. Then they are the log, exported or not.
+   Every owner's first durable batch is a BEGIN with its epoch, and the owner confirms nothing before the frontier says
+   that it has begun. So local batches are the log if that owner's epoch is among theirs; later epochs that never began
+   left nothing but a BEGIN.
+3. **Chunks**. Without a seal and without the last owner's files, records that the owner confirmed but had not exported
+   may be missing. That is a loss, and only a person or a policy can accept it.
 4. **Nothing**: a new log, at 0.
 
-Where two pieces contradict each other the log does not open; the error names both. An error while *reading* evidence is
-not "nothing": it is raised long before this function is called.
+Where two pieces contradict each other, the log does not open; the error names both. An error while *reading* evidence
+is not "nothing": it is raised long before this function is called.
 """
 
 from __future__ import annotations

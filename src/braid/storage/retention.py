@@ -1,4 +1,4 @@
-"""What may be deleted: pure functions. Deleting itself is the segment's work (segment.py)."""
+"""Decides which chunks and files may be deleted: pure functions. The segment deletes them (segment.py)."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def expired(
     needed_from: Offset | None,
     keep_newest: bool = False,
 ) -> int:
-    """How many of the oldest pieces have outlived the policy.
+    """Return how many of the oldest pieces have outlived the policy.
 
     `total_bytes` is the size of the whole log, of which `pieces` may be only the old part; `needed_from` is the lowest
-    cursor of all subscriptions, None when nobody needs anything. With `keep_newest`, size alone never takes the newest
+    cursor of all subscriptions, None when there is none. With `keep_newest`, size alone never takes the newest
     piece: a chunk's footer knows the producers, and the next owner must recognise what they still retry (I10).
     """
     count = 0
@@ -59,9 +59,9 @@ def expired(
 
 
 def reclaimable(files: Sequence[WalFile], *, covered: Offset, keep_bytes: int) -> list[WalFile]:
-    """Local files that chunks cover, oldest first, beyond the newest `keep_bytes` that are kept for fast reading.
+    """Return local files that chunks cover, oldest first. The newest `keep_bytes` stay, for fast reading.
 
-    Of a damaged file and what follows it everything stays.
+    A damaged file stays, and so does every file after it.
     """
     kept = sum(file.batch_bytes for file in files)
     found: list[WalFile] = []
@@ -74,10 +74,10 @@ def reclaimable(files: Sequence[WalFile], *, covered: Offset, keep_bytes: int) -
 
 
 def removable(files: Sequence[WalFile]) -> list[WalFile]:
-    """The oldest closed files, up to the first damaged one, without the newest closed one.
+    """Return the oldest closed files, up to the first damaged one, without the newest closed one.
 
-    That one stays because it proves which epoch wrote here last. The open file behind it cannot: its first batch may
-    not have reached the disk.
+    The newest closed file stays because it proves which epoch wrote here last. The open file after it cannot: its first
+    batch may not have reached the disk.
     """
     closed = list(itertools.takewhile(lambda file: file.closed and not file.damage, files))
     newest = next((file for file in reversed(files) if file.closed), None)

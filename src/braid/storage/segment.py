@@ -96,7 +96,7 @@ class SegmentStorage:
         self.exporter = exporter
         self.start = start
         self.recovered = recovered
-        """What recovery found and did: worth a line in the broker's log."""
+        """What recovery found and did, for the broker's log."""
         self.begun_at = begun_at
         """The metadata revision of the transaction that began this ownership."""
         self._context = context
@@ -130,8 +130,9 @@ class SegmentStorage:
         conditions: Sequence[Condition] = (),
         operations: Sequence[Operation] = (),
     ) -> SegmentStorage:
-        """`conditions` and `operations` become part of the transaction that begins this ownership."""
-        SegmentName.at(topic_path, descriptor)  # these become folders, keys and object names
+        """Open a segment in this epoch. `conditions` and `operations` become part of the transaction that begins the
+        ownership."""
+        SegmentName.at(topic_path, descriptor)  # They become folders, keys and object names: refuse bad ones.
         if epoch < 1:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
         folder = f"{context.folder}/{topic_path}/{descriptor}"
@@ -189,17 +190,17 @@ class SegmentStorage:
 
     @property
     def unexported_bytes(self) -> int:
-        """What chunks do not hold yet."""
+        """Return how many bytes of batches are not in chunks yet."""
         covered = self.catalog.next_offset
         return sum(file.batch_bytes for file in self.log.files if file.next_offset > covered)
 
     async def export_now(self) -> None:
-        """While the log goes on: make chunks of what it holds now."""
+        """Make chunks of what the log holds now, while the log goes on."""
         await self.log.rotate()
         await self.exporter.export_closed()
 
     async def finish(self) -> None:
-        """Append nothing more, and have everything in chunks. If it fails, call it again."""
+        """Close the log and export all of it. If this fails, call it again."""
         await self.exporter.stop()
         await self.log.close()
         if self.log.failure is not None:
@@ -209,8 +210,8 @@ class SegmentStorage:
             raise LogBusy(f"records from offset {self.catalog.next_offset} on are not confirmed yet; try again")
 
     async def seal(self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()) -> SealedState:
-        """End this ownership, after `finish`: the sealed state is written in one transaction with `operations`. If it
-        fails, call it again; then `drop_files`."""
+        """End this ownership, after `finish`: write the sealed state in one transaction with `operations`. If this
+        fails, call it again; then call `drop_files`."""
         sealed = SealedState(
             last_committed_offset=self.log.end - 1,
             epoch=self.catalog.last_writer,
@@ -221,7 +222,7 @@ class SegmentStorage:
         return await self.catalog.seal(sealed, conditions, operations)
 
     async def drop_files(self) -> None:
-        """After `seal`: chunks hold everything."""
+        """Remove the local files, after `seal`: chunks hold everything."""
         await self.exporter.write_manifest()
         # The checkpoint first: left alone, it would call the missing files a loss.
         await self._remove_files([checkpoints.NAME, *self._leaving, *(file.name for file in self.log.files)])
@@ -230,7 +231,7 @@ class SegmentStorage:
     async def hand_over(
         self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()
     ) -> SealedState:
-        """End this ownership so that any broker can continue. If it fails in between, call it again."""
+        """End this ownership so that any broker can continue. If this fails in between, call it again."""
         await self.finish()
         sealed = await self.seal(conditions, operations)
         await self.drop_files()
@@ -239,7 +240,7 @@ class SegmentStorage:
     async def apply_retention(
         self, policy: RetentionPolicy, *, needed_from: Offset | None = None, keep_local_bytes: int = 0
     ) -> int:
-        """Delete what has outlived the policy, and local files that chunks cover; returns how many pieces went."""
+        """Delete what has outlived the policy, and local files that chunks cover; return how many were deleted."""
         async with self._housekeeping:
             return await self._apply_retention(policy, needed_from, keep_local_bytes)
 
@@ -273,11 +274,11 @@ class SegmentStorage:
         return len(old) + len(gone)
 
     async def replace_chunks(self, old: Sequence[str], new: str) -> ChunkDescriptor:
-        """Put the joined chunk `new`, an object that somebody has made (compaction.py), in the place of the chunks with
-        these objects. Can be repeated."""
+        """Put the joined chunk `new`, an object that compaction has made (compaction.py), in the place of the chunks
+        with these objects. Can be repeated."""
         if not self._context.mode.exports_continuously:
             raise NotAvailable("chunks on a broker's own disk are not compacted: they are made when a segment moves")
-        async with self._housekeeping:  # What is swapped in is not being swept away, nor what is replaced retained.
+        async with self._housekeeping:  # Neither a sweep nor retention runs while chunks are swapped.
             joined = next((chunk for chunk in self.catalog.chunks if chunk.object == new), None)
             if joined is None:
                 replaced = chosen(self.catalog.chunks, old)
@@ -290,10 +291,10 @@ class SegmentStorage:
             return joined
 
     async def sweep(self) -> int:
-        """Delete objects that no catalog refers to: uploads whose transaction never happened, and, after a while, what
-        compaction has made or replaced."""
+        """Delete objects that no catalog refers to: uploads whose transaction never happened, and, after a while, the
+        objects that compaction has made or replaced."""
         async with self._housekeeping:
-            now_us = self._context.clock.now_us()  # Before the listing: what is young in it is young.
+            now_us = self._context.clock.now_us()  # Before the listing, so that no object looks older than it is.
             stats = {
                 stat.name.rpartition("/")[2]: stat for stat in await self._context.objects.list(self._objects_folder)
             }
@@ -312,20 +313,20 @@ class SegmentStorage:
         return may_go(stats[name], stats.get(holder.object) if holder is not None else None, now_us)
 
     def _is_orphan(self, name: str) -> bool:
-        """Asked of the catalog as it is now: the exporter may have added the chunk since it was listed."""
+        """Ask the catalog as it is now: the exporter may have added the chunk since it was listed."""
         base = name.partition("-")[0]
         if not name.endswith(".chunk") or not base.isdigit() or int(base) >= self.catalog.next_offset:
             return False
         return all(chunk.object != name for chunk in self.catalog.chunks)
 
     async def close(self) -> None:
-        """Orderly stop on this broker: the same broker opens the segment again, from its files."""
+        """Stop in order: the same broker opens the segment again, from its files."""
         await self.exporter.stop()
         await self.log.close()
         await self._release_files()
 
     async def abandon(self) -> None:
-        """Stop at once, without writing anything: the segment belongs to somebody else, or this process is to die."""
+        """Stop immediately, without writing anything: another broker owns the segment, or this process is to die."""
         await self.exporter.stop()
         await self.log.abandon()
         await self._release_files()
@@ -344,7 +345,7 @@ class SegmentStorage:
 
 
 def _evidence(recovered: RecoveredLog) -> LocalEvidence | None:
-    """Files without a single batch say nothing."""
+    """Return what the local files prove; None for files without a single batch."""
     if not recovered.epochs:
         return None
     return LocalEvidence(recovered.base_offset, recovered.next_offset, frozenset(recovered.epochs))
@@ -374,8 +375,8 @@ async def _continue(
 async def _clear_folder(
     context: StorageContext, folder: str, recovered: RecoveredLog, sealed: SealedState | None, epoch: Epoch
 ) -> None:
-    """Local files that are not part of the log: removed when chunks hold all of it, otherwise kept aside, in a folder
-    that is named after the epoch that found them."""
+    """Remove local files that are not part of the log, if chunks hold all of their records. Otherwise keep them aside,
+    in a folder that is named after the epoch that found them."""
     names = [stat.name for stat in await context.disk.list(folder) if base_of(stat.name) is not None]
     redundant = (
         sealed is not None
@@ -400,14 +401,14 @@ async def _remove(disk: Disk, path: str) -> None:
 
 
 def _add_earlier(recovered: RecoveredLog, footer: Footer) -> None:
-    """Complete what local files say by what the newest chunk says of producers and of a seal."""
+    """Add to the local files what the newest chunk says of producers and of a seal."""
     recovered.producers = footer.producers.extended(recovered.producers)
     recovered.unclosed = [Unclosed(each.file, footer.producers.extended(each.producers)) for each in recovered.unclosed]
     recovered.sealed = recovered.sealed or footer.sealed
 
 
 async def _check_history(context: StorageContext, catalog: Catalog, history: str) -> None:
-    """The owner before this one removes its chunks as soon as this one serves: all of them must be here."""
+    """Refuse to begin without all chunks: the last owner removes its copies as soon as this broker serves."""
     missing = await _missing(context, catalog, history)
     if missing:
         raise RecoveryUnsafe(
@@ -417,20 +418,20 @@ async def _check_history(context: StorageContext, catalog: Catalog, history: str
 
 
 async def _forget_missing(context: StorageContext, catalog: Catalog, history: str) -> None:
-    """History goes on behind the last chunk that lies only on the disk that was given up."""
+    """Let history begin after the last chunk that lies only on the disk that was given up."""
     missing = await _missing(context, catalog, history)
     if missing:
         await catalog.remove(catalog.chunks[: missing[-1] + 1])
 
 
 async def _missing(context: StorageContext, catalog: Catalog, history: str) -> list[int]:
-    """Which of the catalog's chunks are not here."""
+    """Return which of the catalog's chunks are not in this broker's object store."""
     here = {stat.name: stat.size for stat in await context.objects.list(history)}
     return [at for at, chunk in enumerate(catalog.chunks) if here.get(f"{history}/{chunk.object}") != chunk.size]
 
 
 async def _newest_footer(context: StorageContext, catalog: Catalog, history: str) -> Footer:
-    """What the newest chunk says of producers and of a seal."""
+    """Read the newest chunk's footer, which knows producers and a seal."""
     chunk = catalog.chunks[-1]
     name = f"{history}/{chunk.object}"
     return await context.footers.get(NO_LOG, name, ObjectBytes(context.objects, name), chunk.size)

@@ -1,17 +1,17 @@
 """The catalog of one segment's chunks, in the metadata store, and the fence around it.
 
     …/chunks/{base:020d}   a ChunkDescriptor for each chunk
-    …/chunks/cur           the Frontier: how far chunks reach, and who may write here
+    …/chunks/cur           the Frontier: how far chunks reach, and which epoch may write here
     …/state                the SealedState, between the old owner's seal and the new owner's begin
 
 **The fence.** Every write of an owner is one transaction that replaces the frontier and compares its revision. A new
 owner's first act is to replace the frontier with its own, higher epoch; from then on every transaction of the old owner
-fails, whatever it wanted to do (I3). So descriptor, pointer and fence are one transaction by construction.
+fails (I3). So descriptor, pointer and fence are one transaction by construction.
 
-**Lost answers.** When the store cannot say whether a transaction happened, the frontier is read back: each write of it
-is unique (it counts, and it carries a digest of what was done), so it tells. If it is unchanged, the transaction is
-tried again under the same comparison; at most one of the tries can succeed. If it cannot be read back either, the
-catalog is in doubt: whatever is written next first reads what is so.
+**Lost answers.** When the store cannot say whether a transaction happened, the catalog reads the frontier back. Each
+write of the frontier is unique (it counts, and it carries a digest of the transaction), so the frontier tells. If it is
+unchanged, the transaction is tried again under the same comparison; at most one of the tries can succeed. If it cannot
+be read back either, the catalog is in doubt: the next write first loads the catalog again.
 
 Writes take turns, because each builds on the frontier that the one before it left.
 """
@@ -86,7 +86,7 @@ class Frontier(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SealedState(msgspec.Struct, frozen=True, rename="camel"):
-    """What the old owner leaves: all its records are in chunks, and this was the last one (-1: there were none)."""
+    """Left by the old owner: all its records are in chunks, and this was the last one (-1: there were none)."""
 
     last_committed_offset: int
     epoch: Epoch
@@ -149,11 +149,11 @@ class Catalog:
 
     @property
     def revision(self) -> Revision:
-        """Of the last write: names the manifest that describes this catalog."""
+        """Return the revision of the last write: it names the manifest that describes this catalog."""
         return self._frontier_revision
 
     def find(self, offset: int) -> ChunkDescriptor | None:
-        """The chunk that holds `offset`."""
+        """Return the chunk that holds `offset`."""
         at = bisect_right(self.chunks, offset, key=lambda chunk: chunk.base_offset) - 1
         return self.chunks[at] if at >= 0 and offset < self.chunks[at].next_offset else None
 
@@ -177,10 +177,10 @@ class Catalog:
     async def begin(
         self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = (), *, ended: bool = False
     ) -> Revision:
-        """This owner's first batch is durable: what it stores counts from now on, and the seal before it is history.
-        In one transaction with whatever else marks the beginning of this ownership; returns its revision.
+        """Note that this owner's first batch is durable: its records count from now on, and the seal before them goes.
+        One transaction does this together with the caller's operations; returns its revision.
 
-        Nobody begins behind the seal of a log that has `ended`: the owner that wrote it stays the last writer."""
+        No owner begins after the seal of a log that has `ended`: the owner that sealed it stays the last writer."""
         async with self._turn:
             if ended:
                 await self._write(self._own(), operations, conditions)
@@ -211,9 +211,9 @@ class Catalog:
     async def seal(
         self, sealed: SealedState, conditions: Sequence[Condition], operations: Sequence[Operation]
     ) -> SealedState:
-        """Leave the sealed state, in one transaction with whatever else marks the end of this ownership.
+        """Write the sealed state, in one transaction with the caller's operations.
 
-        Returns the state that was left: that of an earlier call, if that one already worked."""
+        Returns the state that was written: that of an earlier call, if that call already worked."""
         async with self._turn:
             await self._settle()
             if self.sealed is not None and self.sealed == self._own_seal:
@@ -253,7 +253,7 @@ class Catalog:
                     "catalog any more"
                 )
             if len(old) > MAX_REPLACED_CHUNKS:
-                raise InvalidArgument(f"{len(old)} chunks cannot be replaced at once, at most {MAX_REPLACED_CHUNKS}")
+                raise InvalidArgument(f"{len(old)} chunks cannot be replaced together, at most {MAX_REPLACED_CHUNKS}")
             if (new.base_offset, new.next_offset) != (old[0].base_offset, old[-1].next_offset):
                 raise BrokenInvariant(
                     f"I1: offsets {old[0].base_offset}–{old[-1].next_offset} cannot be replaced by a chunk of "
@@ -265,7 +265,7 @@ class Catalog:
             self.chunks = [*self.chunks[:at], new, *self.chunks[at + len(old) :]]
 
     async def check_held(self) -> None:
-        """Raise `Fenced` if somebody else has the catalog now, so that this view of it is too old to delete by."""
+        """Raise `Fenced` if another owner has the catalog now: this view is then too old to delete by."""
         async with self._turn:
             await self._settle()
             entry = await self._store.get(self._frontier_key)
@@ -273,7 +273,7 @@ class Catalog:
                 raise self._lost(self._own().epoch, entry.value if entry is not None else None)
 
     async def skip_to(self, offset: Offset) -> None:
-        """Records below `offset` are about to be deleted that never were in a chunk: history goes on behind them."""
+        """Let history go on at `offset`: the records below it never were in a chunk and are about to be deleted."""
         async with self._turn:
             await self._settle()
             if self.chunks or offset < self.next_offset:
@@ -293,7 +293,7 @@ class Catalog:
         return self.frontier
 
     async def _settle(self) -> None:
-        """After a write of unknown outcome: take over what is so, as long as it is still ours."""
+        """After a write of unknown outcome, load the catalog again, as long as this owner still has it."""
         if not self._in_doubt:
             return
         own = self._own()
@@ -344,6 +344,6 @@ class Catalog:
 
     def _lost(self, epoch: Epoch, found: bytes | None) -> Fenced:
         return Fenced(
-            f"{'/'.join(self._keys)} was written by someone else: epoch {epoch} has lost it "
+            f"{'/'.join(self._keys)} was written by another owner: epoch {epoch} has lost it "
             f"({found.decode() if found is not None else 'the frontier is gone'})"
         )

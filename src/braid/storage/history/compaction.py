@@ -1,26 +1,26 @@
-"""Compaction: many small chunks of a segment become few large ones, and nobody who reads them can tell.
+"""Compaction: many small chunks of a segment become few large ones, and no reader can tell.
 
-A log that gets little, or is cut by many moves, leaves many small chunks; each costs its readers a request and the
-catalog an entry. A chunk is batches and a footer (chunk.py), so joining neighbours is putting their batches one behind
+A log that gets few records, or is cut by many moves, leaves many small chunks; each costs its readers a request and the
+catalog an entry. A chunk is batches and a footer (chunk.py), so joining neighbours is putting their batches one after
 the other, byte for byte, and writing a new footer: an index with the new positions, the producer table of the last one.
 Offsets, epochs, control batches and checksums stay as they are.
 
-    plan        which neighbours to join                        pure, whoever knows the catalog or a manifest
-    join        the new object's bytes, every batch checked     pure, whoever can read storage (Spark's executors)
+    plan        which neighbours to join                        pure; needs the catalog or a manifest
+    join        the new object's bytes, every batch checked     pure; needs to read storage (Spark's executors)
     create      the object, only if absent                      the same
     replace     check the object, swap it in, write a manifest  the segment's owner (`SegmentStorage.replace_chunks`)
     sweep       delete what was replaced, after a while         the segment's owner
 
-The swap is one transaction under the owner's fence (`Catalog.replace`): before it, the new object is nobody's; after
-it, the old ones are. So a run that dies anywhere leaves objects that nobody refers to, and nothing else. The name of a
+The swap is one transaction under the owner's fence (`Catalog.replace`): before it, no catalog refers to the new object;
+after it, none refers to the old ones. So a run that dies anywhere leaves only unreferenced objects. The name of a
 joined chunk says what is in it, so the next run finds what the last one left, compares it and uses it.
 
 **How long things are left alone.** Readers fix their plan and then read; an object that was replaced stays for
 `GRACE_S`, counted from the creation of the chunk that replaced it. A reader that is slower looks into the newest
 manifest. An object that was created and never swapped in stays for the same time, because its run may be on its way to
-the owner. Both times are those of the store, so they outlive restarts and moves of the owner. And because an owner that
-is about to be fenced out may still delete what was old when it looked, no owner swaps in an object that is older than
-half the grace: what somebody deletes as left over never becomes a part of history.
+the owner. Both times are those of the store, so they outlive restarts and moves of the owner. An owner that is about to
+be fenced out may still delete an object that was old when it looked. So no owner swaps in an object that is older than
+half the grace: an object that is deleted as left over never becomes a part of history.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import ObjectBytes
 
 GRACE_S: Final = 3_600.0
-"""How long what is not referred to is left alone, where compaction is involved. The longest Spark task is shorter."""
+"""How long unreferenced objects of compaction are left alone. The longest Spark task is shorter."""
 MIN_TARGET_BYTES: Final = 64 << 10
 MAX_TARGET_BYTES: Final = 1 << 30
-"""A joined chunk is held in memory whole by whoever makes it."""
+"""The process that makes a joined chunk holds all of it in memory."""
 DEFAULT_TARGET_BYTES: Final = 64 << 20
 """As large as a broker's files become by themselves."""
 
@@ -51,7 +51,7 @@ _JOINED: Final = re.compile(r"\d{20}-\d{20}-\d{10}-joined\.chunk")
 
 
 def joined_name(base_offset: int, next_offset: int, epoch: int) -> str:
-    """No exported chunk is called so (`chunk_name`). `epoch` is the highest of the chunks that it was made of."""
+    """Name a joined chunk as no exported chunk is named (`chunk_name`). `epoch` is the highest of its parts."""
     return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}-joined.chunk"
 
 
@@ -65,7 +65,7 @@ def is_joined(name: str) -> bool:
 def plan_compaction(
     chunks: Sequence[ChunkDescriptor], target_bytes: int = DEFAULT_TARGET_BYTES
 ) -> list[tuple[ChunkDescriptor, ...]]:
-    """The runs of neighbours to join, oldest first: as many as fit into `target_bytes` together.
+    """Return the runs of neighbours to join, oldest first: as many as fit into `target_bytes` together.
 
     A chunk of half the target or more is large already and is never changed. Of two neighbours that a plan makes or
     leaves, at least one is large or both together exceed the target, so planning what a plan has made plans nothing.
@@ -96,9 +96,10 @@ def plan_compaction(
 
 
 def join(chunks: Sequence[ChunkDescriptor], contents: Iterable[bytes]) -> list[Buffer]:
-    """The joined chunk of these, in parts. `contents` are their objects, in the same order; every batch is checked.
+    """Join these chunks and return the new chunk in parts. `contents` are their objects, in the same order; every batch
+    is checked.
 
-    `ChunkCorrupt` if one is not what its descriptor says: what is damaged is not spread."""
+    `ChunkCorrupt` if a chunk is not what its descriptor says: damage is not spread."""
     parts: list[Buffer] = []
     index = Index()
     position = 0
@@ -125,7 +126,7 @@ def join(chunks: Sequence[ChunkDescriptor], contents: Iterable[bytes]) -> list[B
 
 
 async def store_joined(objects: Objects, folder: str, chunks: Sequence[ChunkDescriptor]) -> str:
-    """Make the joined chunk of these and store it; returns its name. One that is there already is compared and used."""
+    """Join these chunks and store the result; return its name. An object that is there already is compared and used."""
     epoch = max(chunk.epoch for chunk in chunks)
     name = joined_name(chunks[0].base_offset, chunks[-1].next_offset, epoch)
     contents = [await objects.read(f"{folder}/{chunk.object}", 0, chunk.size) for chunk in chunks]
@@ -151,7 +152,7 @@ async def _holds(objects: Objects, path: str, parts: Sequence[Buffer]) -> bool:
 
 
 def _checked(chunk: ChunkDescriptor, data: bytes, index: Index, shift: int, *, after: Footer | None) -> Footer:
-    """One chunk's footer; its batches are whole, in place, and now in `index`, `shift` bytes further on."""
+    """Return a chunk's footer. Its batches are whole, in place, and now in `index`, `shift` bytes further on."""
     try:
         footer = decode_footer(data)
         described = (chunk.base_offset, chunk.next_offset, chunk.batch_bytes, chunk.size)
@@ -164,7 +165,7 @@ def _checked(chunk: ChunkDescriptor, data: bytes, index: Index, shift: int, *, a
                 f"{after.next_offset} and epoch {after.last_epoch}"
             )
         if after is not None and after.sealed:
-            raise ChunkCorrupt("it stands behind the end of a sealed log")
+            raise ChunkCorrupt("it stands after the end of a sealed log")
         at, expected, epoch = 0, footer.base_offset, footer.first_epoch
         while at < footer.batch_bytes:
             header = verify(data, at)
@@ -187,7 +188,7 @@ def _checked(chunk: ChunkDescriptor, data: bytes, index: Index, shift: int, *, a
 
 
 def chosen(chunks: Sequence[ChunkDescriptor], objects: Sequence[str]) -> list[ChunkDescriptor]:
-    """The chunks of a catalog whose objects these are: neighbours, in order."""
+    """Return the chunks of a catalog whose objects these are: neighbours, in order."""
     if not 2 <= len(objects) <= MAX_REPLACED_CHUNKS:
         raise InvalidArgument(f"{len(objects)} chunks were to be replaced; it may be 2 to {MAX_REPLACED_CHUNKS}")
     at = next((at for at, chunk in enumerate(chunks) if chunk.object == objects[0]), len(chunks))
@@ -203,10 +204,10 @@ def chosen(chunks: Sequence[ChunkDescriptor], objects: Sequence[str]) -> list[Ch
 async def check_joined(
     objects: Objects, footers: FooterCache, folder: str, old: Sequence[ChunkDescriptor], name: str, now_us: int
 ) -> ChunkDescriptor:
-    """The descriptor of the joined chunk, if it may take the place of the old ones.
+    """Return the descriptor of the joined chunk, if it may take the place of the old ones.
 
-    Their bytes were compared by whoever joined them; here it is made sure that it is their chunk, that it is whole, and
-    that recovery and readers find in it what they found in the old ones."""
+    The process that joined them compared their bytes. This function makes sure that the object is their chunk, that it
+    is whole, and that recovery and readers find in it what they found in the old ones."""
     epoch = Epoch(max(chunk.epoch for chunk in old))
     expected_name = joined_name(old[0].base_offset, old[-1].next_offset, epoch)
     if name != expected_name:
@@ -261,7 +262,7 @@ async def _footer_of(objects: Objects, footers: FooterCache, folder: str, chunk:
 
 
 async def _check_ends(source: ObjectBytes, footer: Footer, name: str) -> None:
-    """That the first batch and those of the last run stand where they should."""
+    """Check that the first batch, and those of the last run, stand where they should."""
     try:
         if parse_header(await source.read(0, HEADER_BYTES)).base_offset != footer.base_offset:
             raise ChunkCorrupt("its first batch has another offset")
@@ -283,7 +284,7 @@ async def _check_ends(source: ObjectBytes, footer: Footer, name: str) -> None:
 
 
 def may_go(orphan: ObjectStat, holder: ObjectStat | None, now_us: int) -> bool:
-    """Whether an object that no catalog refers to may be deleted. `holder` is the chunk that holds its offsets now."""
+    """Tell whether an object that no catalog refers to may be deleted. `holder` is the chunk with its offsets now."""
     leaf = orphan.name.rpartition("/")[2]
     kept_since = orphan.modified_us if is_joined(leaf) else None
     if holder is not None and is_joined(holder.name.rpartition("/")[2]):

@@ -1,9 +1,9 @@
 """Turning closed WAL files into chunks, in order, one at a time.
 
-A closed file is already a chunk, so exporting is: read it, check every batch, store the bytes under a new name, look
+A closed file is already a chunk. To export it, read it, check every batch, store the bytes under a new name, look
 whether they really are there, and add the chunk to the catalog under the fence. A crash or an error between any two
-steps leaves at most an object that nobody refers to; the next try finds it under the same name, compares and adopts it.
-A file with damage is not exported, and neither is anything behind it: its bytes stay where they are, and
+steps leaves at most an object that no catalog refers to; the next try finds it under the same name, compares and adopts
+it. A file with damage is not exported, and neither is any file after it: its bytes stay where they are, and
 `LogDamaged` says why history no longer grows.
 """
 
@@ -25,13 +25,13 @@ from braid.storage.log.wal import WalFile
 from braid.storage.objects.store import Objects
 
 BATCHES_PER_TURN: Final = 256
-"""How many batches are checked before other tasks get their turn: some hundred microseconds."""
+"""How many batches are checked before other tasks run: some hundred microseconds."""
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 30.0
 
 
 def chunk_name(base_offset: int, next_offset: int, epoch: int) -> str:
-    """Everything that decides the content is in the name, so an equal name with other content is an error."""
+    """Name a chunk by everything that decides its content: an equal name with other content is an error."""
     return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}.chunk"
 
 
@@ -81,8 +81,8 @@ class Exporter:
                 await self._file_closed.wait()
             except BraidError as error:
                 self.last_error = error
-                # Damage and a lost fence will not go away by trying, but they cost only a rare try, and an operator
-                # who has repaired something need not restart anything.
+                # Trying does not cure damage or a lost fence, but it is rare and cheap, and after a repair nothing has
+                # to be restarted.
                 await asyncio.sleep(retry_s * self._random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
 
@@ -135,7 +135,7 @@ class Exporter:
         await self._write_manifest()
 
     async def _check(self, file: WalFile, data: bytes) -> Footer:
-        """Every batch whole and in its place. What is damaged stays local and is never published."""
+        """Check that every batch is whole and in its place. A damaged file stays local and is never published."""
         at, expected = 0, file.base_offset
         try:
             footer = decode_footer(data)
@@ -176,7 +176,7 @@ class Exporter:
 
     @property
     def _ends_here(self) -> bool:
-        """Whether chunks hold the whole of a log that has ended."""
+        """Tell whether chunks hold the whole of a log that has ended."""
         return self._log.seal_is_durable and self._catalog.next_offset == self._log.end
 
     async def _write_manifest(self) -> None:

@@ -1,7 +1,7 @@
-"""The housekeeper: one task per broker that goes round its segments and deletes what may go.
+"""The housekeeper: one task per broker that visits its segments and deletes what may be deleted.
 
-Each round applies retention and sweeps up uploads that no catalog refers to. A segment that fails (its object store
-does not answer, it was fenced out) keeps its error here for whoever asks, and the round goes on with the next one.
+Each round applies retention and deletes uploads that no catalog refers to. When a segment fails (its object store does
+not answer, or it was fenced out), `errors` keeps the reason, and the round goes on with the next segment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Charge(NamedTuple):
-    """A segment in the housekeeper's care. Policy and need are asked anew in each round: both change."""
+    """What the housekeeper knows of a segment. It asks for policy and need in each round, because both change."""
 
     policy: Callable[[], RetentionPolicy]
     needed_from: Callable[[], Offset | None]

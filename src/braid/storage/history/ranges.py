@@ -1,11 +1,11 @@
 """Reading durable history by range, from objects alone: no broker, no metadata store, no local file.
 
 What to read comes from a manifest (manifest.py) or a catalog; where it stands comes from the chunks' footers. The index
-in a footer cuts the chunk into runs of whole batches, so a range of offsets becomes a few spans of bytes, each read at
-once; runs that cannot hold what is wanted are left out. Every batch is checked, and that each begins where the one
+in a footer cuts the chunk into runs of whole batches, so a range of offsets becomes a few spans of bytes, with one read
+for each; runs that cannot hold wanted records are left out. Every batch is checked, and each must begin where the one
 before it ended (I1). Batches come whole: the first and the last may reach beyond the range that was asked for.
 
-Which spans to read and what is in their bytes are plain functions, for those who fetch bytes in another way too.
+Plain functions say which spans to read and what is in their bytes, also for readers that fetch bytes in another way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from braid.storage.objects.store import Objects
 from braid.storage.reader import ObjectBytes, StoredBatch
 
 DEFAULT_READ_BYTES: Final = 8 << 20
-"""Large, because whoever reads history reads much of it, and a remote store answers slowly."""
+"""Large, because readers of history read much of it, and a remote store answers slowly."""
 
 
 class Span(NamedTuple):
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 def spans(
     footer: Footer, first: int, until: int, max_bytes: int, wanted: Callable[[IndexEntry], bool] = lambda _: True
 ) -> list[Span]:
-    """What to read for these offsets, as far as its runs are `wanted`: at most `max_bytes` at once, or one run."""
+    """Return what to read for these offsets, of `wanted` runs only: spans of at most `max_bytes`, or of one run."""
     runs = footer.index.runs
     found: list[Span] = []
     for number, run in enumerate(runs):
@@ -59,7 +59,7 @@ def spans(
 
 
 def batches_in(data: bytes, span: Span, name: str) -> list[StoredBatch]:
-    """The batches of a span, checked. `LogDamaged`, which names the object and the offset, if one of them is bad."""
+    """Return the batches of a span, checked. `LogDamaged`, which names object and offset, if one of them is bad."""
     view = memoryview(data)
     if len(data) < span.length:
         place = f"bytes {span.position} to {span.position + span.length} were read, and some are missing"
@@ -69,8 +69,8 @@ def batches_in(data: bytes, span: Span, name: str) -> list[StoredBatch]:
 
 
 def headers_in(read: Callable[[int, int], bytes], span: Span, name: str) -> list[BatchHeader]:
-    """The headers of a span's batches, each checked; `read` gives bytes of the object. What stands between them is not
-    read, so nothing is said about it."""
+    """Return the headers of a span's batches, each checked; `read` gives bytes of the object. Bodies are neither read
+    nor checked."""
     found = _walk(span, name, lambda at: parse_header(read(span.position + at, HEADER_BYTES)))
     return [header for _, header in found]
 

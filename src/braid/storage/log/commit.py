@@ -1,22 +1,22 @@
-"""Group commit: what was appended goes to the disk in groups, one after the other, and the disk is the clock.
+"""Group commit: appended batches go to the disk in groups, one group after the other, and the disk is the clock.
 
-Batches gather in a queue. When those that came together are in it, or the first of many, they go to the disk, in the
-same turn of the event loop, in one call that writes and syncs them. When it has ended, what gathered meanwhile goes
-next. So an idle disk commits a lone record at once, a busy one commits many together.
+Batches gather in a queue. The queue goes to the disk in the same iteration of the event loop, in one call that writes
+and syncs it. When the call has ended, the batches that gathered meanwhile go next. So an idle disk commits a lone
+record immediately, and a busy disk commits many records together.
 
                  ┌────────────── the next group, if one has gathered ─────────────┐
                  ▼                                                                │
     enqueue ─► begin ─► write and sync ─► the disk calls back ────────────────────┴─► the listener hears of the group
 
-No task is in this path: each step is a plain call, and the disk calls back in the turn that the end of a sync woke. A
-task would add two turns to every commit, and with cold caches each costs a client that waits for a lone record some
-25 µs. A busy disk gets its next group before the listener, who confirms, hears of the last one.
+No task is in this path: each step is a plain call, and the disk calls back in the iteration that the end of a sync
+woke. A task would add two iterations to every commit. With cold caches, each of them costs a client that waits for a
+lone record some 25 µs. A busy disk gets its next group before the listener hears of the last one and confirms it.
 
-What is rare is done in a task: a new file, more room in it, a sync without a batch, the close of a file. Whether in a
-task or not, one thing at a time is under way (`_busy`), and nothing else touches the files (writer.py).
+Rare steps run in a task: a new file, more room in it, a sync without a batch, the close of a file. With or without a
+task, one step at a time is under way (`_busy`), and nothing else touches the files (writer.py).
 
-The first failure ends the commit. The listener is told, what has gathered is dropped, and what is still under way is
-not believed.
+The first failure ends the commit. The listener is told, the queue is dropped, and the result of a step that is still
+under way does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from braid.storage.log.context import LogContext
 from braid.storage.log.writer import WalWriter
 
 MAX_COMMIT_LAG: Final = 1 << 31
-"""Sync at the latest when so many records are not: a batch states its lag in 32 bits."""
+"""Sync at the latest when so many records are not synced: a batch states its lag in 32 bits."""
 
 _Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
 """A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
@@ -50,13 +50,13 @@ class CommitGroup(NamedTuple):
 
 
 class CommitListener(Protocol):
-    """Whom the commit tells. A `BraidError` that is raised here ends it."""
+    """Hears of each group. A `BraidError` that it raises ends the commit."""
 
     def on_written(self, group: CommitGroup) -> None:
-        """The disk has taken these batches, and has synced them if the group says so."""
+        """Hear that the disk has taken these batches, and has synced them if the group says so."""
 
     def on_synced(self, number: int, next_offset: Offset) -> None:
-        """Every batch up to this number, and every record below this offset, is synced."""
+        """Hear that every batch up to this number, and every record below this offset, is synced."""
 
     def on_commit_failed(self, error: BraidError) -> None: ...
 
@@ -74,12 +74,12 @@ class GroupCommit:
         self._sync_bytes = context.config.sync_bytes
         self._sync_s = context.config.memory_sync_s
         self.pending_bytes = 0
-        """What has gathered, and what the disk is about to write."""
+        """Bytes in the queue, and bytes that the disk is writing."""
         self.last_number = 0
         """Batches are numbered, because control batches take no offset: what is synced is counted in numbers."""
         self._gathered: deque[_Pending] = deque()
         self._group: CommitGroup | None = None
-        """What the disk is about to write."""
+        """The batches that the disk is writing."""
         self._written_end = self._synced_end = next_offset
         self._unsynced_bytes = 0
         self._sync_wanted = False
@@ -99,19 +99,19 @@ class GroupCommit:
         self.pending_bytes += len(batch)
 
     def begin(self) -> None:
-        """Write what was enqueued; if the disk is busy, it follows by itself."""
+        """Write what was enqueued. While the disk is busy, the write follows by itself."""
         if not self._busy and not self._stopped:
             self._busy = True
             self._step()
 
     def begin_soon(self) -> None:
-        """The same at the end of this turn of the loop."""
+        """Do the same at the end of this iteration of the loop."""
         if not self._busy and not self._stopped:
             self._busy = True
             asyncio.get_running_loop().call_soon(self._step)
 
     def want_sync(self) -> None:
-        """Sync everything that was enqueued so far, even if it would not be yet."""
+        """Sync everything that was enqueued so far, even where the durability level would wait."""
         self._sync_wanted = True
         self.begin_soon()
 
@@ -121,18 +121,18 @@ class GroupCommit:
         self.begin_soon()
 
     async def rotated(self) -> None:
-        """Return when the rotation that was wanted is done, or never will be."""
+        """Return when the rotation that was wanted is done or has become impossible."""
         while self._rotate_wanted and self._busy:
             await self._at_rest()
 
     def stop(self) -> None:
-        """Begin nothing more and tell nobody of what is under way."""
+        """Begin nothing more, and drop the result of the step that is under way."""
         self._stopped = True
         self._gathered.clear()
         self.pending_bytes = 0
 
     async def end(self) -> None:
-        """Let what is under way end, and close the file."""
+        """Wait for the step that is under way, and close the file."""
         for timer in (self._sync_timer, self._age_timer):
             if timer is not None:
                 timer.cancel()
@@ -144,7 +144,7 @@ class GroupCommit:
     # One step after the other.
 
     def _step(self) -> None:
-        """Start what comes next, while nothing is under way."""
+        """Start the next step, while none is under way."""
         try:
             if self._sync_wanted and not self._gathered and not self._unsynced_bytes and not self._stopped:
                 self._note_synced(self.last_number, self._written_end)
@@ -252,7 +252,7 @@ class GroupCommit:
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        # If somebody cancelled it, what it was doing is neither done nor not done.
+        # It is not known how far a cancelled task came, so the commit fails.
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             self._step()
@@ -282,7 +282,7 @@ class GroupCommit:
             self.want_sync()
 
     def _arm_age_timer(self) -> None:
-        """So that a file is closed and exported at its age, also when nothing more arrives."""
+        """Have the file closed and exported at its age, also when nothing more arrives."""
         age_left_s = self._writer.age_left_s
         if age_left_s is not None:
             self._age_timer = asyncio.get_running_loop().call_later(age_left_s, self._on_age_timer)
@@ -308,7 +308,7 @@ class GroupCommit:
         await asyncio.shield(self._rest)
 
     def _fail(self, error: BaseException) -> None:
-        """Let the listener stop us: whatever was to come next does not."""
+        """Tell the listener, which stops this commit: no further step begins."""
         if not isinstance(error, BraidError):
             broken = BrokenInvariant(f"committing to {self._writer.folder} broke: {error!r}")
             broken.__cause__ = error
@@ -318,5 +318,5 @@ class GroupCommit:
             self._pause()
 
     def _has_stopped(self) -> bool:
-        """Asked again after each call to others: the log may have been abandoned meanwhile."""
+        """Asked again after each call of the listener, which may have abandoned the log."""
         return self._stopped

@@ -45,14 +45,14 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     durability: Durability = Durability.FSYNC
     files: FileConfig = FileConfig()
     max_group_bytes: int = 8 << 20
-    """The most that one commit writes: bounds the time that a batch waits for the group before it."""
+    """The most that one commit writes: it bounds the time that a batch waits for the group before it."""
     max_pending_bytes: int = 64 << 20
-    """The most that may wait for the disk; beyond it `append` raises LogBusy (I12)."""
+    """The most that may wait for the disk; beyond this limit, `append` raises LogBusy (I12)."""
     memory_sync_bytes: int = 16 << 20
     memory_sync_s: float = 1.0
     """Durability `memory` syncs after this much or this long, so that a lost machine costs about a second."""
     on_sync: Callable[[float], None] | None = None
-    """Told after each commit that was synced how many seconds its write and sync took."""
+    """Called after each synced commit with the seconds that its write and sync took."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.durability, Durability):

@@ -3,14 +3,14 @@
 **Append** is a plain function call: it checks for a retry, assigns the offset and puts the batch in a queue. Nothing
 else assigns offsets, and the queue is written in order, so the order of offsets is the order in the file (I1).
 
-**Commit** takes what has gathered, writes and syncs it in one call to the disk, and calls back (commit.py). What comes
-meanwhile gathers for the next round, so the disk itself is the clock.
+**Commit** takes the queue, writes and syncs it in one call to the disk, and calls back (commit.py). Batches that arrive
+meanwhile gather for the next call, so the disk itself is the clock.
 
 **Confirm** is waiting for a watermark: `written` (in the page cache) for durability `memory`, `synced` for `fsync`,
-`replicated` for `replicated`, where whoever replicates moves it. The same watermark is where consumers stop (I7).
+`replicated` for `replicated`, which replication moves. Consumers stop at the same watermark (I7).
 
-A failed write or sync ends the log: nothing is confirmed any more, now or by a later sync that happens to work. It must
-be opened again, and recovery finds out what the disk really holds. Losing the lease ends it in the same way (I3).
+A failed write or sync ends the log: nothing is confirmed any more, now or by a later sync that happens to work. The log
+must be opened again, and recovery finds out what the disk really holds. Losing the lease ends it in the same way (I3).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Log:
     """The hot part of one segment, on one broker, in one epoch. Everything here runs on one event loop."""
 
     def __init__(self, context: LogContext, recovered: RecoveredLog, *, replicated: Offset = _NOTHING) -> None:
-        """`replicated` is what is known to be on enough replicas already, if that is what confirms wait for."""
+        """`replicated` is the offset below which enough replicas are known to hold every record."""
         self.folder: Final = context.folder
         self.epoch: Final = context.epoch
         self.config: Final = context.config
@@ -98,7 +98,7 @@ class Log:
         self._flushed = Watermark(0)
 
     async def open(self) -> None:
-        """Returns when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
+        """Return when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
         await self._writer.open()
         if self._sealed:
             self._end_watermarks()
@@ -127,7 +127,7 @@ class Log:
 
     @property
     def sealed(self) -> bool:
-        """Whether the log has ended for ever; stays true when it is closed."""
+        """Tell whether the log has ended for ever; stays true when the log is closed."""
         return self._sealed
 
     @property
@@ -140,14 +140,14 @@ class Log:
 
     @property
     def ended(self) -> BraidError | None:
-        """Why this log serves no readers any more, if it was closed or abandoned or has failed: the next owner may
-        give the names of its files to others. A full disk stops only writers, until the log is closed."""
+        """Tell why this log serves no readers any more: it was closed or abandoned, or has failed. The next owner may
+        give the names of its files to other files. A full disk stops only writers, until the log is closed."""
         failed = self._state is _LogState.FAILED and not isinstance(self._failure, DiskFull)
         return self._refusal() if failed or self._released or self._state is _LogState.CLOSED else None
 
     @property
     def confirmed(self) -> Watermark:
-        """What this log's durability waits for: confirms and consumers both stop here."""
+        """Return the watermark that this log's durability waits for: confirms and consumers both stop here."""
         match self.config.durability:
             case Durability.MEMORY:
                 return self.written
@@ -157,7 +157,7 @@ class Log:
                 return self.replicated
 
     def has_later_era(self, header: BatchHeader) -> bool:
-        """Whether the batch's producer, a derived one, has begun a later era than that of the batch."""
+        """Tell whether the batch's producer, a derived one, has begun a later era than that of the batch."""
         return self._producers.has_later_era(header)
 
     def append(
@@ -166,8 +166,8 @@ class Log:
         """Give a batch its place. It is stored when `confirmed` has reached `next_offset`.
 
         The log keeps the buffer and writes the owner's half of the header into it. `header` is what `verify` returned
-        for this very buffer; without it, the batch is verified here. The commit begins at the end of this turn of the
-        loop; who has more to append in it passes `commit=False` and calls `commit` behind the last one.
+        for this very buffer; without it, the batch is verified here. The commit begins at the end of this iteration of
+        the loop. A caller with more to append passes `commit=False` and calls `commit` after the last batch.
         """
         if self._state is not _LogState.OPEN:
             raise self._refusal()
@@ -181,14 +181,14 @@ class Log:
         if size != header.size:
             raise InvalidArgument(f"the buffer has {size} bytes, the batch in it {header.size}")
         pending_bytes = self._commit.pending_bytes
-        if not pending_bytes:  # Those that follow others share their fate: the commit asks again.
+        if not pending_bytes:  # A batch that follows others needs no check: the commit of the first asks again.
             self._check_lease()
         elif pending_bytes + size > self.config.max_pending_bytes:
             raise LogBusy(f"{pending_bytes} bytes wait for the disk under {self.folder}; try again in a moment")
         try:
             duplicate = self._producers.check(header)
         except OutOfSequence:
-            self._check_lease()  # An owner of the past does not know what its producers have stored since (I3).
+            self._check_lease()  # A former owner does not know what its producers have stored since (I3).
             raise
         if duplicate is not None:
             self._check_lease()
@@ -207,11 +207,11 @@ class Log:
         return Appended(base, self._end, False)
 
     def commit(self) -> None:
-        """Begin to store what was appended, unless the disk is busy; then it follows."""
+        """Begin to store what was appended. While the disk is busy, the commit follows by itself."""
         self._commit.begin()
 
     async def confirm(self, appended: Appended) -> None:
-        """Return when the append is stored at this log's durability level, and this owner may still say so (I3)."""
+        """Return when the append is stored at this log's durability level and this owner may still confirm it (I3)."""
         await self.confirmed.reached(appended.next_offset)
         self._check_lease()
 
@@ -221,7 +221,7 @@ class Log:
         await self._flushed.reached(self._commit.last_number)
 
     async def seal(self) -> Offset:
-        """End the log for ever: nothing is appended behind the seal. Returns the offset at which it ends."""
+        """End the log for ever: nothing is appended after the seal. Returns the offset at which the log ends."""
         if self._state is _LogState.OPEN:
             self._state = _LogState.SEALED
             self._sealed = True
@@ -234,7 +234,7 @@ class Log:
         return self._end
 
     def note_replicated(self, offset: Offset) -> None:
-        """Every record below `offset` is durable on enough replicas, of which this one is the first."""
+        """Note that enough replicas, this one included, hold every record below `offset`."""
         if offset > self.synced.value:
             raise BrokenInvariant(f"I2: offset {offset} cannot be replicated, only {self.synced.value} is synced here")
         self._check_lease()
@@ -249,7 +249,7 @@ class Log:
             raise self._failure.again()
 
     async def close(self) -> None:
-        """Orderly stop: write and sync everything, close the file, leave a checkpoint. Closing twice is fine."""
+        """Stop in order: write and sync everything, close the file, leave a checkpoint. Closing twice is fine."""
         if self._state is _LogState.CLOSED or self._failure is not None:
             return await self._release()
         self._state = _LogState.CLOSED
@@ -260,12 +260,12 @@ class Log:
             await self._release()
 
     async def abandon(self) -> None:
-        """Stop without writing anything more, as after a lost lease. What is in flight may still reach the disk."""
+        """Stop without writing anything more, as after a lost lease. A write in flight may still reach the disk."""
         self._fail(LogClosed(f"the log under {self.folder} was abandoned"))
         await self._release()
 
     def forget_files(self, names: set[str]) -> None:
-        """Closed files that are about to be removed: covered by chunks, or beyond retention."""
+        """Drop closed files that the caller is about to remove: chunks cover them, or retention has expired."""
         if self._state is _LogState.CLOSED or self._failure is not None:
             raise self._refusal()
         self._writer.forget(names)
@@ -278,7 +278,7 @@ class Log:
     # What the commit tells us.
 
     def on_written(self, group: CommitGroup) -> None:
-        """Move the watermarks over the group, and with them confirms and readers."""
+        """Raise the watermarks over the group; confirms and readers follow them."""
         put, number = self._cache.put, self.number
         for header, batch in zip(group.headers, group.batches):
             put(number, header, batch)
@@ -321,7 +321,7 @@ class Log:
         self._fail_watermarks(self._failure)
 
     def _end_watermarks(self) -> None:
-        """Behind a durable seal nothing will ever be reached: whoever waits there learns that this is the end."""
+        """Fail everything that waits for an offset after a durable seal: no watermark will ever reach it."""
         error = LogSealed(f"the log under {self.folder} ends at offset {self._end}")
         for watermark in (self.written, self.synced, self.replicated):
             watermark.end_at(self._end, error)

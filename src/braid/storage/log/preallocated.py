@@ -2,14 +2,14 @@
 
 A sync after writing into a file whose blocks are already written out changes no metadata of the file system: measured,
 256 KiB appends sync 1.8 times as fast there as in a file that is merely reserved, and 3 to 5 times as fast as in one
-that grows. A spare is taken by renaming it. A log that finds the stock empty reserves room in a fresh file instead and
-never waits.
+that grows. A log takes such a file by renaming it. A log that finds the stock empty reserves room in a fresh file
+instead and never waits.
 
-Making a spare writes as many bytes as it will hold, so a stock that is refilled under load costs more than it gives:
-measured, a third of a busy log's rate. It is refilled only when no log has asked for a spare for a while.
+Making a file writes as many bytes as it will hold, so refilling the stock under load costs more than it gives: a third
+of a busy log's rate, as measured. The stock is refilled only when no log has asked for a file for a while.
 
-How many are kept follows what is asked for: two at first, one more whenever a log finds none, so that the next burst
-finds as many as the last one would have used, up to a limit. A disk that has no room for them gets half of them back.
+The size of the stock follows demand: two files at first, one more whenever a log finds none, up to a limit. So the next
+burst finds as many as the last one would have used. A disk without room for them gets half of them back.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class PreallocatedFiles:
         self._closed = False
 
     async def open(self) -> None:
-        """Throw away what an earlier process left (it may be half-made). The stock fills when it is calm."""
+        """Remove the files of an earlier process, which may be half-made. The stock fills when the logs are calm."""
         await self._disk.make_folder(self._folder)
         for stat in await self._disk.list(self._folder):
             await self._disk.remove(f"{self._folder}/{stat.name}")
         self._refill_when_calm()
 
     async def take(self, target: str, file_bytes: int) -> bool:
-        """Turn a spare into the new file `target`; False if there is none of that size."""
+        """Turn a preallocated file into the new file `target`; False if there is none of that size."""
         if file_bytes != self._file_bytes:
             return False
         self._refill_when_calm()
@@ -75,13 +75,13 @@ class PreallocatedFiles:
             self._refill = asyncio.get_running_loop().create_task(self._fill())
 
     async def _fill(self) -> None:
-        while len(self._ready) < self._wanted and self._calm is None:  # Whoever asks for one ends the calm.
+        while len(self._ready) < self._wanted and self._calm is None:  # A log that asks for a file ends the calm.
             self._made += 1
             path = f"{self._folder}/{self._made:06d}.spare"
             try:
                 await self._disk.prepare(path, self._file_bytes)
             except DiskError:
-                # A disk without room for preallocated may still have room for records. Whoever writes those will say.
+                # A disk without room for preallocated files may still have room for records; a log's write will tell.
                 self._wanted = len(self._ready) // 2
                 too_many = self._ready[self._wanted :]
                 del self._ready[self._wanted :]

@@ -1,10 +1,10 @@
 """What each producer has stored in one log, so that a batch that is sent again is stored once (I10).
 
 The table remembers, for each producer, its latest batches: enough to answer a retry with the offsets that the first try
-got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and the batches behind it
-are applied on top. Both bounds are limits with a price: a producer that 10,000 others have outlived is forgotten and
-has to start again under a new id; a retry of a batch older than the remembered ones is still recognised, but answered
-without its offsets.
+got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and all later batches are
+applied on top. Both bounds are limits with a price. A producer that 10,000 others have outlived is forgotten
+and has to start again under a new id. A retry of a batch older than the remembered ones is still recognised, but
+answered without its offsets.
 
 A producer that is not in the table must start at sequence 0. So everything below a known producer's next sequence has
 been stored, and "older than remembered" never means "never arrived".
@@ -15,8 +15,8 @@ table cannot check: when an era begins, those before it are complete. A batch of
 one that is stored, and is answered so. What the table can still see is held to that: a batch that would stand between
 two remembered ones, or is cut in another way than they are, is out of sequence and not a copy. An era may begin only at
 its number 0, and what is not known begins one (so a derived producer that was forgotten stores again what it repeats:
-the price of the first limit is higher for it). So whoever repeats an era from its beginning, completely and cut in the
-same way, as often as he likes and beside others who do the same, stores each of its batches once.
+the price of the first limit is higher for it). So an era that is repeated from its beginning, completely and cut in the
+same way, is stored once, however often and by however many programs at the same time.
 """
 
 from __future__ import annotations

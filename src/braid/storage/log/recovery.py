@@ -1,19 +1,20 @@
 """Finding out what a log's folder holds, after any kind of end.
 
-Recovery believes batches. Files that the checkpoint lists, with unchanged sizes, are taken as they are; all others are
-walked from their first batch. What stands behind the last good batch of the newest file is one of three things:
+Recovery believes batches. It takes files that the checkpoint lists, with unchanged sizes, as they are, and walks all
+others from their first batch. The bytes after the last good batch of the newest file are one of three things:
 
 - zeros: the preallocated rest, a clean end;
-- a **torn tail**: bytes of writes that were never synced, so nobody was told that they are stored. They are cut off;
+- a **torn tail**: bytes of writes that were never synced, and so never confirmed. They are cut off;
 - **damage**: something says that records there had been synced: a whole batch further on whose `commit_lag` reaches
   back beyond them, the checkpoint, or simply a later file. Damage is reported, and every byte of it stays: the file is
-  never appended to, exported or deleted. The log goes on behind it, so no confirmed offset is given out twice (I1).
+  never appended to, exported or deleted. The log goes on after the damage, so no confirmed offset is given out twice
+  (I1).
 
 Good batches at the very end may exist only in the page cache (the process was killed, or a sync failed and the kernel
-forgot). Whatever is not known to be synced is therefore written again and synced before it counts as stored (I2, I7).
+forgot). So batches that are not known to be synced are written again and synced before they count as stored (I2, I7).
 
-`recover` only reads; `repair` then does what is to be done. Between the two it is decided whether these files are still
-the log at all (recovery_start.py).
+`recover` only reads; `repair` then changes the files. Between the two, recovery_start.py decides whether these files
+are still the log at all.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class Tail(msgspec.Struct, frozen=True):
 
     file: WalFile
     synced_position: int
-    """What stands before this byte is known to be durable."""
+    """Everything before this byte is known to be durable."""
     good_end: int
-    """What stands before this byte is whole."""
+    """Everything before this byte is whole."""
     garbage_end: int
     """Torn bytes stand between the good end and here."""
 
@@ -73,16 +74,16 @@ class RecoveredLog(msgspec.Struct):
     sealed: bool = False
     producers: ProducerTable = msgspec.field(default_factory=ProducerTable)
     producers_complete: bool = False
-    """False when the table covers only what is in these files: who stored something before them is not known."""
+    """False when the table covers only these files: producers that stored something before them are not known."""
     tail: Tail | None = None
     unclosed: list[Unclosed] = []
     damage: list[Damage] = []
     foreign: list[str] = []
-    """Files whose names are none of ours; they are left alone."""
+    """Files with names that no log gives; recovery leaves them alone."""
     checkpoint_used: bool = False
     closed_in_order: bool = True
-    """Whether the newest file was closed. If so, nothing is missing that was ever written; otherwise what was written
-    and not synced may be."""
+    """Whether the newest file was closed. If so, nothing that was ever written is missing; otherwise, batches that were
+    written and not synced may be missing."""
 
     @property
     def last_epoch(self) -> Epoch:
@@ -111,8 +112,8 @@ async def recover(disk: Disk, folder: str) -> RecoveredLog:
 async def repair(disk: Disk, folder: str, recovered: RecoveredLog) -> None:
     """Cut the torn tail, make the good one durable, and close what should be closed. Can be repeated.
 
-    The names come first: whoever created these files may have been killed before their names were durable, and a file
-    without a name loses every record that is confirmed into it (I2)."""
+    The names come first: the process that created these files may have been killed before their names were durable, and
+    a file without a name loses every record that is confirmed into it (I2)."""
     await disk.sync_folder(folder)
     for unclosed in recovered.unclosed:
         file = await disk.open(f"{folder}/{unclosed.file.name}")
@@ -159,7 +160,7 @@ class _Recovery:
         return result
 
     def _join(self, found: WalFile) -> None:
-        """Put a file behind those before it: no overlap, no silent gap, no step back in epochs."""
+        """Put a file after those before it: no overlap, no silent gap, no step back in epochs."""
         result = self.result
         if result.files:
             before = result.files[-1]
@@ -210,7 +211,7 @@ class _Recovery:
                 garbage_end = await last_nonzero(file, found.batch_bytes, stat.size)
                 result.tail = Tail(found, synced_position, found.batch_bytes, garbage_end)
             else:
-                # Nothing is cut from a damaged file. What is whole behind the damage is still made durable.
+                # Nothing is cut from a damaged file. Whole batches after the damage are still made durable.
                 result.tail = Tail(found, synced_position, found.batch_bytes, found.batch_bytes)
             return found
         finally:
@@ -221,7 +222,7 @@ class _Recovery:
     ) -> tuple[WalFile, int]:
         """Walk over all batches, and over damage between them. Also says up to where they are surely synced.
 
-        What reaches beyond `next_base` is a tail that was torn when the next file was begun behind damage, and does not
+        Batches beyond `next_base` are a tail that was torn when the next file was begun after damage. They do not
         count."""
         base = base_of(stat.name)
         assert base is not None

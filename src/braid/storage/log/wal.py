@@ -1,7 +1,7 @@
 """WAL files: their names, what is known about one, and walking through the batches in it.
 
 A log's hot part is a folder of files `{base_offset:020d}.wal`. The newest is open and preallocated: batches, then
-zeros. All others are closed: cut to size, with a footer behind the batches, and thereby chunks (chunk.py).
+zeros. All others are closed: cut to size, with a footer after the batches, and thereby chunks (chunk.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from braid.storage.log.producers import ProducerTable
 SUFFIX: Final = ".wal"
 _NAME: Final = re.compile(r"(\d{20})\.wal")
 WINDOW_BYTES: Final = 4 << 20
-"""How much a walk reads at a time: large enough to run at the disk's speed, small enough to be many at once."""
+"""How much a walk reads at a time: large enough for the disk's full speed, small enough for many walks together."""
 
 
 def wal_name(base_offset: int) -> str:
@@ -142,7 +142,7 @@ class FrameWalk:
 
 
 async def last_nonzero(source: ByteSource, start: int, end: int) -> int:
-    """The position behind the last byte in [start, end) that is not zero; `start` if there is none."""
+    """Return the position after the last byte in [start, end) that is not zero; `start` if all are zero."""
     position = end
     while position > start:
         window_start = max(start, position - WINDOW_BYTES)
@@ -157,13 +157,13 @@ async def last_nonzero(source: ByteSource, start: int, end: int) -> int:
 async def next_batch_behind_damage(
     source: ByteSource, walk: FrameWalk, end: int, runs: Mapping[int, Offset], all_synced: bool
 ) -> tuple[int, BatchHeader] | None:
-    """The first batch of this log behind the place where `walk` stopped, if the record that is missing there had once
-    been synced; None if nothing says so.
+    """Return the first batch of this log after the place where `walk` stopped, if the record that is missing there had
+    once been synced; None if nothing says so.
 
-    That it had is known of the whole file (`all_synced`) or proven by a batch further on. A whole batch may also be a
-    part of somebody's value. It is believed if it has the epoch and incarnation of the last batch before the damage, or
-    stands where the footer's index says that a batch stands (`runs`, offsets by position), or follows directly on one
-    that is believed.
+    The whole file is known to be synced (`all_synced`), or a batch further on proves it for the missing record. A whole
+    batch may also be a part of a record's value. A batch is believed if it has the epoch and incarnation of the last
+    batch before the damage, or stands where the footer's index says that a batch stands (`runs`, offsets by position),
+    or directly follows a batch that is believed.
     """
     first: tuple[int, BatchHeader] | None = None
     believed: FrameWalk | None = None

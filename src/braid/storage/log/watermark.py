@@ -1,4 +1,4 @@
-"""An offset that only rises, and those who wait for it to pass."""
+"""An offset that only rises, with its waiters and followers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_SWEEP = 64
 class Watermark:
     """The first offset that has *not* reached some state: written, synced, replicated, visible.
 
-    A failed watermark never rises again: everyone who waits for more, now or later, gets the error.
+    A failed watermark never rises again: every waiter for a higher offset, now or later, gets the error.
     """
 
     __slots__ = ("_end", "_error", "_followers", "_sweep_at", "_tie", "_value", "_waiters")
@@ -35,12 +35,13 @@ class Watermark:
 
     @property
     def error(self) -> BraidError | None:
-        """Why it will never rise again."""
+        """Tell why the watermark will never rise again; None while it may."""
         return self._error
 
     def follow(self, follower: Callable[[], None], *, first: bool = False) -> None:
-        """Call `follower` each time the value has risen, and when the watermark has failed; it must not raise. Cheaper
-        than waiting, for those who always want to know. With `first`, before those who follow already."""
+        """Call `follower` each time the value has risen, and when the watermark has failed; it must not raise. This is
+        cheaper than a waiter for each offset. With `first`, it is called before the followers that are there already.
+        """
         self._followers.insert(0 if first else len(self._followers), follower)
 
     def advance(self, value: int) -> None:
@@ -60,12 +61,12 @@ class Watermark:
             self.fail(self._end[1])
 
     def end_at(self, offset: int, error: BraidError) -> None:
-        """Nothing beyond `offset` will ever be reached: once the watermark is there, it fails with this error."""
+        """Let the watermark fail with this error as soon as it has reached `offset`: it will never go beyond."""
         self._end = (offset, error)
         self.advance(self._value)
 
     def fail(self, error: BraidError) -> None:
-        """Nothing beyond the present value will ever be reached. The first error stays."""
+        """Stop rising: the watermark will never go beyond its value. The first error stays."""
         if self._error is None:
             self._error = error
             for follower in self._followers:
@@ -76,7 +77,7 @@ class Watermark:
                 future.set_exception(self._error.again())
 
     def reached(self, offset: int) -> asyncio.Future[None]:
-        """A future that is done when the watermark is at or beyond `offset`."""
+        """Return a future that is done when the watermark is at or beyond `offset`."""
         future = asyncio.get_running_loop().create_future()
         if offset <= self._value:
             future.set_result(None)
@@ -89,7 +90,7 @@ class Watermark:
         return future
 
     def _sweep(self) -> None:
-        """Drop those who gave up waiting, so that time-outs at an idle tail cost no memory (I12)."""
+        """Drop waiters that gave up, so that time-outs at an idle tail cost no memory (I12)."""
         self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
         heapq.heapify(self._waiters)
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._waiters))

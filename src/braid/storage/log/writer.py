@@ -1,7 +1,8 @@
 """Writing a log's files: the newest one open, all others closed.
 
-Used by the log's group commit alone, one call after the other. It does not know about confirms: it puts batches at the
-end of the newest file, begins a new file when that one is full or old, and turns the old one into a chunk.
+Only the log's group commit uses the writer, one call after the other. The writer does not know about confirms. It puts
+batches at the end of the newest file, begins a new file when the newest one is full or old, and turns the old file into
+a chunk.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class WalWriter:
         self._preallocated = context.preallocated
         self._on_closed_file = context.on_closed_file
         self._on_sync = context.config.on_sync
-        # What the batches in the files say, no more: a footer that knew of a batch that is only queued would make its
-        # retry look stored after a crash.
+        # Only what the batches in the files say: a footer that knew of a batch that is only queued would make its retry
+        # look stored after a crash.
         self._producers = producers
         self._current: DiskFile | None = None
         self._reserved_bytes = 0
@@ -48,7 +49,7 @@ class WalWriter:
         self._checkpointing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Go on in the newest file if it is open and whole; otherwise the next batch begins a new one."""
+        """Continue the newest file if it is open and whole; otherwise the next batch begins a new file."""
         await self._disk.make_folder(self.folder)
         if self.files and not self.files[-1].closed and not self.files[-1].damage:
             newest = self.files[-1]
@@ -58,7 +59,7 @@ class WalWriter:
 
     @property
     def age_left_s(self) -> float | None:
-        """How long the newest file may stay open; None if there is none that holds records."""
+        """Return how long the newest file may stay open; None if no open file holds records."""
         if self._current is None or not self.files[-1].records:
             return None
         return max(0.0, self._begun_at + self._config.file_age_s - self._clock.monotonic())
@@ -69,8 +70,8 @@ class WalWriter:
         return age_left_s is not None and age_left_s < TIMER_RESOLUTION_S
 
     def room(self, size: int, wanted: int) -> int:
-        """Of `wanted` bytes, how many fit behind the last batch as things are. 0 when not even the first batch, of
-        `size` bytes, does: then `make_room` has to come first."""
+        """Return how many of the `wanted` bytes fit after the last batch now. 0 when not even the first batch, of
+        `size` bytes, fits: then call `make_room` first."""
         if self._current is None:
             return 0
         newest = self.files[-1]
@@ -84,7 +85,7 @@ class WalWriter:
 
     async def make_room(self, size: int, wanted: int, base_offset: Offset) -> bool:
         """Make room for a batch of `size` bytes, in a new file if need be, and for the rest of the `wanted` bytes as
-        far as they belong into that file. Returns whether it closed a file: what was in it is synced then."""
+        far as they belong into that file. Returns whether it closed a file, which also synced that file."""
         closed = False
         if self._current is not None:
             newest = self.files[-1]
@@ -108,8 +109,8 @@ class WalWriter:
         sync: bool,
         on_end: Callable[[BaseException | None], None],
     ) -> None:
-        """Put stamped batches, for which there is room, behind the last one. If that worked, `note_written` must be
-        told before anything else is asked for."""
+        """Put stamped batches, for which there is room, after the last batch. When the disk has them, call
+        `note_written` before anything else."""
         current, newest = self._current, self.files[-1]
         assert current is not None
         if headers[0].base_offset != newest.next_offset:
@@ -118,7 +119,7 @@ class WalWriter:
         current.start_write(newest.batch_bytes, batches, sync=sync, on_end=on_end)
 
     def note_written(self, batches: Sequence[Buffer], headers: Sequence[BatchHeader], *, synced: bool) -> None:
-        """The disk has what `start_write` gave it."""
+        """Note that the disk has what `start_write` gave it."""
         if synced and self._on_sync is not None:
             self._on_sync(self._clock.monotonic() - self._write_began)
         newest = self.files[-1]
@@ -149,7 +150,7 @@ class WalWriter:
                 self._on_sync(self._clock.monotonic() - begun)
 
     async def close_current(self) -> None:
-        """Close the current file as a chunk. A file without records stays: its name would be needed again at once."""
+        """Close the current file as a chunk. A file without records stays open: the next file would get its name."""
         if self._current is None or not self.files[-1].records:
             return
         newest = self.files[-1]
@@ -163,7 +164,7 @@ class WalWriter:
             self._on_closed_file()
 
     def forget(self, names: set[str]) -> None:
-        """Drop closed files from view; whoever calls removes them from the disk afterwards."""
+        """Drop closed files from view; the caller removes them from the disk afterwards."""
         if not names <= {file.name for file in removable(self.files)}:
             raise BrokenInvariant(f"I2: of {sorted(names)}, some files must not be removed from {self.folder}")
         self.files = [file for file in self.files if file.name not in names]
@@ -191,7 +192,7 @@ class WalWriter:
         return opened
 
     def want_checkpoint(self, synced: int) -> None:
-        """Describe the files in a new checkpoint, in the background: it is a hint, and nobody waits for it."""
+        """Describe the files in a new checkpoint, in the background: it is a hint, and nothing waits for it."""
         closed = tuple(
             ClosedFile(
                 file.name,
@@ -218,7 +219,7 @@ class WalWriter:
                 await checkpoints.write(self._disk, self.folder, checkpoint)
         except DiskError:
             # The old checkpoint stays and costs the next recovery some reading. A disk that is really in trouble
-            # fails the next batch, and that is where it is reported.
+            # fails the next batch, and the batch reports it.
             self._checkpoint = None
         finally:
             self._checkpointing = None

@@ -6,7 +6,7 @@ of several creators one wins. What a crash leaves is a draft. Its name starts wi
 contain, so `list` never shows it and `sweep` knows it. Names of drafts are random: if two writers ever shared one, the
 first could publish what the second had half written.
 
-A name cannot be an object and a folder at once here, as it can be on S3; Braid's names never are both.
+A name cannot be both an object and a folder here, as it can be on S3; Braid's names never are both.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from braid.storage.objects.store import ObjectStat
 
 DRAFT_MARK = "~"
 WRITE_BYTES = 2 << 20
-"""Written and synced at once. All at once would be faster (1.4 GB/s against 0.9), but the log's small syncs on the same
-device then wait for it (docs/decisions/0004)."""
+"""Written and synced together. The whole object in one sync would be faster (1.4 GB/s against 0.9), but the log's small
+syncs on the same device would wait for it (docs/decisions/0004)."""
 
 OPEN_FILES = 64
 """Objects never change, so a file that was read is kept open for the next range. One that another process has deleted
@@ -63,7 +63,7 @@ class DiskObjects:
             raise
 
     async def draft(self, name: str) -> ObjectDraft:
-        """An object that comes in pieces."""
+        """Begin an object that comes in pieces."""
         folder, leaf = self._place(name)
         path = f"{folder}/{DRAFT_MARK}{self._random.getrandbits(64):016x}"
         with self._answers("create", name):
@@ -135,7 +135,7 @@ class DiskObjects:
         return removed
 
     async def close(self) -> None:
-        """The disk belongs to whoever opened it."""
+        """Close the open files. The caller that opened the disk closes it."""
         await self._handles.close()
 
     async def _files(self, prefix: str) -> Sequence[tuple[str, FileStat]]:

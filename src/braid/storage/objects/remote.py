@@ -2,13 +2,13 @@
 
 The library works in threads of its own, so nothing here blocks the loop. What it taught us:
 
-- A put is one conditional request (`If-None-Match: *`), never a multipart upload, so nothing half-done stays behind.
+- A put is one conditional request (`If-None-Match: *`), never a multipart upload, so nothing half-done is left.
   The library sends it again when the connection breaks. If the first one had arrived, the second is told that the
-  object exists. So `ObjectExists` may be about one's own put: a caller who must know reads the object and compares.
+  object exists. So `ObjectExists` may be about one's own put: a caller that must know reads the object and compares.
 - A put that times out is not sent again; it may still arrive. That is `ObjectStoreUnavailable`.
 - A bucket that is missing answers 404 to a read, like an object that is missing. An error is not an absence, so each
   404 is followed by a listing, which fails without a bucket.
-- A read that starts at or behind the end is refused with 416 instead of returning nothing.
+- A read that starts at or after the end is refused with 416 instead of returning nothing.
 - A request that is cancelled can abort the whole process when the interpreter exits before the library noticed. So a
   request always runs to its end, which the timeouts bound, and `close` waits for all of them.
 """
@@ -185,7 +185,7 @@ class Probe(enum.Enum):
 
 
 async def probe(objects: Objects, *, creators: int = 4) -> Probe:
-    """Create one object several times at once, then once more. Raises `ObjectStoreUnavailable` if that gives no answer.
+    """Create one object many times at the same time, then once more. `ObjectStoreUnavailable` if there is no answer.
 
     IGNORED is a proof. HONOURED is evidence: a store that is atomic most of the time may pass.
     """
@@ -198,7 +198,7 @@ async def probe(objects: Objects, *, creators: int = 4) -> Probe:
         winners = outcomes.count(True) + await _wins(objects, name, creators)
     finally:
         await objects.delete(name)
-    # None, if the winner's answer was lost and the library asked again: nobody was overwritten then either.
+    # None, if the winner's answer was lost and the library asked again: nothing was overwritten then either.
     return Probe.HONOURED if winners <= 1 else Probe.IGNORED
 
 

@@ -27,19 +27,19 @@ class Objects(Protocol):
         """Store a new object, whole and durable, or raise `ObjectExists`. Of several creators one wins."""
 
     async def read(self, name: str, start: int, length: int) -> bytes:
-        """Exactly these bytes; fewer only where the object ends. `ObjectMissing` if it is not there."""
+        """Return exactly these bytes; fewer only where the object ends. `ObjectMissing` if it is not there."""
 
     async def stat(self, name: str) -> ObjectStat:
         """`ObjectMissing` if it is not there."""
 
     async def list(self, prefix: str) -> list[ObjectStat]:
-        """All objects below the folder `prefix` (a name without its last `/`), at any depth, by name."""
+        """List all objects below the folder `prefix` (a name without its last `/`), at any depth, by name."""
 
     async def delete(self, name: str) -> None:
-        """Deleting what is not there is fine."""
+        """Delete an object. Deleting an object that is not there is fine."""
 
     async def delete_below(self, prefix: str) -> None:
-        """Delete all objects below the folder `prefix`, for good. Whoever meets an error calls it again: what a listing
-        does not show any more may still come back with a crash, and only a call that returned says that it will not."""
+        """Delete all objects below the folder `prefix`, for good. After an error, call this again: an object that a
+        listing does not show any more may still come back with a crash, until a call has returned."""
 
     async def close(self) -> None: ...

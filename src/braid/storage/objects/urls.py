@@ -87,7 +87,7 @@ def open_objects(
     limits: RemoteLimits = RemoteLimits(),  # noqa: B008 (frozen)
     random: random.Random | None = None,
 ) -> Objects:
-    """Opening reaches nothing yet: a wrong URL raises `InvalidArgument` here, an unreachable store on first use."""
+    """Open a store without reaching it: a wrong URL raises `InvalidArgument` here, an absent store on first use."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -101,7 +101,7 @@ def open_objects(
 
 
 def folder_of(url: str) -> str | None:
-    """The folder that a file URL names; None for every other store."""
+    """Return the folder that a file URL names; None for every other store."""
     parts = urlsplit(url)
     return _path(parts) if parts.scheme == "file" else None
 
