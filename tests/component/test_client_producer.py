@@ -129,9 +129,9 @@ async def test_a_small_batch_does_not_wait_long_for_a_broker_far_away(simulation
         await asyncio.sleep(ANSWER_WAIT_S)
         last = producer.submit(b"second")
         await asyncio.sleep(ANSWER_WAIT_S / 10)
-        assert not producer.writers[0].unsettled()[1:], "it waits"
+        assert not producer.partitioner.writers[0].unsettled()[1:], "it waits"
         await asyncio.sleep(ANSWER_WAIT_S)
-        assert producer.writers[0].unsettled()[1:], "it has left"
+        assert producer.partitioner.writers[0].unsettled()[1:], "it has left"
         assert (await last).offset == 1
         assert [batch.count for batch in world.batches()] == [1, 1]
 
@@ -145,7 +145,7 @@ async def test_a_larger_batch_waits_for_no_answer(simulation: Simulation) -> Non
             producer.submit(bytes(EARLY_BYTES // 2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert producer.writers[0].open is None
+        assert producer.partitioner.writers[0].open is None
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
 
@@ -158,7 +158,7 @@ async def test_a_batch_that_waits_and_grows_leaves_when_it_is_large(simulation: 
         producer.submit(b"small")
         await asyncio.sleep(ANSWER_WAIT_S / 10)
         producer.submit(bytes(EARLY_BYTES))
-        assert len(producer.writers[0].unsettled()) == 2, "both have left"
+        assert len(producer.partitioner.writers[0].unsettled()) == 2, "both have left"
         await producer.flush()
         assert [batch.count for batch in world.batches()] == [1, 2]
 

@@ -243,7 +243,7 @@ async def test_send_waits_while_too_much_is_unconfirmed_and_keeps_its_turn(simul
         async def watch() -> None:
             nonlocal highest
             while True:
-                highest = max(highest, producer.unconfirmed_bytes)
+                highest = max(highest, producer.in_flight.total)
                 await asyncio.sleep(0.01)
 
         watcher = asyncio.create_task(watch())
@@ -264,7 +264,7 @@ async def test_submit_beyond_the_hard_limit_says_to_flush(simulation: Simulation
 
         with pytest.raises(ProducerFull, match="flush"):
             submit_without_end()
-        assert producer.unconfirmed_bytes < 100_000
+        assert producer.in_flight.total < 100_000
         await producer.flush()
         producer.submit(b"x")
 

@@ -21,6 +21,7 @@ from braid.client.consuming import channel, stream
 from braid.client.producing import open_batch as batcher
 from braid.client.producing import producer
 from braid.client.producing import segment_writer as writer
+from braid.client.producing.options import ProducerOptions
 from braid.model.batch.header import MAX_BODY_BYTES
 from tests.kits.broker_process import BrokerProcess
 from tests.kits.tls_files import make_certificate
@@ -105,7 +106,7 @@ def test_every_program_runs_and_prints_what_the_page_says(urls: dict[str, str]) 
 def test_defaults_in_the_tables_are_those_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, flags=re.MULTILINE))
-    options = producer.ProducerOptions()
+    options = ProducerOptions()
     assert rows["timeout"] == "the client's"
     assert f"| `timeout` | {client.DEFAULT_TIMEOUT_S:g} s |" in page
     assert rows["linger"] == f"{options.linger_s:g} s"

@@ -121,7 +121,8 @@ class Client:
         timeout: float | None = None,
     ) -> Producer:
         """A producer for `topic`, to be used as `async with`. What the options mean: see `ProducerOptions`."""
-        from braid.client.producing.producer import Producer, ProducerOptions
+        from braid.client.producing.options import ProducerOptions
+        from braid.client.producing.producer import Producer
 
         given: dict[str, Any] = {
             "linger_s": linger,
@@ -150,7 +151,7 @@ class Client:
         """A producer that is part number `part` of `app`, to be used as `async with`. Others may be the same: what is
         given as one `era` is stored once, however often it is given. An era is complete before the next one begins."""
         from braid.client.producing.idempotent import RepeatableProducer
-        from braid.client.producing.producer import ProducerOptions
+        from braid.client.producing.options import ProducerOptions
 
         options = ProducerOptions(compression=compression, timeout_s=self.timeout_s if timeout is None else timeout)
         self._check_open()

@@ -202,12 +202,13 @@ class BlockingProducer:
 
     async def hand_over(self) -> None:
         """Give the producer what has gathered."""
+        in_flight = self._producer.in_flight
         async with self._handing_over:
             while (gathered := self._half_taken or self._take_gathered()) is not None:
                 self._half_taken = gathered
                 records, receipts = gathered.records, gathered.receipts
                 while len(receipts) < len(records):
-                    if self._producer.unconfirmed_bytes > self._producer.options.max_in_flight_bytes:
+                    if in_flight.total > in_flight.limit:
                         await self._room()
                     receipts.append(self._submit(records[len(receipts)]))
                 self._half_taken = None
@@ -232,7 +233,8 @@ class BlockingProducer:
 
     async def _room(self) -> None:
         """Wait until the producer has no more under way than it may."""
-        while self._unsettled and self._producer.unconfirmed_bytes > self._producer.options.max_in_flight_bytes:
+        in_flight = self._producer.in_flight
+        while self._unsettled and in_flight.total > in_flight.limit:
             await self._unsettled.popleft().settled()
 
     async def _flush(self) -> None:

@@ -43,7 +43,8 @@ import pyarrow as pa
 
 from braid.client.consuming.segment_range import read_segment_range
 from braid.client.producing.open_batch import UNKNOWN_OFFSET, Batch
-from braid.client.producing.producer import Producer, ProducerOptions
+from braid.client.producing.options import ProducerOptions
+from braid.client.producing.producer import Producer
 from braid.client.producing.segment_writer import SegmentWriter
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, PermissionDenied, RepeatDiffers
@@ -131,7 +132,7 @@ class RepeatableProducer:
         await self.producer.end()
 
     def _routed(self, block: Any) -> Iterator[tuple[SegmentWriter, Any]]:
-        writers = self.producer.writers
+        writers = self.producer.partitioner.writers
         identity = self.producer.identity
         assert identity is not None
         turn = (identity.id + self._blocks) % len(writers)
@@ -139,7 +140,7 @@ class RepeatableProducer:
             yield writers[turn], block
             return
         keys = block.column("key").cast(pa.binary())
-        places = self.producer.lane_numbers(key_hashes(keys.fill_null(b"").to_pylist()))
+        places = self.producer.partitioner.writer_numbers(key_hashes(keys.fill_null(b"").to_pylist()))
         if keys.null_count:
             places[keys.is_null().to_numpy()] = turn
         order = np.argsort(places, kind="stable")

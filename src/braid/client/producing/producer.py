@@ -21,47 +21,31 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from braid.client.producing.open_batch import (
-    GROUP,
-    RECORD_BYTES,
-    UNKNOWN_OFFSET,
-    Batch,
-    MessageIds,
-    Piece,
-    Receipt,
-    cut_points,
-    id_at,
-)
+from braid.client.producing.bulk_send import BulkSend
+from braid.client.producing.in_flight import InFlightBytes
+from braid.client.producing.open_batch import GROUP, RECORD_BYTES, UNKNOWN_OFFSET, Batch, MessageIds, Receipt, id_at
+from braid.client.producing.options import CODECS, ProducerOptions
+from braid.client.producing.partitioner import Partitioner
 from braid.client.producing.records import (
-    COLUMNAR_RECORDS,
     MANY_RECORDS,
-    all_bytes,
+    MAX_RECORD_BYTES,
     as_bytes,
     as_microseconds,
-    as_table,
     columns,
     headers_bytes,
-    is_small,
-    row_sizes,
-    table_size,
 )
 from braid.client.producing.segment_writer import SegmentWriter
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
 from braid.client.shared import result_of
 from braid.model.batch.encode import Headers
-from braid.model.batch.header import MAX_BODY_BYTES, MAX_RECORDS, Codec
+from braid.model.batch.header import Codec
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -71,7 +55,6 @@ from braid.model.errors import (
     ProducerFull,
     TopicNotFound,
 )
-from braid.model.hashing import key_hash, key_hashes
 from braid.model.identity import ProducerIdentity
 from braid.model.message import MessageId
 from braid.model.names import TopicName
@@ -80,7 +63,6 @@ from braid.wire.wakeup import cancelled_itself, wait_on
 if TYPE_CHECKING:
     from braid.client.client import Client
 
-CODECS: Final = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 TICKS: Final = 16
 """Deadlines are looked at so often within a timeout."""
 SUBMIT_ROOM: Final = 8
@@ -90,35 +72,6 @@ EXIT_WAIT_S: Final = 1.0
 REMEMBERED_FAILURES: Final = 1_024
 """Failed batches that `flush` looks through for one that nobody has looked at. They are small: their records are gone.
 """
-
-
-class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    linger_s: float = 0.0
-    """How long a batch that is not full waits for more records. 0: it leaves at the end of the loop's turn, or, if it
-    is small and another is under way, with the answer to that."""
-    max_batch_bytes: int = 1 << 20
-    """A batch that has this many bytes is full. A larger record is a batch of its own."""
-    max_batch_records: int = 65_536
-    compression: str | None = None
-    """`lz4` or `zstd`, per batch, where it saves something."""
-    max_in_flight_bytes: int = 16 << 20
-    """Above so many unconfirmed bytes, `send` waits."""
-    timeout_s: float = 30.0
-    """For so long after a record was given, what can be retried is retried."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.linger_s <= 60:
-            raise InvalidArgument(f"linger is {self.linger_s}; it must be 0 to 60 seconds")
-        if not 1 <= self.max_batch_bytes <= MAX_BODY_BYTES // 2:
-            raise InvalidArgument(f"max_batch_bytes is {self.max_batch_bytes}; it must be 1 to {MAX_BODY_BYTES // 2}")
-        if not 1 <= self.max_batch_records <= MAX_RECORDS:
-            raise InvalidArgument(f"max_batch_records is {self.max_batch_records}; it must be 1 to {MAX_RECORDS}")
-        if self.compression not in CODECS:
-            raise InvalidArgument(f"compression is {self.compression!r}; it must be None, 'lz4' or 'zstd'")
-        if self.max_in_flight_bytes < 1:
-            raise InvalidArgument(f"max_in_flight_bytes is {self.max_in_flight_bytes}; it must be at least 1")
-        if not self.timeout_s > 0:
-            raise InvalidArgument(f"timeout is {self.timeout_s}; it must be a positive number of seconds")
 
 
 class Producer:
@@ -139,25 +92,18 @@ class Producer:
         self.identity: ProducerIdentity | None = None
         """If it is fixed; known when the producer is open."""
         self._identify = identify
-        self.unconfirmed_bytes = 0
-        """Of closed batches that are not settled."""
+        self.in_flight: Final = InFlightBytes(options.max_in_flight_bytes, self._on_crowded)
+        self.partitioner = Partitioner()
+        """Has no writers until the producer is open."""
         self._only: SegmentWriter | None = None
         """The writer, if the topic has one active segment."""
         self._fast: SegmentWriter | None = None
         """The same, unless a `send` has to wait for room."""
-        self._writers: list[SegmentWriter] = []
-        self._starts: list[int] = []
-        self._keyless = 0
-        """The writer that takes records without a key now."""
         self._topic_id = 0
         self._layout_epoch = 0
-        self._max_in_flight = options.max_in_flight_bytes
         self._full_bytes = options.max_batch_bytes
         self._last_number = options.max_batch_records - 1
         self._large_bytes = options.max_batch_bytes // 2
-        self._waiting_for_room: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._granted = 0
-        self._granted_bytes = 0
         self._failures: list[Batch] = []
         self._tick: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -167,7 +113,7 @@ class Producer:
 
     async def open(self) -> Self:
         """Learn where the topic's segments are; `async with` and `send` do it. `TopicNotFound` if it does not exist."""
-        if not self._writers:
+        if not self.partitioner.writers:
             if self._opening is None:
                 self._opening = asyncio.get_running_loop().create_task(self._open(), name=f"open {self.topic.path}")
             await result_of(self._opening)
@@ -180,10 +126,10 @@ class Producer:
             self._topic_id = topic.topic_id
             self._layout_epoch = topic.route.layout_epoch
             self.identity = self._identify(topic.topic_id) if self._identify is not None else None
-            self._writers = [SegmentWriter(self, segment.id) for segment in topic.active]
-            self._starts = topic.starts
-            self._keyless = self.client.random.randrange(len(self._writers))  # many short-lived producers spread evenly
-            self._only = self._fast = self._writers[0] if len(self._writers) == 1 else None
+            writers = [SegmentWriter(self, segment.id) for segment in topic.active]
+            keyless = self.client.random.randrange(len(writers))  # many short-lived producers spread evenly
+            self.partitioner = Partitioner(writers, topic.starts, keyless)
+            self._only = self._fast = self.partitioner.only
         finally:
             self._opening = None
 
@@ -192,9 +138,9 @@ class Producer:
 
         Raises the first failure since the last flush that nobody has looked at, by `send` or by a receipt.
         """
-        for writer in self._writers:
+        for writer in self.partitioner.writers:
             writer.flush()
-        for batch in [batch for writer in self._writers for batch in writer.unsettled()]:
+        for batch in [batch for writer in self.partitioner.writers for batch in writer.unsettled()]:
             await batch.settled()
         failures, self._failures = self._failures, []
         for batch in failures:
@@ -232,7 +178,7 @@ class Producer:
     def abandon(self) -> None:
         """Close without waiting: what is not confirmed fails with `ClientClosed`, and may be stored or not."""
         self._closed = True
-        for writer in self._writers:
+        for writer in self.partitioner.writers:
             writer.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
 
     async def end(self) -> None:
@@ -243,11 +189,8 @@ class Producer:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        for waiter, _ in self._waiting_for_room:
-            if not waiter.done():
-                waiter.set_exception(ClientClosed("the producer is closed"))
-        self._waiting_for_room.clear()
-        for writer in self._writers:
+        self.in_flight.fail(ClientClosed("the producer is closed"))
+        for writer in self.partitioner.writers:
             await writer.stop()
         self.client.forget_producer(self)
 
@@ -307,10 +250,10 @@ class Producer:
         headers: Headers | None,
         timestamp: int | datetime.datetime | None,
     ) -> MessageId:
-        if not self._writers:
+        if not self.partitioner.writers:
             await self.open()
-        if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room or self._granted:
-            await self._room(len(value))
+        if self.in_flight.crowded:
+            await self.in_flight.room(len(value))
         receipt = self._add_any(value, key, headers, timestamp)
         await receipt.batch.settled()
         receipt.batch.raise_error()
@@ -368,9 +311,9 @@ class Producer:
         header_bytes = headers_bytes(headers) if headers else 0
         time_us = None if timestamp is None else as_microseconds(timestamp)
         size = RECORD_BYTES + len(data) + len(key_data or b"") + header_bytes
-        if size > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
-            raise BatchTooLarge(f"a record of {size} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
-        writer = self._writer_of(key_data)
+        if size > MAX_RECORD_BYTES and self.codec is Codec.NONE:
+            raise BatchTooLarge(f"a record of {size} bytes is above the limit of {MAX_RECORD_BYTES}")
+        writer = self.partitioner.writer_of(key_data)
         if writer.open is not None and writer.open.size + size > self._full_bytes:
             writer.close_open()
         batch = writer.open or writer.begin()
@@ -387,15 +330,6 @@ class Producer:
             writer.on_threshold()
         return Receipt(batch, number)
 
-    def _writer_of(self, key: bytes | None) -> SegmentWriter:
-        if not self._writers:
-            raise InvalidArgument("the producer is not open yet: use it as `async with client.producer(…) as producer`")
-        if self._only is not None:
-            return self._only
-        if key is None:
-            return self._writers[self._keyless]
-        return self._writers[bisect_right(self._starts, key_hash(key)) - 1]
-
     # Many records.
 
     async def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
@@ -405,24 +339,11 @@ class Producer:
         that did not fail are stored.
         """
         await self.open()
-        pieces: list[Piece] = []
-        orders: list[npt.NDArray[np.int64]] = []
-        given = 0
+        bulk = BulkSend(self, self.partitioner)
         for values, keys in columns(records, self._full_bytes):
-            if len(values) >= COLUMNAR_RECORDS and is_small(values[0]):
-                await self._add_table(as_table(values, keys), given, pieces, orders)
-            else:
-                for piece, order in self._add_columns(all_bytes("value", values), keys, given):
-                    pieces.append(piece)
-                    if order is not None:
-                        orders.append(order)
-                    await self.pace()
-                    if _failed(pieces):
-                        break
-            given += len(values)
-            if _failed(pieces):
+            if not await bulk.add(values, keys):
                 break
-        return await _stored(pieces, orders)
+        return await bulk.stored()
 
     async def send_table(self, table: Any) -> MessageIds:
         """Publish the rows of an Arrow table (columns value, and if wanted key, timestamp, headers), as `send_many`."""
@@ -431,135 +352,22 @@ class Producer:
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table) or "value" not in table.column_names:
             raise InvalidArgument("send_table takes a pyarrow Table or RecordBatch with a column value")
-        pieces: list[Piece] = []
-        orders: list[npt.NDArray[np.int64]] = []
+        bulk = BulkSend(self, self.partitioner)
         for first in range(0, table.num_rows, MANY_RECORDS):
-            await self._add_table(table.slice(first, MANY_RECORDS), first, pieces, orders)
-            if _failed(pieces):
+            if not await bulk.add_table(table.slice(first, MANY_RECORDS)):
                 break
-        return await _stored(pieces, orders)
-
-    async def _add_table(self, rows: Any, given: int, pieces: list[Piece], orders: list[npt.NDArray[np.int64]]) -> None:
-        """Give the rows to their writers as batches of their own, and note the pieces and, with several writers,
-        places."""
-        for writer, part, order in self._by_writer_table(rows, given):
-            start = 0
-            for end, size in self._cut_table(part):
-                batch = writer.add_table(part.slice(start, end - start), end - start, size)
-                pieces.append(Piece(batch, 0, end - start))
-                if order is not None:
-                    orders.append(order[start:end])
-                start = end
-                await self.pace()
-                if _failed(pieces):
-                    return
-
-    def _cut_table(self, rows: Any) -> Iterator[tuple[int, int]]:
-        """Where each batch of the rows ends, and its size."""
-        count, size = rows.num_rows, table_size(rows)
-        if size <= self._full_bytes and count <= self.options.max_batch_records:
-            yield count, size
-            return
-        sizes = row_sizes(rows)
-        start = 0
-        for end in cut_points(sizes, self._full_bytes, self._full_bytes, self.options.max_batch_records):
-            yield end, int(sizes[start:end].sum())
-            start = end
-
-    def _add_columns(
-        self, values: list[bytes], keys: list[bytes | None] | None, given: int
-    ) -> Iterator[tuple[Piece, npt.NDArray[np.int64] | None]]:
-        """Add records to their writers' batches, a piece at a time; with several writers, with its records' places."""
-        if self._only is not None:
-            for piece in self._add_to(self._only, values, keys):
-                yield piece, None
-            return
-        for writer, chosen in self._by_writer(keys, len(values)):
-            numbers = chosen.tolist()
-            writer_values = [values[number] for number in numbers]
-            writer_keys = [keys[number] for number in numbers] if keys is not None else None
-            start = 0
-            for piece in self._add_to(writer, writer_values, writer_keys):
-                yield piece, chosen[start : start + piece.count] + given
-                start += piece.count
-
-    def _add_to(self, writer: SegmentWriter, values: list[bytes], keys: list[bytes | None] | None) -> Iterator[Piece]:
-        sizes = np.fromiter(map(len, values), np.int64, len(values)) + RECORD_BYTES
-        if keys is not None:
-            sizes += np.fromiter([len(key) if key is not None else 0 for key in keys], np.int64, len(keys))
-        if len(sizes) and int(sizes.max()) > MAX_BODY_BYTES - 1_024 and self.codec is Codec.NONE:
-            raise BatchTooLarge(f"a record of {int(sizes.max())} bytes is above the limit of {MAX_BODY_BYTES - 1_024}")
-        room = self._full_bytes - writer.open.size if writer.open is not None else self._full_bytes
-        start = 0
-        for at, end in enumerate(cut_points(sizes, room, self._full_bytes, self.options.max_batch_records)):
-            if at or (writer.open is not None and len(writer.open.values) + end > self.options.max_batch_records):
-                writer.close_open()
-            if end == start:
-                continue
-            batch = writer.open or writer.begin()
-            first = len(batch.values)
-            if keys is not None:
-                batch.pad_keys().extend(keys[start:end])
-            batch.values += values[start:end]
-            batch.size += int(sizes[start:end].sum())
-            if batch.size >= self._full_bytes:
-                writer.close_open()
-            yield Piece(batch, first, end - start)
-            start = end
-
-    def _by_writer(
-        self, keys: Sequence[bytes | None] | None, count: int
-    ) -> Iterator[tuple[SegmentWriter, npt.NDArray[np.int64]]]:
-        """Which of `count` records go to which writer, in order. Those without a key go to one, next time to
-        another."""
-        keyless = self._keyless
-        self._keyless = (keyless + 1) % len(self._writers)
-        if keys is None:
-            yield self._writers[keyless], np.arange(count)
-            return
-        null = np.fromiter([key is None for key in keys], np.bool_, count)
-        hashes = key_hashes([b"" if key is None else key for key in keys] if null.any() else keys)  # type: ignore[arg-type]
-        writers = self.lane_numbers(hashes)
-        writers[null] = keyless
-        for at, writer in enumerate(self._writers):
-            chosen = np.flatnonzero(writers == at)
-            if len(chosen):
-                yield writer, chosen
-
-    def _by_writer_table(
-        self, rows: Any, given: int
-    ) -> Iterator[tuple[SegmentWriter, Any, npt.NDArray[np.int64] | None]]:
-        if self._only is not None:
-            yield self._only, rows, None
-            return
-        keys = None
-        if "key" in rows.column_names:
-            column = rows.column("key")
-            keys = [key.encode() if isinstance(key, str) else key for key in column.to_pylist()]
-        for writer, chosen in self._by_writer(keys, rows.num_rows):
-            yield writer, rows.take(pa.array(chosen)) if keys is not None else rows, chosen + given
+        return await bulk.stored()
 
     async def pace(self) -> None:
         """Between two batches: let the loop send, and wait while too much is under way."""
-        if self.unconfirmed_bytes > self._max_in_flight or self._waiting_for_room:
-            await self._room(0)
+        if self.in_flight.crowded:
+            await self.in_flight.room(0)
         else:
             await asyncio.sleep(0)
-
-    # What a repeatable producer asks (idempotent.py).
-
-    @property
-    def writers(self) -> Sequence[SegmentWriter]:
-        """In order of their segments' ranges."""
-        return self._writers
 
     @property
     def topic_id(self) -> int:
         return self._topic_id
-
-    def lane_numbers(self, hashes: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
-        """Which of `writers` takes a key with this hash, for each of them."""
-        return np.searchsorted(np.array(self._starts), hashes, "right") - 1
 
     # What the writers ask and tell.
 
@@ -570,28 +378,24 @@ class Producer:
         """Whether another batch may be begun."""
         if self._closed:
             raise ClientClosed("the producer is closed")
-        if self.unconfirmed_bytes > SUBMIT_ROOM * self._max_in_flight:
+        limit = SUBMIT_ROOM * self.in_flight.limit
+        if self.in_flight.total > limit:
             raise ProducerFull(
-                f"{self.unconfirmed_bytes} bytes wait to be confirmed, the limit is "
-                f"{SUBMIT_ROOM * self._max_in_flight}: await flush() before more is submitted, or use send"
+                f"{self.in_flight.total} bytes wait to be confirmed, the limit is {limit}: "
+                f"await flush() before more is submitted, or use send"
             )
 
     def on_closed(self, writer: SegmentWriter, batch: Batch) -> None:
         """The batch takes no more records."""
-        self.unconfirmed_bytes += batch.size
-        if self.unconfirmed_bytes > self._max_in_flight:
-            self._fast = None
-        if self._only is None and self._writers[self._keyless] is writer:
-            self._keyless = (self._keyless + 1) % len(self._writers)
+        self.in_flight.add(batch.size)
+        self.partitioner.on_closed(writer)
 
     def on_settled(self, batch: Batch) -> None:
-        self.unconfirmed_bytes -= batch.size
         if batch.error is not None and batch.submitted:
             if len(self._failures) >= REMEMBERED_FAILURES:
                 self._failures = [failed for failed in self._failures if not failed.looked_at][:REMEMBERED_FAILURES]
             self._failures.append(batch)
-        if self._fast is None:
-            self._give_room()
+        self.in_flight.remove(batch.size)
 
     async def topic_map(self) -> TopicMap:
         """The topic's routing, if it is still the topic and the layout that the writers were made for."""
@@ -617,52 +421,10 @@ class Producer:
     def _look_at_deadlines(self) -> None:
         self._tick = None
         now = asyncio.get_running_loop().time()
-        for writer in self._writers:
+        for writer in self.partitioner.writers:
             writer.expire(now, self.options.timeout_s / TICKS)
-        if not all(writer.idle for writer in self._writers):
+        if not all(writer.idle for writer in self.partitioner.writers):
             self.watch_deadlines()
 
-    # Room.
-
-    async def _room(self, size: int) -> None:
-        """Wait, behind those who came before, until less than `max_in_flight_bytes` is unconfirmed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting_for_room.append((waiter, size))
-        self._fast = None
-        try:
-            await waiter
-        finally:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._granted -= 1
-                self._granted_bytes -= size
-                self._give_room()
-
-    def _give_room(self) -> None:
-        waiting = self._waiting_for_room
-        while waiting and self.unconfirmed_bytes + self._granted_bytes <= self._max_in_flight:
-            waiter, size = waiting.popleft()
-            if not waiter.done():
-                self._granted += 1
-                self._granted_bytes += size
-                waiter.set_result(None)
-        if not waiting and not self._granted and self.unconfirmed_bytes <= self._max_in_flight:
-            self._fast = self._only
-
-
-def _failed(pieces: Sequence[Piece]) -> bool:
-    """Whether something that was given has failed: then the rest, which would wait as long again, is not given."""
-    return any(piece.batch.error is not None for piece in pieces)
-
-
-async def _stored(pieces: Sequence[Piece], orders: Sequence[npt.NDArray[np.int64]]) -> MessageIds:
-    for piece in pieces:
-        piece.batch.looked_at = True
-        await piece.batch.settled()
-    for piece in pieces:
-        piece.batch.raise_error()
-    if not orders:
-        return MessageIds(pieces)
-    places = np.concatenate(orders)
-    order = np.empty(len(places), np.int64)
-    order[places] = np.arange(len(places))
-    return MessageIds(pieces, order)
+    def _on_crowded(self, crowded: bool) -> None:
+        self._fast = None if crowded else self._only

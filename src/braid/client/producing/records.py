@@ -13,8 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from braid.client.producing.open_batch import RECORD_BYTES
+from braid.model.batch.header import MAX_BODY_BYTES
 from braid.model.errors import InvalidArgument
 
+MAX_RECORD_BYTES: Final = MAX_BODY_BYTES - 1_024
+"""Only compression can make a larger record fit into a batch. The rest is for the fields of the batch."""
 MANY_RECORDS: Final = 1 << 16
 """`send_many` looks at its records in slices of at most this many: the first are under way while it sees the rest."""
 COLUMNAR_RECORDS: Final = 1_024
