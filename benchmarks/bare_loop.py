@@ -41,6 +41,7 @@ from typing import Any, Final, NamedTuple, cast
 import pyarrow as pa
 
 from benchmarks.report import Report
+from braid.cli.bench.machine import cpu_s
 from braid.ports.allocator import keep_freed_memory
 
 ROOT: Final = Path(__file__).parents[1]
@@ -414,13 +415,9 @@ class BareLoop:
         return _finish(receiver)
 
     def _measure(self, role: str, **arguments: Any) -> dict[str, float]:
-        before = self._cpu_s()
+        before = cpu_s(self._pid)
         answer = _finish(_start(role, port=self.port, **arguments))
-        return answer | {"server_cpu_s": self._cpu_s() - before}
-
-    def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return answer | {"server_cpu_s": cpu_s(self._pid) - before}
 
 
 @contextmanager

@@ -19,13 +19,14 @@ import argparse
 import time
 from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.bare_loop import bare_loop
 from benchmarks.report import Report
-from braid.cli.bench.broker import OwnBroker, own_broker
+from braid.cli.bench.machine import cpu_s, rss_bytes
 from braid.cli.bench.measure import (
     SUBSCRIPTION,
     fill,
@@ -37,6 +38,7 @@ from braid.cli.bench.measure import (
 )
 from braid.cli.bench.workload import Done, Form, Mode, Publish
 from braid.cli.target import Target
+from braid.testing.processes import BrokerProcess
 
 BATCH_BYTES = 1 << 20
 WAITING = 64
@@ -154,7 +156,7 @@ LIMITS = {
 
 
 class Bench:
-    def __init__(self, effort: Effort, folder: str, broker: OwnBroker, results: Results) -> None:
+    def __init__(self, effort: Effort, folder: str, broker: BrokerProcess, results: Results) -> None:
         self.effort = effort
         self.folder = folder
         self.broker = broker
@@ -174,7 +176,7 @@ class Bench:
 
     def publish(self) -> None:
         file_bytes = int(self.effort.publish_bytes * BATCH_OVERHEAD) + (32 << 20)
-        if not self.broker.spare_bytes():
+        if not spare_bytes(self.broker):
             with fresh_topic(self.target) as topic:  # So the broker learns how many spare files such a burst takes.
                 fill(self.target, topic, self.effort.publish_bytes // 1024, 1024, BATCH_BYTES)
         for size in self.effort.sizes:
@@ -191,7 +193,7 @@ class Bench:
     def _rest(self, file_bytes: int) -> None:
         """Until the broker has prepared files for so many bytes; the first file of a log is none."""
         deadline = time.monotonic() + REST_S
-        while self.broker.spare_bytes() < file_bytes - 2 * FILE_BYTES and time.monotonic() < deadline:
+        while spare_bytes(self.broker) < file_bytes - 2 * FILE_BYTES and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def auto(self) -> None:
@@ -260,18 +262,18 @@ def cpu_costs(records: float, client_s: float, server_s: float) -> dict[str, flo
 class Watch:
     """An observer that remembers how much processor time the broker had used when the clock started."""
 
-    def __init__(self, broker: OwnBroker) -> None:
+    def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
-        self._at_ready_s = broker.cpu_s()
+        self._at_ready_s = cpu_s(broker.pid)
 
     def on_ready(self) -> None:
-        self._at_ready_s = self._broker.cpu_s()
+        self._at_ready_s = cpu_s(self._broker.pid)
 
     def on_progress(self, records: int) -> None:
         pass
 
     def broker_cpu_s(self) -> float:
-        return self._broker.cpu_s() - self._at_ready_s
+        return cpu_s(self._broker.pid) - self._at_ready_s
 
 
 class Enough:
@@ -295,17 +297,17 @@ def operate(effort: Effort, results: Results) -> None:
     """What a broker costs that holds a backlog, does nothing, or was killed. Once, not in rounds."""
     size = 1024
     records = effort.backlog_bytes // size
-    with own_broker() as broker:
+    with TemporaryDirectory(prefix="braid-bench-") as folder, BrokerProcess(Path(folder) / "data") as broker:
         time.sleep(effort.idle_s / 4)
         results.add("idle broker", idle_share(broker, effort.idle_s) * 100, "% of a core", 0)
-        results.add("memory of an empty broker", broker.rss_bytes() / 1e6, "MB", 0)
+        results.add("memory of an empty broker", rss_bytes(broker.pid) / 1e6, "MB", 0)
         target = Target(url=broker.url)
         with fresh_topic(target) as topic:
             fill(target, topic, records, size, BATCH_BYTES)
-            results.add("memory with a backlog", broker.rss_bytes() / 1e6, "MB", size)
+            results.add("memory with a backlog", rss_bytes(broker.pid) / 1e6, "MB", size)
             measure_consume(target, topic, records=records, form=Form.ARROW)
-            results.add("memory after consuming it", broker.rss_bytes() / 1e6, "MB", size)
-            results.add("memory at its peak", broker.rss_bytes(peak=True) / 1e6, "MB", size)
+            results.add("memory after consuming it", rss_bytes(broker.pid) / 1e6, "MB", size)
+            results.add("memory at its peak", rss_bytes(broker.pid, peak=True) / 1e6, "MB", size)
             work = Publish(
                 target=target,
                 topic=topic,
@@ -321,17 +323,21 @@ def operate(effort: Effort, results: Results) -> None:
                 with suppress(Enough.ReachedError):
                     publisher.wait_done()
                 broker.kill()
-            broker.start()
-            results.add("ready after kill -9", broker.ready_s, "s", size)
+            results.add("ready after kill -9", broker.start(), "s", size)
             done = measure_consume(target, topic, records=records, form=Form.ARROW, subscription=f"{SUBSCRIPTION}-2")
             assert done.records >= records
             results.add("idle broker with a backlog", idle_share(broker, effort.idle_s) * 100, "% of a core", size)
 
 
-def idle_share(broker: OwnBroker, seconds: float) -> float:
-    before, began = broker.cpu_s(), time.perf_counter()
+def spare_bytes(broker: BrokerProcess) -> int:
+    """The bytes of preallocated files that the broker has in stock."""
+    return sum(file.stat().st_size for file in (broker.data / "spare").iterdir())
+
+
+def idle_share(broker: BrokerProcess, seconds: float) -> float:
+    before, began = cpu_s(broker.pid), time.perf_counter()
     time.sleep(seconds)
-    return (broker.cpu_s() - before) / (time.perf_counter() - began)
+    return (cpu_s(broker.pid) - before) / (time.perf_counter() - began)
 
 
 def bars_of(results: Results) -> Report:
@@ -385,7 +391,7 @@ def main() -> None:
     chosen = options.only or [*CASES, "operate"]
     results = Results()
     with TemporaryDirectory(prefix="braid-bench-") as folder:
-        with own_broker(folder) as broker:
+        with BrokerProcess(Path(folder) / "data") as broker:
             bench = Bench(effort, folder, broker, results)
             for _ in range(options.rounds or effort.rounds):
                 for case in CASES:

@@ -26,15 +26,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.report import Report
-from braid.cli.bench.broker import own_broker
 from braid.cli.bench.measure import fill, fresh_topic, measure_consume
 from braid.cli.bench.workload import Form
 from braid.cli.target import Target
 from braid.model.topic import Durability
+from braid.testing.processes import BrokerProcess
 
 SIZES = (100, 1024)
 PIPELINE = 500
@@ -62,7 +63,7 @@ class Peer(NamedTuple):
 
 
 def braid_rates(folder: str, records: int, size: int, durability: Durability) -> Rates:
-    with own_broker(folder) as broker:
+    with BrokerProcess(Path(folder) / "data") as broker:
         target = Target(url=broker.url)
         with fresh_topic(target, durability) as topic:
             published = fill(target, topic, records, size)

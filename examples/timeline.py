@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -26,10 +24,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import braid
 from braid.client.client import Client
+from braid.testing.processes import BrokerProcess
+from braid.wire.address import format_url
 
 PATIENCE_S = 60.0
 SEGMENTS = 6
@@ -44,11 +43,11 @@ async def main(folder: Path, metadata: str) -> None:
     config = folder / "broker.toml"
     config.write_text("lease_ttl_s = 5\n")
     async with AsyncExitStack() as stack:
-        brokers = [BrokerProcess(folder, number, metadata) for number in range(3)]
+        brokers = [broker_process(folder, number, metadata) for number in range(3)]
         for broker in brokers:
-            stack.push_async_callback(broker.stop)
-        await asyncio.gather(*(broker.start() for broker in brokers))
-        url = "braid://" + ",".join(broker.address for broker in brokers)
+            stack.push(broker)  # It ends with the stack, wherever this stops.
+        await asyncio.gather(*(asyncio.to_thread(broker.start) for broker in brokers))
+        url = format_url([broker.address for broker in brokers])
         client = await stack.enter_async_context(braid.connect(url, timeout=PATIENCE_S))
         await timeline(client, brokers)
         await live_load(client, brokers)
@@ -108,10 +107,10 @@ async def live_load(client: Client, brokers: list[BrokerProcess]) -> None:
         await load.phase("10 segments move", move_some(client, 10))
         await load.phase("broker-1 is drained", drain(client, "broker-1"))
         await client.admin.activate("broker-1")
-        await load.phase("broker-2 is stopped in order", brokers[2].stop())
-        await brokers[2].start()
+        await load.phase("broker-2 is stopped in order", asyncio.to_thread(brokers[2].stop))
+        await asyncio.to_thread(brokers[2].start)
         await load.phase("every segment moves", move_some(client, SEGMENTS))
-        await load.phase("broker-0 is killed with SIGKILL and comes back", brokers[0].kill_and_start())
+        await load.phase("broker-0 is killed with SIGKILL and comes back", kill_and_start(brokers[0]))
     await load.check()
 
 
@@ -230,42 +229,17 @@ class Load:
 # Brokers.
 
 
-class BrokerProcess:
-    def __init__(self, folder: Path, number: int, metadata: str) -> None:
-        self.data = folder / f"broker-{number}"
-        self.address = "127.0.0.1:0"
-        self._log = folder / f"broker-{number}.log"
-        self._options = [
-            *("--config", str(folder / "broker.toml"), "--id", f"broker-{number}", "--data", str(self.data)),
-            *("--metadata", metadata, "--storage", f"file://{folder}/history", "--admin", "127.0.0.1:0"),
-        ]
-        self._process: asyncio.subprocess.Process | None = None
+def broker_process(folder: Path, number: int, metadata: str) -> BrokerProcess:
+    return BrokerProcess(
+        folder / f"broker-{number}",
+        *("--config", str(folder / "broker.toml"), "--id", f"broker-{number}"),
+        *("--metadata", metadata, "--storage", f"file://{folder}/history"),
+    )
 
-    async def start(self) -> None:
-        """Returns when it is ready; the second time at the same address."""
-        command = [sys.executable, "-m", "braid.cli.main", "serve", "--json", *self._options, "--listen", self.address]
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
-            )
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        assert line, self._log.read_text()[-2000:]
-        ready: dict[str, Any] = json.loads(line)
-        self.address = ready["url"].removeprefix("braid://")
 
-    async def stop(self) -> None:
-        await self._end(signal.SIGTERM)
-
-    async def kill_and_start(self) -> None:
-        await self._end(signal.SIGKILL)
-        await self.start()
-
-    async def _end(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-            await self._process.wait()
-            self._process = None
+async def kill_and_start(broker: BrokerProcess) -> None:
+    await asyncio.to_thread(broker.kill)
+    await asyncio.to_thread(broker.start)
 
 
 def title(text: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from braid.cli.bench.broker import own_broker
 from braid.cli.target import Target, ask
+from braid.testing.processes import BrokerProcess
 
 pytestmark = pytest.mark.processes
 
@@ -76,7 +76,7 @@ def test_latency_is_measured_at_every_rate(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_was_named_is_measured_and_keeps_no_topic(tmp_path: Path) -> None:
-    with own_broker(str(tmp_path)) as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         done = run_bench("publish", "--url", broker.url, "--records", "500", "--size", "100", folder=tmp_path)
         topics = ask(Target(url=broker.url), lambda client: client.admin.list_topics())
 

@@ -6,15 +6,14 @@ import asyncio
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import braid
-from tests.kits.broker_process import WAIT_S, BrokerProcess, free_port
+from braid.testing.processes import BRAID, BrokerProcess
 from tests.kits.live_load import TOPIC, Load, check, read_all
-from tests.kits.waiting import until
+from tests.kits.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -98,8 +97,7 @@ def test_a_second_broker_on_the_same_folder_refuses_and_the_first_does_not_notic
 
     with BrokerProcess(tmp_path / "data") as broker:
         asyncio.run(create(broker.url))
-        command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", str(broker.data)]
-        command += ["--listen", f"127.0.0.1:{free_port()}", "--admin", "127.0.0.1:0"]
+        command = [*BRAID, "serve", "--data", str(broker.data), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         second = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
         assert second.returncode == 1
         assert "used by another broker" in second.stderr

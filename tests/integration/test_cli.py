@@ -17,14 +17,11 @@ from typing import Any
 
 import pytest
 
+from braid.testing.processes import BRAID, BrokerProcess
 from tests.kits.tls_files import make_certificate
-from tests.kits.waiting import wait_until
+from tests.kits.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.processes
-
-
-BRAID = (sys.executable, "-m", "braid.cli.main")
-WAIT_S = 60.0
 
 
 def environment(url: str = "") -> dict[str, str]:
@@ -49,37 +46,9 @@ def lines(url: str, *arguments: str) -> list[bytes]:
     return done.stdout.splitlines()
 
 
-class Serving:
-    def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any]) -> None:
-        self.process = process
-        self.ready = ready
-        self.url: str = ready["url"]
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(WAIT_S)
-
-
-@contextmanager
-def serving(data: Path, *arguments: str, python: Sequence[str] = (), log: Path | None = None) -> Iterator[Serving]:
-    command = [sys.executable, *python, "-m", "braid.cli.main", "serve", "--json", "--data", str(data)]
-    command += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments]
-    with (
-        open(log or os.devnull, "wb") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment()) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, "the broker did not start"
-            yield Serving(process, json.loads(line))
-        finally:
-            process.kill()
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("broker") / "data") as broker:
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
         yield broker.url
 
 
@@ -115,21 +84,21 @@ def test_serve_says_where_it_is_when_it_is_ready_and_stops_in_order(tmp_path: Pa
 
 
 def test_serve_imports_nothing_that_opens_batches_or_draws_tables(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with serving(tmp_path / "data", python=["-X", "importtime"], log=log) as broker:
+    python = (sys.executable, "-X", "importtime", "-m", "braid.cli.main")
+    with BrokerProcess(tmp_path / "data", braid=python) as broker:
         assert broker.stop() == 0
-    imported = set(re.findall(r"\| +([\w.]+)$", log.read_text(), flags=re.MULTILINE))
+    imported = set(re.findall(r"\| +([\w.]+)$", broker.log_path.read_text(), flags=re.MULTILINE))
     assert "braid.broker.broker" in imported
     assert not {name.partition(".")[0] for name in imported} & {"pyarrow", "numpy", "rich"}
 
 
 def test_everything_is_there_again_after_an_orderly_stop(tmp_path: Path) -> None:
-    with serving(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         run(broker.url, "topic", "create", "orders", "--segments", "2")
         run(broker.url, "produce", "orders", given=b"a\nb\nc\nd\n")
         assert sorted(lines(broker.url, "consume", "orders", "-s", "s", "--count", "3")) != []
         assert broker.stop() == 0
-    with serving(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         assert len(lines(broker.url, "consume", "orders", "-s", "s")) == 1
         assert sorted(lines(broker.url, "consume", "orders", "-s", "again")) == [b"a", b"b", b"c", b"d"]
         assert broker.stop() == 0
@@ -154,7 +123,7 @@ FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 
 
 def test_a_second_broker_on_one_data_folder_is_refused(tmp_path: Path) -> None:
-    with serving(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         assert "is used by another broker" in refused("--data", str(tmp_path / "data"), *FREE)
         assert ask(broker.url, "topic", "list") == []
 
@@ -176,7 +145,7 @@ def test_an_admin_port_that_is_taken_is_noticed_before_anything_is_opened(tmp_pa
 
 
 def test_brokers_are_listed_with_the_ports_that_they_really_have(tmp_path: Path) -> None:
-    with serving(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         (listed,) = ask(broker.url, "broker", "list")
         assert f"braid://{listed['address']}" == broker.url
         assert f"http://{listed['admin']}" == broker.ready["adminUrl"]
@@ -184,7 +153,7 @@ def test_brokers_are_listed_with_the_ports_that_they_really_have(tmp_path: Path)
 
 
 def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    with serving(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         assert broker.stop() == 0
     mark = tmp_path / "data" / "braid.json"
     mark.write_text(mark.read_text().replace('"format":1', '"format":99'))
@@ -441,7 +410,7 @@ def test_a_consumer_whose_broker_is_gone_ends_as_soon_as_nobody_wants_more(
     tmp_path: Path, interrupted: bool, code: int
 ) -> None:
     """By Ctrl-C, or because the reader of its pipe has gone. Its client would try for half a minute to store acks."""
-    with serving(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         run(broker.url, "topic", "create", "orders")
         run(broker.url, "produce", "orders", given=b"a\nb\n")
         arguments = ("consume", "orders", "-s", "s", "--follow")
@@ -449,8 +418,7 @@ def test_a_consumer_whose_broker_is_gone_ends_as_soon_as_nobody_wants_more(
             assert consumer.stdout is not None
             assert consumer.stderr is not None
             assert [consumer.stdout.readline() for _ in range(2)] == [b"a\n", b"b\n"]
-            broker.process.kill()
-            broker.process.wait(WAIT_S)
+            broker.kill()
             assert b"joins again" in consumer.stderr.readline()
             if interrupted:
                 consumer.send_signal(signal.SIGINT)
@@ -512,7 +480,7 @@ def test_tokens_and_tls_from_end_to_end(tmp_path: Path) -> None:
         run("", "token", "create", "--role", role, "--expires", "1h", "--secret-file", str(secret)).strip()
         for role in ("ops", "reader")
     )
-    with serving(tmp_path / "data", "--config", str(config)) as broker:
+    with BrokerProcess(tmp_path / "data", "--config", str(config)) as broker:
         ca = ("--tls-ca", str(certificate))
         assert "token" in run(broker.url, "topic", "list", *ca, code=1)
         run(broker.url, "topic", "create", "orders", *ca, "--token", ops)
@@ -566,11 +534,11 @@ def test_up_runs_one_cluster_and_stops_all_of_it(tmp_path: Path) -> None:
 
 def test_up_refuses_the_folder_of_brokers_that_did_not_share_topics_and_serve_opens_it(tmp_path: Path) -> None:
     folder = tmp_path / "broker-0"
-    with serving(folder, "--id", "broker-0") as broker:
+    with BrokerProcess(folder, "--id", "broker-0") as broker:
         run(broker.url, "topic", "create", "orders")
     said = run("", "up", "--data", str(tmp_path), "--port", "0", "--admin-port", "0", code=1)
     assert f"`braid serve --id broker-0 --data {folder}`" in said
-    with serving(folder, "--id", "broker-0") as broker:
+    with BrokerProcess(folder, "--id", "broker-0") as broker:
         assert "orders" in run(broker.url, "topic", "list")
 
 

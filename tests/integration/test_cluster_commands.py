@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 from tests.kits.waiting import wait_until
 
 pytestmark = pytest.mark.processes

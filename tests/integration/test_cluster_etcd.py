@@ -13,10 +13,10 @@ import pytest
 import braid
 from braid.client.client import Client
 from tests.integration.test_examples import ROOT, check_timeline, run
-from tests.kits.broker_process import WAIT_S
 from tests.kits.cluster_process import ClusterProcess, owners, served_by
 from tests.kits.etcd_server import FAST_ELECTION, EtcdServer, etcd_cluster
 from tests.kits.live_load import TOPIC, Load, check, read_all
+from tests.kits.waiting import WAIT_S
 
 pytestmark = pytest.mark.processes
 

@@ -24,13 +24,12 @@ from braid.model.errors import (
     InvalidArgument,
     MoveRefused,
 )
-from braid.ports.network import Address, SocketNetwork
+from braid.ports.network import SocketNetwork
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind
-from tests.kits.broker_process import WAIT_S
 from tests.kits.cluster_process import ClusterProcess, leader, owned_by, owners, served_by, states
 from tests.kits.live_load import BURST, TOPIC, Load, check, check_once_and_in_order, read_all
-from tests.kits.waiting import until
+from tests.kits.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.real_loop]
 
@@ -158,7 +157,7 @@ async def link_to(cluster: ClusterProcess, name: str) -> Link:
     """That waits for as long as it takes, unlike a client's."""
     return await connect_link(
         SocketNetwork(),
-        Address("127.0.0.1", cluster[name].port),
+        cluster[name].address,
         client="test",
         token="",
         timeout_s=WAIT_S,
@@ -189,7 +188,7 @@ async def test_moves_end_although_the_leader_is_killed_in_the_middle_of_them(tmp
         first, second = cluster.others(victim)
         placed = await owners(client)
         targets = {segment: second if owner == first else first for segment, owner in placed.items() if owner != victim}
-        async with braid.connect(url_of(cluster, first), timeout=WAIT_S) as operator:
+        async with braid.connect(cluster[first].url, timeout=WAIT_S) as operator:
             moves = [
                 asyncio.create_task(operator.admin.move(TOPIC, segment=each, to=to)) for each, to in targets.items()
             ]
@@ -205,10 +204,6 @@ async def test_moves_end_although_the_leader_is_killed_in_the_middle_of_them(tmp
         await end(client, load)
 
 
-def url_of(cluster: ClusterProcess, name: str) -> str:
-    return f"braid://127.0.0.1:{cluster[name].port}"
-
-
 @MODES
 async def test_a_move_to_a_broker_that_dies_leaves_the_segment_served_by_another(tmp_path: Path, shared: bool) -> None:
     async with loaded_cluster(tmp_path, shared=shared) as (cluster, client, load):
@@ -216,7 +211,7 @@ async def test_a_move_to_a_broker_that_dies_leaves_the_segment_served_by_another
         target = cluster.others(source)[0]
         for segment in await owned_by(client, target):  # So that nothing waits for it.
             await client.admin.move(TOPIC, segment=segment, to=source)
-        async with braid.connect(url_of(cluster, source), timeout=WAIT_S) as operator:
+        async with braid.connect(cluster[source].url, timeout=WAIT_S) as operator:
             await operator.admin.brokers()  # It is connected.
             # Frozen first: as long as its lease lasts nobody knows, and it is given the segment.
             cluster[target].signal(signal.SIGSTOP)

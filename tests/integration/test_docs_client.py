@@ -23,7 +23,7 @@ from braid.client.producing import producer
 from braid.client.producing import segment_writer as writer
 from braid.client.producing.options import ProducerOptions
 from braid.model.batch.header import MAX_BODY_BYTES
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 from tests.kits.tls_files import make_certificate
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kits.broker_process import BrokerProcess, free_port
+from braid.testing.processes import BrokerProcess
+from tests.kits.etcd_server import free_ports
 
 pytestmark = pytest.mark.processes
 
@@ -111,7 +112,7 @@ def repeatable(text: str) -> list[str]:
 def test_the_transcript_in_the_readme_is_what_its_commands_print(tmp_path: Path) -> None:
     """Its commands run as they stand there, on free ports, in an empty folder."""
     transcript = first_block(README, "console")
-    ports = {"LISTEN": free_port(), "ADMIN": free_port()}
+    ports = dict(zip(("LISTEN", "ADMIN"), free_ports(2), strict=True))
     script = [f"export BRAID_{name}=127.0.0.1:{port}" for name, port in ports.items()]
     script += [f"export BRAID_URL=braid://127.0.0.1:{ports['LISTEN']}", "trap 'kill -9 $(jobs -p)' EXIT"]
     commands = re.findall(r"^\$ (.+)$", transcript, flags=re.MULTILINE)

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 import braid
+from braid.testing.processes import BrokerProcess
 from tests.conformance.objects_factories import s3_for_tests
-from tests.kits.broker_process import WAIT_S, BrokerProcess
 from tests.kits.live_load import TOPIC, Load, check, read_all
+from tests.kits.waiting import WAIT_S
 
 pytestmark = pytest.mark.processes
 
 
 def test_segments_move_through_an_object_store_while_clients_go_on(tmp_path: Path) -> None:
     async def main(first: BrokerProcess, second: BrokerProcess) -> None:
-        async with braid.connect(f"{first.url},127.0.0.1:{second.port}", timeout=WAIT_S) as client:
+        async with braid.connect(f"{first.url},{second.address}", timeout=WAIT_S) as client:
             await client.admin.create_topic(TOPIC, segments=2)
             load = Load(client)
             load.start(producers=2, rest_s=0.01)

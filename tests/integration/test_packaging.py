@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from braid.cli.extras import SERVER_IMPORTS
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 INSTALL_S = 240

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 from braid.client.client import Client
-from tests.kits.broker_process import WAIT_S, BrokerProcess
+from braid.testing.processes import BRAID, BrokerProcess
+from braid.wire.address import format_url
 from tests.kits.live_load import TOPIC
+from tests.kits.waiting import WAIT_S
 
 LEASE_TTL_S = 2
 
@@ -31,7 +32,7 @@ class ClusterProcess:
 
     @property
     def url(self) -> str:
-        return "braid://" + ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers.values())
+        return format_url([broker.address for broker in self.brokers.values()])
 
     def __getitem__(self, name: str) -> BrokerProcess:
         return self.brokers[name]
@@ -41,7 +42,7 @@ class ClusterProcess:
 
     def run(self, *arguments: str) -> str:
         """A `braid` command, asked of any broker; what it prints."""
-        command = [sys.executable, "-m", "braid.cli.main", *arguments, "--url", self.url]
+        command = [*BRAID, *arguments, "--url", self.url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert done.returncode == 0, f"{arguments}: {done.stderr}"
         return done.stdout

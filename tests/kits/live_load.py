@@ -10,7 +10,7 @@ from collections.abc import Callable
 from braid.client.client import Client
 from braid.client.producing.producer import Producer
 from braid.model.errors import TimedOut
-from tests.kits.broker_process import WAIT_S
+from tests.kits.waiting import WAIT_S
 
 TOPIC = "orders"
 BURST = 40

@@ -17,7 +17,7 @@ import msgspec
 
 from braid.model.errors import BraidError
 from braid.ports.network import Address
-from braid.wire.address import parse_url
+from braid.testing.processes import BrokerProcess
 from braid.wire.frame import Flags, Frame, FrameReader, encode_frame
 from braid.wire.operations import (
     MAGIC,
@@ -35,7 +35,6 @@ from braid.wire.operations import (
     encode,
     error_from,
 )
-from tests.kits.broker_process import BrokerProcess
 
 TIMEOUT_S = 20.0
 HELLO = Hello(MAGIC, VERSION, VERSION, "raw/1")
@@ -142,7 +141,6 @@ class WatchedBroker(BrokerProcess):
         config = folder / "broker.toml"
         config.write_text("".join(_toml(settings)))
         super().__init__(folder / "data", "--config", str(config))
-        (self.address,) = parse_url(self.url)
 
     @property
     def log(self) -> str:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.names import TopicName
 from braid.spark.session import check_java, end_session, session_settings
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 from tests.kits.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from braid.spark.jobs.audit.job import Report, audit_topic
 from braid.spark.jobs.audit.queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences
 from braid.spark.jobs.audit.rules import EXPIRED
 from braid.storage.log.producers import ProducerTable
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 from tests.kits.history import (
     BATCH_RECORDS,
     FILES,

@@ -13,7 +13,7 @@ from braid.model.errors import InvalidArgument, NotAvailable
 from braid.model.names import TopicName
 from braid.spark.jobs.audit.job import audit_topic
 from braid.spark.jobs.compact import compact_topic
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 from tests.spark.spark_kit import StoredBroker, numbered
 
 TARGET = 512 << 10

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import braid
-from tests.kits.broker_process import BrokerProcess
+from braid.testing.processes import BrokerProcess
 
 FOLDERS = Path(__file__).parent / "data_folders"
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -21,7 +20,6 @@ from braid.cli.extras import require_server
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
 _URL: Final = re.compile(r"braid://[^\s,]*:[1-9]\d*")
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class OwnBroker:
@@ -33,8 +31,6 @@ class OwnBroker:
         self._listen = listen
         self._process: subprocess.Popen[str]
         self.url = ""
-        self.ready_s = 0.0
-        """From the start of the process to its being ready."""
 
     def start(self) -> None:
         """Start it, or start it again after `kill` at the same address."""
@@ -43,7 +39,6 @@ class OwnBroker:
         command += ["--listen", self._listen, "--admin", "127.0.0.1:0", *self._options]
         # What the environment says about brokers is meant for others.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
-        began = time.perf_counter()
         with open(f"{self._folder}.log", "a", encoding="utf-8") as log:
             self._process = subprocess.Popen(  # noqa: S603 (our own command)
                 command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
@@ -51,7 +46,6 @@ class OwnBroker:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if (found := _URL.search(line)) is not None:
-                self.ready_s = time.perf_counter() - began
                 self.url = found[0]
                 self._listen = self.url.removeprefix("braid://")
                 return
@@ -63,23 +57,6 @@ class OwnBroker:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def cpu_s(self) -> float:
-        """Seconds of processor time that the process has used."""
-        with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-    def rss_bytes(self, *, peak: bool = False) -> int:
-        """What it holds in memory, or the most that it ever held."""
-        with open(f"/proc/{self.pid}/status", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) << 10
-
-    def spare_bytes(self) -> int:
-        """Of prepared files that it has in stock."""
-        with os.scandir(f"{self._folder}/spare") as found:
-            return sum(file.stat().st_size for file in found)
 
     def end(self) -> None:
         """At once, if it runs at all: what it leaves is not needed any more."""
@@ -101,9 +78,9 @@ class OwnBroker:
 
 
 @contextmanager
-def own_broker(parent: str | None = None) -> Iterator[OwnBroker]:
+def own_broker() -> Iterator[OwnBroker]:
     """A broker that runs, in a temporary folder."""
-    folder = tempfile.mkdtemp(prefix="braid-bench-", dir=parent)
+    folder = tempfile.mkdtemp(prefix="braid-bench-")
     broker = OwnBroker(f"{folder}/data")
     try:
         broker.start()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from braid.cli.bench.machine import machine_facts, machine_text
+from braid.cli.bench.machine import cpu_s, machine_facts, machine_text
 from braid.cli.bench.move import move
 from braid.cli.bench.segments import segments
 from braid.cli.bench.spark import spark
@@ -260,13 +260,13 @@ class Case:
         self._broker_cpu_s = 0.0
 
     def on_ready(self) -> None:
-        self._broker_cpu_s = self._own.cpu_s() if self._own is not None else 0.0
+        self._broker_cpu_s = cpu_s(self._own.pid) if self._own is not None else 0.0
 
     def on_progress(self, records: int) -> None:
         self._show(records)
 
     def broker_cpu(self) -> float | None:
-        return None if self._own is None else (self._own.cpu_s() - self._broker_cpu_s) / self.done.seconds
+        return None if self._own is None else (cpu_s(self._own.pid) - self._broker_cpu_s) / self.done.seconds
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from braid.cli.bench.machine import machine_facts, machine_text
+from braid.cli.bench.machine import cpu_s, machine_facts, machine_text, rss_bytes
 from braid.cli.target import Target, ask
 from braid.cli.terminal.output import Column, json_option, print_json, print_table
 from braid.cli.terminal.spinner import status_line
@@ -100,7 +100,7 @@ def measure_segments(count: int, storage: str, idle_s: float, show: Callable[[st
         start_s = _timed(lambda: _start(first, target, count))
         show("watching it do nothing")
         time.sleep(SETTLE_S)
-        idle_cpu, rss_bytes = _idle_cpu(first, idle_s), first.rss_bytes()
+        idle_cpu, memory_bytes = _idle_cpu(first, idle_s), rss_bytes(first.pid)
         second.start()
         show("draining it")
         drain_s = _timed(lambda: ask(Target(url=cluster.url), _drain))
@@ -113,7 +113,7 @@ def measure_segments(count: int, storage: str, idle_s: float, show: Callable[[st
         create_s=create_s,
         publish_s=publish_s,
         start_s=start_s,
-        rss_bytes=rss_bytes,
+        rss_bytes=memory_bytes,
         idle_cpu=idle_cpu,
         drain_s=drain_s,
         idle_cpu_after=idle_cpu_after,
@@ -127,9 +127,9 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _idle_cpu(broker: OwnBroker, idle_s: float) -> float:
-    before, began = broker.cpu_s(), time.perf_counter()
+    before, began = cpu_s(broker.pid), time.perf_counter()
     time.sleep(idle_s)
-    return (broker.cpu_s() - before) / (time.perf_counter() - began)
+    return (cpu_s(broker.pid) - before) / (time.perf_counter() - began)
 
 
 def _start(broker: OwnBroker, target: Target, count: int) -> None:
