@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.client.producing.open_batch import Batch
+from braid.client.producing.open_batch import ProducerBatch
 from braid.client.producing.records import COLUMNAR_RECORDS, MANY_RECORDS, as_table, columns
 from braid.model.batch.columns import decode_messages, encode_batch
 from braid.model.batch.encode import gather_table
@@ -67,7 +67,7 @@ def test_a_gathered_batch_is_renumbered_by_its_first_buffer(values: list[bytes])
 def test_a_lone_record_is_encoded_as_it_is_among_others(
     value: bytes, key: bytes | None, sequence: int, codec: Codec
 ) -> None:
-    batch = Batch(0, 0.0, 1.0, NOW_US)
+    batch = ProducerBatch(0, 0.0, 1.0, NOW_US)
     if key is not None:
         batch.pad_keys().append(key)
     batch.values.append(value)

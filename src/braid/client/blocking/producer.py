@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from braid.client.blocking.loop_thread import LoopThread
-from braid.client.producing.open_batch import Batch, MessageIds, Receipt
+from braid.client.producing.open_batch import MessageIds, ProducerBatch, Receipt
 from braid.client.producing.producer import Producer
 from braid.model.batch.encode import Headers
 from braid.model.errors import BraidError, ClientClosed, TimedOut
@@ -101,7 +101,7 @@ class BlockingProducer:
         self._handing_over: Final = asyncio.Lock()
         self._half_taken: _Gathered | None = None
         """What is being handed over. It stays here if whoever did that was interrupted."""
-        self._unsettled: deque[Batch] = deque()
+        self._unsettled: deque[ProducerBatch] = deque()
         self._refused: BraidError | None = None
         """The first record that the producer did not take since the last flush."""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -42,7 +42,7 @@ import numpy as np
 import pyarrow as pa
 
 from braid.client.consuming.segment_range import read_segment_range
-from braid.client.producing.open_batch import UNKNOWN_OFFSET, Batch
+from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
 from braid.client.producing.options import ProducerOptions
 from braid.client.producing.producer import Producer
 from braid.client.producing.segment_writer import SegmentWriter
@@ -65,7 +65,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class _Given(NamedTuple):
-    batch: Batch
+    batch: ProducerBatch
     timed: bool
     """Whether its rows brought their times."""
 
@@ -201,7 +201,7 @@ class RepeatableProducer:
             f"they come in another order"
         )
 
-    async def _stored_header(self, batch: Batch) -> BatchHeader | None:
+    async def _stored_header(self, batch: ProducerBatch) -> BatchHeader | None:
         """Of the batch that is stored where this one is said to be; None if that is not kept any more."""
         first = batch.base_offset
         reading = read_segment_range(

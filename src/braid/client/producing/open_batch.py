@@ -2,7 +2,7 @@
 
 A record costs a few list operations here and nothing else: no task, no future, no encoding. All records of a batch
 share its action, so their senders share a few futures (wakeup.py), and a receipt is only the batch and a number.
-Encoding happens once, when the batch leaves (`Batch.encode`), in loops that run in C.
+Encoding happens once, when the batch leaves (`ProducerBatch.encode`), in loops that run in C.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNKNOWN_OFFSET: Final = -1
 """Of a record that is stored, at an offset that the broker no longer remembers."""
 
 
-class Batch:
+class ProducerBatch:
     """Records for one segment. Filled by the producer, then owned by the segment's writer until it is settled."""
 
     __slots__ = (
@@ -193,7 +193,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     """What `submit` returns: await it, ask it later, or drop it: `flush` reports what nobody looked at."""
 
     # gc=False: a batch never refers to its receipts, so there are no cycles for the collector to look for.
-    batch: Batch
+    batch: ProducerBatch
     number: int
 
     def done(self) -> bool:
@@ -222,7 +222,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         return self.result()
 
 
-def id_at(batch: Batch, number: int) -> MessageId:
+def id_at(batch: ProducerBatch, number: int) -> MessageId:
     base = batch.base_offset
     return MessageId(batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET)
 
@@ -230,7 +230,7 @@ def id_at(batch: Batch, number: int) -> MessageId:
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """Records `first`, `first + 1`, … of a batch."""
 
-    batch: Batch
+    batch: ProducerBatch
     first: int
     count: int
 

@@ -7,9 +7,9 @@ its answer after one round trip, and thousands of them share batches. A turn tha
 which those go on who waited for them, and in which leaves what they send next: nothing is planned for another one
 (link.py).
 
-    send / submit / send_many / send_table   →   Batch, one open in each writer   →   SegmentWriter, one for each
-    segment
+    send / submit / send_many / send_table   →   ProducerBatch, one open in each writer   →   SegmentWriter
 
+There is one writer for each segment.
 Records with a key go to the segment whose range has the key's hash. Records without one go to the segments in turn, a
 batch at a time. Each writer keeps strict order and stores once what it sends again (segment_writer.py tells how).
 
@@ -29,7 +29,15 @@ import pyarrow as pa
 
 from braid.client.producing.bulk_send import BulkSend
 from braid.client.producing.in_flight import InFlightBytes
-from braid.client.producing.open_batch import GROUP, RECORD_BYTES, UNKNOWN_OFFSET, Batch, MessageIds, Receipt, id_at
+from braid.client.producing.open_batch import (
+    GROUP,
+    RECORD_BYTES,
+    UNKNOWN_OFFSET,
+    MessageIds,
+    ProducerBatch,
+    Receipt,
+    id_at,
+)
 from braid.client.producing.options import CODECS, ProducerOptions
 from braid.client.producing.partitioner import Partitioner
 from braid.client.producing.records import (
@@ -104,7 +112,7 @@ class Producer:
         self._full_bytes = options.max_batch_bytes
         self._last_number = options.max_batch_records - 1
         self._large_bytes = options.max_batch_bytes // 2
-        self._failures: list[Batch] = []
+        self._failures: list[ProducerBatch] = []
         self._tick: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
@@ -385,12 +393,12 @@ class Producer:
                 f"await flush() before more is submitted, or use send"
             )
 
-    def on_closed(self, writer: SegmentWriter, batch: Batch) -> None:
+    def on_closed(self, writer: SegmentWriter, batch: ProducerBatch) -> None:
         """The batch takes no more records."""
         self.in_flight.add(batch.size)
         self.partitioner.on_closed(writer)
 
-    def on_settled(self, batch: Batch) -> None:
+    def on_settled(self, batch: ProducerBatch) -> None:
         if batch.error is not None and batch.submitted:
             if len(self._failures) >= REMEMBERED_FAILURES:
                 self._failures = [failed for failed in self._failures if not failed.looked_at][:REMEMBERED_FAILURES]

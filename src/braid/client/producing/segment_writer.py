@@ -38,7 +38,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from braid.client.producing.open_batch import UNKNOWN_OFFSET, Batch
+from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
 from braid.client.routing import OwnerSearch
 from braid.model.batch.header import Codec, parse_header, renumber
 from braid.model.errors import (
@@ -135,15 +135,15 @@ def decide_retries(outcomes: Sequence[BatchOutcome]) -> list[RetryAction]:
 class SegmentWriter:
     def __init__(self, producer: Producer, segment: int) -> None:
         self.segment: Final = segment
-        self.open: Batch | None = None
+        self.open: ProducerBatch | None = None
         """Takes records."""
         self._producer = producer
         self._options = producer.options
         self._codec = producer.codec
         self._loop = asyncio.get_running_loop()
-        self._closed_batches: deque[Batch] = deque()
+        self._closed_batches: deque[ProducerBatch] = deque()
         """Full, or cut off by something behind them; never sent yet, so without a number."""
-        self._sent: deque[Batch] = deque()
+        self._sent: deque[ProducerBatch] = deque()
         """Numbered; the oldest unconfirmed one and all behind it."""
         self._identity = producer.identity
         self._id = self._identity.id if self._identity is not None else producer.new_id()
@@ -175,7 +175,7 @@ class SegmentWriter:
 
     # Filling.
 
-    def begin(self) -> Batch:
+    def begin(self) -> ProducerBatch:
         """Open a batch. Unless it stays open for more, it leaves at the end of the loop's turn, with all that came in
         that turn."""
         producer = self._producer
@@ -183,7 +183,9 @@ class SegmentWriter:
         if self._ended is not None:
             raise self._ended.again()
         now = self._loop.time()
-        batch = self.open = Batch(self.segment, now, now + self._options.timeout_s, producer.client.clock.now_us())
+        batch = self.open = ProducerBatch(
+            self.segment, now, now + self._options.timeout_s, producer.client.clock.now_us()
+        )
         producer.watch_deadlines()
         if self._options.linger_s <= 0:
             self._depart_soon()
@@ -209,7 +211,7 @@ class SegmentWriter:
             self._closed_batches.append(self._take_open(self.open))
             self._depart_soon()
 
-    def add_table(self, table: object, count: int, size: int) -> Batch:
+    def add_table(self, table: object, count: int, size: int) -> ProducerBatch:
         """A batch of an Arrow table, behind everything that is open."""
         self.close_open()
         batch = self.begin()
@@ -222,10 +224,10 @@ class SegmentWriter:
         self.close_open()
         self.dispatch()
 
-    def unsettled(self) -> list[Batch]:
+    def unsettled(self) -> list[ProducerBatch]:
         return [batch for batch in (*self._sent, *self._closed_batches) if not batch.done]
 
-    def _take_open(self, batch: Batch) -> Batch:
+    def _take_open(self, batch: ProducerBatch) -> ProducerBatch:
         self.open = None
         if batch.table is None:
             batch.count = len(batch.values)
@@ -244,7 +246,7 @@ class SegmentWriter:
         self._departing = False
         self.dispatch()
 
-    def _arm_timer(self, batch: Batch) -> None:
+    def _arm_timer(self, batch: ProducerBatch) -> None:
         """A batch that has left leaves its timer for the next one."""
         if self._timer is None:
             left_s = batch.opened_at + self._wait_s(batch) - self._loop.time()
@@ -281,17 +283,17 @@ class SegmentWriter:
                 self._sent.append(batch)
                 self._send(batch, link)
 
-    def _stays_open(self, batch: Batch) -> bool:
+    def _stays_open(self, batch: ProducerBatch) -> bool:
         wait_s = self._wait_s(batch)
         return wait_s > 0 and self._loop.time() < batch.opened_at + wait_s - LINGER_SLACK_S
 
-    def _wait_s(self, batch: Batch) -> float:
+    def _wait_s(self, batch: ProducerBatch) -> float:
         """How long it stays open for what may still come."""
         if self._options.linger_s > 0:
             return self._options.linger_s
         return ANSWER_WAIT_S if self._sent and batch.size < EARLY_BYTES else 0.0
 
-    def _number(self, batch: Batch, link: Link) -> bool:
+    def _number(self, batch: ProducerBatch, link: Link) -> bool:
         """Encode it under the next number. False: it can never be sent, and has failed."""
         try:
             self._check_era(batch)
@@ -314,7 +316,7 @@ class SegmentWriter:
         self._next_sequence += batch.count
         return True
 
-    def _check_era(self, batch: Batch) -> None:
+    def _check_era(self, batch: ProducerBatch) -> None:
         if self._identity is not None:
             numbered = self._next_sequence - self._identity.first_sequence
             if numbered + batch.count > ERA_RECORDS:
@@ -324,13 +326,13 @@ class SegmentWriter:
                     f"at once, or from more writers"
                 )
 
-    def _refuse(self, batch: Batch, error: BraidError) -> None:
+    def _refuse(self, batch: ProducerBatch, error: BraidError) -> None:
         """It was never sent, and cannot be."""
         self._settle(batch, 0, error)
         if self._identity is not None:
             self.fail_all(error)
 
-    def _send(self, batch: Batch, link: Link) -> None:
+    def _send(self, batch: ProducerBatch, link: Link) -> None:
         assert batch.data is not None
         batch.answer = None
         self._unanswered += 1
@@ -338,7 +340,7 @@ class SegmentWriter:
 
     # Answers.
 
-    def _on_reply(self, batch: Batch, outcomes: int, reply: Frame | None, error: BraidError | None) -> None:
+    def _on_reply(self, batch: ProducerBatch, outcomes: int, reply: Frame | None, error: BraidError | None) -> None:
         if outcomes != self._round:
             return  # The writer has left that link.
         link = self._link
@@ -364,7 +366,7 @@ class SegmentWriter:
         elif not self._sent:
             self.cut_bytes = self._early_bytes
 
-    def _on_stored(self, batch: Batch, published: Published, link: Link) -> None:
+    def _on_stored(self, batch: ProducerBatch, published: Published, link: Link) -> None:
         self._owner.worked()
         self._last_error = None
         if batch.done:  # Timed out before; now it is stored after all.
@@ -385,7 +387,7 @@ class SegmentWriter:
         while sent and sent[0].data is None:
             sent.popleft()
 
-    def _on_refused(self, batch: Batch, error: BraidError) -> None:
+    def _on_refused(self, batch: ProducerBatch, error: BraidError) -> None:
         batch.answer = error
         if not isinstance(error, NOT_STORED):
             batch.doubtful = True
@@ -407,7 +409,7 @@ class SegmentWriter:
             None,
         )
         self._sent.clear()
-        renumbered: list[Batch] = []
+        renumbered: list[ProducerBatch] = []
         for batch, action in zip(sent, actions):
             if action is RetryAction.AGAIN:
                 self._sent.append(batch)
@@ -425,7 +427,7 @@ class SegmentWriter:
         if not self.idle:
             self._connect()
 
-    def _start_anew(self, batches: Sequence[Batch]) -> None:
+    def _start_anew(self, batches: Sequence[ProducerBatch]) -> None:
         """Go on under another producer id, with these batches first."""
         if self._identity is not None:
             return  # This writer has no other id: it has ended.
@@ -515,18 +517,18 @@ class SegmentWriter:
             self._give_up(self._closed_batches.pop(), "they were not sent")
         self.dispatch()
 
-    def _late(self, now: float) -> Batch | None:
+    def _late(self, now: float) -> ProducerBatch | None:
         waiting = (*self._sent, *self._closed_batches)
         return next((batch for batch in waiting if batch.deadline <= now and not batch.done), None)
 
-    def _timed_out(self, batch: Batch, outcome: str) -> TimedOut:
+    def _timed_out(self, batch: ProducerBatch, outcome: str) -> TimedOut:
         why = f"; the last error: {self._last_error}" if self._last_error is not None else ""
         message = f"{batch.count} records were not confirmed within {self._options.timeout_s:g} s, {outcome}{why}"
         error = TimedOut(message)
         error.__cause__ = self._last_error
         return error
 
-    def _give_up(self, batch: Batch, outcome: str) -> None:
+    def _give_up(self, batch: ProducerBatch, outcome: str) -> None:
         keep = batch.data  # It may have to be sent again, see the top of this module.
         self._settle(batch, 0, self._timed_out(batch, outcome))
         batch.data = keep
@@ -551,7 +553,7 @@ class SegmentWriter:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
 
-    def _settle(self, batch: Batch, base_offset: int, error: BraidError | None) -> None:
+    def _settle(self, batch: ProducerBatch, base_offset: int, error: BraidError | None) -> None:
         if batch.done:
             batch.data = None
             return
@@ -562,6 +564,6 @@ class SegmentWriter:
         self._producer.on_settled(batch)
 
 
-def _first_failure(sent: Sequence[Batch], actions: Sequence[RetryAction]) -> BraidError | None:
+def _first_failure(sent: Sequence[ProducerBatch], actions: Sequence[RetryAction]) -> BraidError | None:
     """What the first batch was refused with that cannot go again under its number."""
     return next((batch.answer for batch, action in zip(sent, actions) if action is not RetryAction.AGAIN), None)
