@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from braid.client.producing.open_batch import RECORD_BYTES, MessageIds, Piece, cut_points
+from braid.client.producing.open_batch import RECORD_BYTES, BatchSpan, MessageIds, cut_points
 from braid.client.producing.partitioner import Partitioner
 from braid.client.producing.records import (
     COLUMNAR_RECORDS,
@@ -36,7 +36,7 @@ class BulkSend:
         self._batch_records = producer.options.max_batch_records
         self._given = 0
         """Records of the slices that were given before."""
-        self._pieces: list[Piece] = []
+        self._spans: list[BatchSpan] = []
         """Where the given records are, in the order in which the writers got them."""
         self._places: list[npt.NDArray[np.int64]] = []
         """With several writers: the place of each of these records among those that the program gave."""
@@ -46,8 +46,8 @@ class BulkSend:
         just as long, is not given."""
         if len(values) >= COLUMNAR_RECORDS and is_small(values[0]):
             return await self.add_table(as_table(values, keys))
-        for piece, places in self._add_columns(all_bytes("value", values), keys):
-            if not await self._note(piece, places):
+        for span, places in self._add_columns(all_bytes("value", values), keys):
+            if not await self._note(span, places):
                 return False
         self._given += len(values)
         return True
@@ -59,7 +59,7 @@ class BulkSend:
             for end, size in self._cut_table(part):
                 batch = writer.add_table(part.slice(start, end - start), end - start, size)
                 places = None if chosen is None else chosen[start:end] + self._given
-                if not await self._note(Piece(batch, 0, end - start), places):
+                if not await self._note(BatchSpan(batch, 0, end - start), places):
                     return False
                 start = end
         self._given += rows.num_rows
@@ -67,24 +67,24 @@ class BulkSend:
 
     async def stored(self) -> MessageIds:
         """Wait until all given records are settled. Returns their ids, or raises the first failure."""
-        for piece in self._pieces:
-            piece.batch.looked_at = True
-            await piece.batch.settled()
-        for piece in self._pieces:
-            piece.batch.raise_error()
+        for span in self._spans:
+            span.batch.looked_at = True
+            await span.batch.settled()
+        for span in self._spans:
+            span.batch.raise_error()
         if not self._places:
-            return MessageIds(self._pieces)
+            return MessageIds(self._spans)
         places = np.concatenate(self._places)
         order = np.empty(len(places), np.int64)
         order[places] = np.arange(len(places))
-        return MessageIds(self._pieces, order)
+        return MessageIds(self._spans, order)
 
-    async def _note(self, piece: Piece, places: npt.NDArray[np.int64] | None) -> bool:
-        self._pieces.append(piece)
+    async def _note(self, span: BatchSpan, places: npt.NDArray[np.int64] | None) -> bool:
+        self._spans.append(span)
         if places is not None:
             self._places.append(places)
         await self._producer.pace()
-        return all(piece.batch.error is None for piece in self._pieces)
+        return all(span.batch.error is None for span in self._spans)
 
     def _cut_table(self, rows: Any) -> Iterator[tuple[int, int]]:
         """Where each batch of the rows ends, and its size."""
@@ -100,22 +100,24 @@ class BulkSend:
 
     def _add_columns(
         self, values: list[bytes], keys: list[bytes | None] | None
-    ) -> Iterator[tuple[Piece, npt.NDArray[np.int64] | None]]:
-        """Add records to their writers' open batches. Yields each piece, and with several writers its places."""
+    ) -> Iterator[tuple[BatchSpan, npt.NDArray[np.int64] | None]]:
+        """Add records to their writers' open batches. Yields each span, and with several writers its places."""
         if self._partitioner.only is not None:
-            for piece in self._add_to(self._partitioner.only, values, keys):
-                yield piece, None
+            for span in self._add_to(self._partitioner.only, values, keys):
+                yield span, None
             return
         for writer, chosen in self._partitioner.split(keys, len(values)):
             numbers = chosen.tolist()
             writer_values = [values[number] for number in numbers]
             writer_keys = [keys[number] for number in numbers] if keys is not None else None
             start = 0
-            for piece in self._add_to(writer, writer_values, writer_keys):
-                yield piece, chosen[start : start + piece.count] + self._given
-                start += piece.count
+            for span in self._add_to(writer, writer_values, writer_keys):
+                yield span, chosen[start : start + span.count] + self._given
+                start += span.count
 
-    def _add_to(self, writer: SegmentWriter, values: list[bytes], keys: list[bytes | None] | None) -> Iterator[Piece]:
+    def _add_to(
+        self, writer: SegmentWriter, values: list[bytes], keys: list[bytes | None] | None
+    ) -> Iterator[BatchSpan]:
         sizes = np.fromiter(map(len, values), np.int64, len(values)) + RECORD_BYTES
         if keys is not None:
             sizes += np.fromiter([len(key) if key is not None else 0 for key in keys], np.int64, len(keys))
@@ -136,5 +138,5 @@ class BulkSend:
             batch.size += int(sizes[start:end].sum())
             if batch.size >= self._batch_bytes:
                 writer.close_open()
-            yield Piece(batch, first, end - start)
+            yield BatchSpan(batch, first, end - start)
             start = end

@@ -227,7 +227,7 @@ def id_at(batch: ProducerBatch, number: int) -> MessageId:
     return MessageId(batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET)
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class BatchSpan(msgspec.Struct, frozen=True, gc=False):
     """Records `first`, `first + 1`, … of a batch."""
 
     batch: ProducerBatch
@@ -238,13 +238,13 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class MessageIds(Sequence[MessageId]):
     """The ids of many records in the order in which they were given. They are runs: an id is made when asked for."""
 
-    def __init__(self, pieces: Sequence[Piece], order: npt.NDArray[np.int64] | None = None) -> None:
-        """`order`: which number of all records of the pieces each given record is; None: the same."""
-        self._pieces = pieces
+    def __init__(self, spans: Sequence[BatchSpan], order: npt.NDArray[np.int64] | None = None) -> None:
+        """`order`: which number of all records of the spans each given record is; None: the same."""
+        self._spans = spans
         self._order = order
         self._starts = [0]
-        for piece in pieces:
-            self._starts.append(self._starts[-1] + piece.count)
+        for span in spans:
+            self._starts.append(self._starts[-1] + span.count)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -262,16 +262,16 @@ class MessageIds(Sequence[MessageId]):
         if self._order is not None:
             number = int(self._order[number])
         at = bisect_right(self._starts, number) - 1
-        piece = self._pieces[at]
-        return id_at(piece.batch, piece.first + number - self._starts[at])
+        span = self._spans[at]
+        return id_at(span.batch, span.first + number - self._starts[at])
 
     def __iter__(self) -> Iterator[MessageId]:
         if self._order is not None:
             yield from map(self.__getitem__, range(len(self)))
             return
-        for piece in self._pieces:
-            for number in range(piece.first, piece.first + piece.count):
-                yield id_at(piece.batch, number)
+        for span in self._spans:
+            for number in range(span.first, span.first + span.count):
+                yield id_at(span.batch, number)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other))
