@@ -82,7 +82,7 @@ def credit_to_grant(window: int, waiting: int, credit: int, needed: int) -> int:
     return free if free >= window // 2 else 0
 
 
-class Channel:
+class ClientChannel:
     """Whoever makes one opens it. `on_news` is called when something arrived, or when the channel is over."""
 
     def __init__(self, link: Link, topic: str, segment: int, window: int, on_news: Callable[[], None]) -> None:

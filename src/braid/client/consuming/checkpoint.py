@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from braid.client.consuming.channel import Channel, checked_window
+from braid.client.consuming.channel import ClientChannel, checked_window
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader, closed_error, may_pass
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch
@@ -263,7 +263,7 @@ class CheckpointConsumer(Consumer):
                 self._arrived(reader)
 
         link = await owner.link()
-        channel = Channel(link, self.topic, reader.segment, self._window_bytes, on_news)
+        channel = ClientChannel(link, self.topic, reader.segment, self._window_bytes, on_news)
         await channel.open(self._topic_id, offset=reader.taken, timeout_s=self._client.timeout_s)
         reader.channel = channel
         channel.begin(reader.taken)

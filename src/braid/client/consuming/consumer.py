@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from braid.client.consuming.channel import Channel
+from braid.client.consuming.channel import ClientChannel
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.model.errors import BraidError, ClientClosed, TimedOut
 from braid.model.message import Message
@@ -40,7 +40,7 @@ class SegmentReader:
         """The offset behind the last record that the application got."""
         self.valid = True
         """Whether what was taken may still be handed out. Read also by the thread of a blocking consumer."""
-        self.channel: Channel | None = None
+        self.channel: ClientChannel | None = None
         self.queued = False
         """Whether it waits for its turn."""
 

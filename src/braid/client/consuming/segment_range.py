@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from braid.client.consuming.channel import Channel, checked_window
+from braid.client.consuming.channel import ClientChannel, checked_window
 from braid.client.consuming.consumer import may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.routing import OwnerSearch
@@ -36,12 +36,12 @@ async def read_segment_range(
     deadline = loop.time() + client.timeout_s
     failure: BraidError | None = None
     while offset < until:
-        channel: Channel | None = None
+        channel: ClientChannel | None = None
         try:
             if failure is not None:
                 await owner.after(failure)
             arrived = asyncio.Event()
-            opening = Channel(await owner.link(), topic, segment, checked_window(window_bytes), arrived.set)
+            opening = ClientChannel(await owner.link(), topic, segment, checked_window(window_bytes), arrived.set)
             await opening.open(topic_id, offset=offset, timeout_s=max(0.0, deadline - loop.time()))
             channel = opening
             channel.begin(offset)
@@ -68,7 +68,7 @@ async def read_segment_range(
                 channel.abandon()
 
 
-async def _next(channel: Channel, arrived: asyncio.Event, deadline: float) -> ReceivedBatch:
+async def _next(channel: ClientChannel, arrived: asyncio.Event, deadline: float) -> ReceivedBatch:
     while (batch := channel.take()) is None:
         if channel.over is not None:
             raise channel.over

@@ -36,7 +36,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.consuming.channel import Channel, SegmentGrant, checked_window
+from braid.client.consuming.channel import ClientChannel, SegmentGrant, checked_window
 from braid.client.consuming.consumer import Consumer, SegmentReader, closed_error, may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.group_session import GroupSession
@@ -95,7 +95,7 @@ class _AssignedSegment:
         self.owner: Final = owner
         self.repositions: Final = repositions
         """How long to wait when one follows the other."""
-        self.channel: Channel | None = None
+        self.channel: ClientChannel | None = None
         """Delivers, and takes the acks."""
         self.revoked = False
         self.changed = asyncio.Event()
@@ -342,11 +342,11 @@ class StreamConsumer(Consumer):
         reader.channel = channel
         channel.begin(reader.taken)
 
-    async def _open_channel(self, assigned: _AssignedSegment) -> Channel:
+    async def _open_channel(self, assigned: _AssignedSegment) -> ClientChannel:
         segment = assigned.segment
         assigned.notified.clear()  # What is told from now on may make another attempt worth while.
         link = await assigned.owner.link()
-        channel = Channel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(assigned, channel))
+        channel = ClientChannel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(assigned, channel))
         await channel.open(self._session.topic_id, read_grant=assigned.read_grant, timeout_s=self._client.timeout_s)
         return channel
 
@@ -359,7 +359,7 @@ class StreamConsumer(Consumer):
             await assigned.changed.wait()
         return channel.over
 
-    def _on_news(self, assigned: _AssignedSegment, channel: Channel) -> None:
+    def _on_news(self, assigned: _AssignedSegment, channel: ClientChannel) -> None:
         if channel.over is not None:
             assigned.changed.set()
         if channel.over is not None and channel.over.code in _JUMPS and assigned.channel is channel:
@@ -447,7 +447,7 @@ class StreamConsumer(Consumer):
                 return
 
 
-def _may_go_on(reader: _StreamReader, channel: Channel) -> bool:
+def _may_go_on(reader: _StreamReader, channel: ClientChannel) -> bool:
     """Whether the reader's own position counts, and not the one that the broker opened the channel at."""
     return reader.valid and reader.placement == channel.placement and channel.begins <= reader.taken
 
