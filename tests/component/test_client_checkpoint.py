@@ -10,8 +10,8 @@ import pytest
 
 from braid.client.consuming.checkpoint import (
     END,
-    Checkpoint,
     CheckpointConsumer,
+    ConsumerCheckpoint,
     Position,
     first_positions,
     kept_positions,
@@ -82,8 +82,8 @@ def test_over_any_layout_reading_is_ordered_and_reaches_every_segment(seed: int)
         segment = luck.choice(readable)
         if luck.random() < 0.5:
             # A checkpoint in between changes nothing.
-            saved = Checkpoint(topic=TOPIC, topic_id=1, positions=positions).to_bytes()
-            positions = kept_positions(parents, Checkpoint.from_bytes(saved).positions)
+            saved = ConsumerCheckpoint(topic=TOPIC, topic_id=1, positions=positions).to_bytes()
+            positions = kept_positions(parents, ConsumerCheckpoint.from_bytes(saved).positions)
         positions[segment] = END
         read.append(segment)
     assert sorted(read) == sorted(parents)
@@ -103,7 +103,7 @@ def test_first_positions() -> None:
 
 
 def test_a_checkpoint_is_readable_json_with_a_version() -> None:
-    saved = Checkpoint(topic=TOPIC, topic_id=7, positions={0: END, 1: 17}).to_bytes()
+    saved = ConsumerCheckpoint(topic=TOPIC, topic_id=7, positions={0: END, 1: 17}).to_bytes()
     assert saved == (
         b'{"version":1,"topic":"public/default/orders","topicId":7,"positions":{"0":"END","1":17}}'
     )  # people store these: the form does not change
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_readable_json_with_a_version() -> None:
 )
 def test_bytes_that_are_no_checkpoint_are_refused(data: bytes, match: str) -> None:
     with pytest.raises(InvalidArgument, match=match):
-        Checkpoint.from_bytes(data)
+        ConsumerCheckpoint.from_bytes(data)
 
 
 # Reading.
@@ -151,7 +151,7 @@ async def test_a_checkpoint_continues_exactly_behind_the_last_record_handed_out(
             with pytest.raises(ClientClosed):
                 await consumer.receive()
         assert sorted(seen) == [(segment, offset) for segment in (0, 1) for offset in range(10)]
-        assert Checkpoint.from_bytes(bytes(saved)).positions == {0: 10, 1: 10}  # type: ignore[arg-type]
+        assert ConsumerCheckpoint.from_bytes(bytes(saved)).positions == {0: 10, 1: 10}  # type: ignore[arg-type]
 
 
 async def test_latest_begins_at_the_end_and_a_time_at_that_time(simulation: Simulation) -> None:
@@ -172,10 +172,10 @@ async def test_a_start_that_makes_no_sense_is_refused(simulation: Simulation) ->
             client.checkpoint_consumer("orders", start=datetime.datetime(2026, 1, 1))  # noqa: DTZ001
         with pytest.raises(InvalidArgument, match="'earliest', 'latest'"):
             client.checkpoint_consumer("orders", start="first")
-        other = Checkpoint(topic="public/default/bills", topic_id=11, positions={}).to_bytes()
+        other = ConsumerCheckpoint(topic="public/default/bills", topic_id=11, positions={}).to_bytes()
         with pytest.raises(InvalidArgument, match="bills"):
             client.checkpoint_consumer("orders", start=other)
-        recreated = Checkpoint(topic=TOPIC, topic_id=10, positions={0: 3}).to_bytes()
+        recreated = ConsumerCheckpoint(topic=TOPIC, topic_id=10, positions={0: 3}).to_bytes()
         with pytest.raises(InvalidArgument, match="created again"):
             await client.checkpoint_consumer("orders", start=recreated).start()
         with pytest.raises(TopicNotFound):
@@ -185,14 +185,14 @@ async def test_a_start_that_makes_no_sense_is_refused(simulation: Simulation) ->
 async def test_a_position_that_retention_has_deleted_is_an_error_that_says_what_to_do(simulation: Simulation) -> None:
     async with connected(simulation, with_records(10)) as (broker, client):
         broker.segments[0].earliest = 6
-        saved = Checkpoint(topic=TOPIC, topic_id=11, positions={0: 2}).to_bytes()
+        saved = ConsumerCheckpoint(topic=TOPIC, topic_id=11, positions={0: 2}).to_bytes()
         async with client.checkpoint_consumer("orders", start=saved) as consumer:
             with pytest.raises(OffsetOutOfRange, match=r"retention has deleted.*Begin at 'earliest'") as caught:
                 await consumer.receive()
             assert (caught.value.earliest, caught.value.end) == (6, 10)
         async with client.checkpoint_consumer("orders", start="earliest") as consumer:
             assert await read(consumer, 1) == [(0, 6)]
-        beyond = Checkpoint(topic=TOPIC, topic_id=11, positions={0: 11}).to_bytes()
+        beyond = ConsumerCheckpoint(topic=TOPIC, topic_id=11, positions={0: 11}).to_bytes()
         async with client.checkpoint_consumer("orders", start=beyond) as consumer:
             with pytest.raises(OffsetOutOfRange, match="ends at 10"):
                 await consumer.receive()
@@ -242,7 +242,7 @@ async def test_children_are_read_after_their_parents_and_from_their_beginning(si
         )
         assert seen.index((0, 9)) < min(seen.index((2, 0)), seen.index((3, 0)))
         assert seen.index((2, 1)) < seen.index((4, 0))
-        assert Checkpoint.from_bytes(saved).positions == {0: END, 1: 10, 2: END, 3: 1, 4: 1}
+        assert ConsumerCheckpoint.from_bytes(saved).positions == {0: END, 1: 10, 2: END, 3: 1, 4: 1}
         async with client.checkpoint_consumer("orders", start=saved) as consumer:
             broker.append(4, b"new")
             assert await read(consumer, 1) == [(4, 1)]

@@ -12,7 +12,7 @@ import pytest
 
 from braid.broker.broker import Broker
 from braid.client.client import Client, connect
-from braid.client.consuming.checkpoint import Checkpoint
+from braid.client.consuming.checkpoint import ConsumerCheckpoint
 from braid.client.consuming.consumer import Consumer
 from braid.client.consuming.stream import StreamConsumer
 from braid.model.errors import ClientClosed, ConsumerReplaced, SubscriptionNotFound, TopicNotFound
@@ -243,7 +243,7 @@ async def test_a_checkpoint_is_continued_and_a_time_is_found(tmp_path: Path) -> 
                 saved = consumer.checkpoint()
         assert sorted(got) == sorted(sent)
         assert isinstance(saved, bytes)
-        assert Checkpoint.from_bytes(saved).positions == {0: 30, 1: 30}
+        assert ConsumerCheckpoint.from_bytes(saved).positions == {0: 30, 1: 30}
         second_hour = datetime.datetime(1970, 1, 1, 1, tzinfo=datetime.UTC)
         async with client.checkpoint_consumer("orders", start=second_hour) as consumer:
             assert {message.value for message in await receive(consumer, 40)} == {b"1", b"2"}

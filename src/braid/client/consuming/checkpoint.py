@@ -49,7 +49,7 @@ _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ConsumerCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: int = CHECKPOINT_VERSION
     topic: str
     topic_id: int
@@ -59,7 +59,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return msgspec.json.encode(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Checkpoint:
+    def from_bytes(cls, data: bytes) -> ConsumerCheckpoint:
         try:
             version = msgspec.json.decode(data, type=_Version).version
             if version != CHECKPOINT_VERSION:
@@ -151,7 +151,7 @@ class CheckpointConsumer(Consumer):
         if not self._started:
             raise InvalidArgument("the consumer has not begun, so it has no positions: use it in `async with`")
         positions = self._positions | {segment: reader.handed for segment, reader in self._readers.items()}
-        return Checkpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
+        return ConsumerCheckpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
 
     async def start(self) -> None:
         if self._closed:
@@ -193,7 +193,7 @@ class CheckpointConsumer(Consumer):
     async def _find_positions(self) -> None:
         topic = await self._client.routing.topic(self.topic)
         self._topic_id = topic.topic_id
-        if isinstance(self._start, Checkpoint):
+        if isinstance(self._start, ConsumerCheckpoint):
             if self._start.topic_id != topic.topic_id:
                 raise InvalidArgument(
                     f"the checkpoint is of topic {self._start.topic} with id {self._start.topic_id}; that topic was "
@@ -324,10 +324,10 @@ class CheckpointConsumer(Consumer):
             await asyncio.sleep(backoff.next())
 
 
-def _checked_start(start: str | bytes | datetime.datetime, topic: TopicName) -> str | int | Checkpoint:
+def _checked_start(start: str | bytes | datetime.datetime, topic: TopicName) -> str | int | ConsumerCheckpoint:
     """`earliest`, `latest`, a time in µs since 1970, or a checkpoint of this topic."""
     if isinstance(start, bytes | bytearray | memoryview):
-        checkpoint = Checkpoint.from_bytes(bytes(start))
+        checkpoint = ConsumerCheckpoint.from_bytes(bytes(start))
         if checkpoint.topic != topic.path:
             raise InvalidArgument(f"the checkpoint is of topic {checkpoint.topic}; it says nothing about {topic.path}")
         return checkpoint
