@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.cli.bench.move import Row, ratios_of
+from braid.cli.bench.move import MoveResult, ratios_of
 from braid.cli.bench.steady import Arrivals, Waits
 from braid.cli.bench.workload import SLOT_NS, Steady
 
@@ -44,9 +44,9 @@ def test_missing_numbers_are_lost_and_smaller_ones_came_twice(numbers: list[int]
     assert (arrivals.lost, arrivals.twice) == (lost, twice)
 
 
-def row(history: int, storage: str, ms: float) -> Row:
+def row(history: int, storage: str, ms: float) -> MoveResult:
     times = [ms, ms, 100 * ms]
-    return Row(
+    return MoveResult(
         history_bytes=history,
         storage=storage,
         moves=3,

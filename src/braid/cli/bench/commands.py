@@ -269,7 +269,7 @@ class Case:
         return None if self._own is None else (cpu_s(self._own.pid) - self._broker_cpu_s) / self.done.seconds
 
 
-class Row(msgspec.Struct, frozen=True, rename="camel"):
+class CaseResult(msgspec.Struct, frozen=True, rename="camel"):
     case: str
     record_bytes: int
     durability: str
@@ -290,7 +290,7 @@ class Run:
         self._target = target
         self._own = own
         self._as_json = as_json
-        self._rows: list[Row] = []
+        self._rows: list[CaseResult] = []
 
     @contextlib.contextmanager
     def case(self, name: str, size: int, durability: str, total: int) -> Iterator[Case]:
@@ -299,7 +299,7 @@ class Run:
             yield case
         done = case.done
         self._rows.append(
-            Row(
+            CaseResult(
                 case=name,
                 record_bytes=size,
                 durability=durability,
@@ -324,7 +324,7 @@ class Run:
         click.echo(f"\n{machine_text(where)}")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CaseResult) -> list[str]:
     times = [row.latency_ms.get(name) for name in ("p50", "p99", "p99.9")]
     return [
         row.case,

@@ -78,7 +78,7 @@ def move(
     braid bench move --history 10MiB --history 1GiB --storage local --moves 3
     braid bench move --history 10MiB --count 200
     """
-    rows: list[Row] = []
+    rows: list[MoveResult] = []
     for history in histories[:1] if count else histories:
         plan = Plan(history, storage, count or moves, 0.0 if count else SETTLE_S, rate, size)
         with status_line(f"{bytes_text(history)} of history") as show:
@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True):
     size: int
 
 
-class Row(msgspec.Struct, frozen=True, rename="camel"):
+class MoveResult(msgspec.Struct, frozen=True, rename="camel"):
     history_bytes: int
     storage: str
     moves: int
@@ -112,7 +112,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
     errors: int
 
 
-def measure_moves(plan: Plan, show: Callable[[str], None]) -> Row:
+def measure_moves(plan: Plan, show: Callable[[str], None]) -> MoveResult:
     from braid.cli.bench.broker import own_cluster
     from braid.cli.bench.measure import measure_publish, worker
 
@@ -163,10 +163,10 @@ async def _move(client: Client) -> None:
 
 def _row(
     plan: Plan, times: Sequence[tuple[int, int]], sent: int, producer: Steady, received: int, consumer: Steady
-) -> Row:
+) -> MoveResult:
     spans = [(began - BEFORE_NS, ended + AFTER_NS) for began, ended in times]
     first_ns = times[0][0]
-    return Row(
+    return MoveResult(
         history_bytes=plan.history_bytes,
         storage=plan.storage,
         moves=len(times),
@@ -181,7 +181,7 @@ def _row(
     )
 
 
-def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
+def print_rows(rows: Sequence[MoveResult], *, as_json: bool) -> None:
     ratios = ratios_of(rows)
     if as_json:
         print_json({"bench": "move", "machine": machine_facts(), "results": rows, "ratios": ratios})
@@ -199,7 +199,7 @@ def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
     click.echo(f"\n{machine_text('two brokers of its own')} Medians, and the worst of all moves.")
 
 
-def ratios_of(rows: Sequence[Row]) -> dict[str, float]:
+def ratios_of(rows: Sequence[MoveResult]) -> dict[str, float]:
     """The last history to the first one, by medians. Where history is copied, it costs what it costs."""
     if len(rows) < 2 or rows[0].storage != "shared_fs":
         return {}
@@ -210,7 +210,7 @@ def ratios_of(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: MoveResult) -> list[str]:
     times = [
         f"{value:,.0f}"
         for values in (row.move_ms, row.producer_ms, row.consumer_ms)
