@@ -117,7 +117,7 @@ def publish(
     from braid.cli.bench.workload import DEFAULT_TASKS
 
     with _place(target) as (place, own):
-        run = Run("publish", place, own, as_json=as_json)
+        run = BenchRun("publish", place, own, as_json=as_json)
         for mode in map(Mode, modes):
             count = tasks or DEFAULT_TASKS[mode]
             for size in sizes:
@@ -172,7 +172,7 @@ def consume(
     from braid.cli.bench.measure import fill, fresh_topic, measure_consume
 
     with _place(target) as (place, own):
-        run = Run("consume", place, own, as_json=as_json)
+        run = BenchRun("consume", place, own, as_json=as_json)
         for size in sizes:
             total = records or BYTES_PER_CASE // size
             with fresh_topic(place, Durability(durability)) as topic:
@@ -231,7 +231,7 @@ def latency(
     from braid.cli.bench.measure import fresh_topic, measure_latency
 
     with _place(target) as (place, own):
-        run = Run("latency", place, own, as_json=as_json)
+        run = BenchRun("latency", place, own, as_json=as_json)
         for size in sizes:
             for rate in rates:
                 total = int(rate * duration_s)
@@ -284,7 +284,7 @@ class CaseResult(msgspec.Struct, frozen=True, rename="camel"):
     """The same of the broker, if it is our own."""
 
 
-class Run:
+class BenchRun:
     def __init__(self, name: str, target: Target, own: OwnBroker | None, *, as_json: bool) -> None:
         self._name = name
         self._target = target
