@@ -80,13 +80,13 @@ def move(
     """
     rows: list[MoveResult] = []
     for history in histories[:1] if count else histories:
-        plan = Plan(history, storage, count or moves, 0.0 if count else SETTLE_S, rate, size)
+        case = MoveCase(history, storage, count or moves, 0.0 if count else SETTLE_S, rate, size)
         with status_line(f"{bytes_text(history)} of history") as show:
-            rows.append(measure_moves(plan, show))
+            rows.append(measure_moves(case, show))
     print_rows(rows, as_json=as_json)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MoveCase(msgspec.Struct, frozen=True):
     history_bytes: int
     storage: str
     moves: int
@@ -112,11 +112,11 @@ class MoveResult(msgspec.Struct, frozen=True, rename="camel"):
     errors: int
 
 
-def measure_moves(plan: Plan, show: Callable[[str], None]) -> MoveResult:
+def measure_moves(case: MoveCase, show: Callable[[str], None]) -> MoveResult:
     from braid.cli.bench.broker import own_cluster
     from braid.cli.bench.measure import measure_publish, worker
 
-    with own_cluster(2, shared=plan.storage == "shared_fs") as cluster:
+    with own_cluster(2, shared=case.storage == "shared_fs") as cluster:
         target = Target(url=cluster.url)
         ask(target, lambda client: client.admin.create_topic(TOPIC))
         show("filling")
@@ -124,7 +124,7 @@ def measure_moves(plan: Plan, show: Callable[[str], None]) -> MoveResult:
             target,
             TOPIC,
             mode=Mode.SEND_TABLE,
-            records=max(1, plan.history_bytes // FILL_RECORD_BYTES),
+            records=max(1, case.history_bytes // FILL_RECORD_BYTES),
             size=FILL_RECORD_BYTES,
             batch_bytes=FILL_BATCH_BYTES,
             warm_up=False,
@@ -132,27 +132,27 @@ def measure_moves(plan: Plan, show: Callable[[str], None]) -> MoveResult:
         ask(target, _move)
         with worker(SteadyReceive(target=target, topic=TOPIC, subscription=SUBSCRIPTION)) as receiver:
             receiver.wait_ready()
-            with worker(SteadySend(target=target, topic=TOPIC, rate=plan.rate, size=plan.size)) as sender:
+            with worker(SteadySend(target=target, topic=TOPIC, rate=case.rate, size=case.size)) as sender:
                 sender.wait_ready()
-                times = ask(target, lambda client: _move_often(client, plan, show))
+                times = ask(target, lambda client: _move_often(client, case, show))
                 sender.stop()
                 sent = sender.wait_done()
             received = receiver.wait_done()
     assert sent.steady is not None
     assert received.steady is not None
-    return _row(plan, times, sent.records, sent.steady, received.records, received.steady)
+    return _row(case, times, sent.records, sent.steady, received.records, received.steady)
 
 
-async def _move_often(client: Client, plan: Plan, show: Callable[[str], None]) -> list[tuple[int, int]]:
+async def _move_often(client: Client, case: MoveCase, show: Callable[[str], None]) -> list[tuple[int, int]]:
     """When each move began and ended."""
     await asyncio.sleep(2 * SETTLE_S)
     times: list[tuple[int, int]] = []
-    for number in range(plan.moves):
-        show(f"move {number + 1} of {plan.moves}")
+    for number in range(case.moves):
+        show(f"move {number + 1} of {case.moves}")
         began_ns = time.monotonic_ns()
         await _move(client)
         times.append((began_ns, time.monotonic_ns()))
-        await asyncio.sleep(plan.rest_s)
+        await asyncio.sleep(case.rest_s)
     await asyncio.sleep(SETTLE_S)
     return times
 
@@ -162,13 +162,13 @@ async def _move(client: Client) -> None:
 
 
 def _row(
-    plan: Plan, times: Sequence[tuple[int, int]], sent: int, producer: Steady, received: int, consumer: Steady
+    case: MoveCase, times: Sequence[tuple[int, int]], sent: int, producer: Steady, received: int, consumer: Steady
 ) -> MoveResult:
     spans = [(began - BEFORE_NS, ended + AFTER_NS) for began, ended in times]
     first_ns = times[0][0]
     return MoveResult(
-        history_bytes=plan.history_bytes,
-        storage=plan.storage,
+        history_bytes=case.history_bytes,
+        storage=case.storage,
         moves=len(times),
         records=sent,
         move_ms=[(ended - began) / 1e6 for began, ended in times],
