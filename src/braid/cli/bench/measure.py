@@ -21,7 +21,7 @@ from braid.cli.bench.workload import (
     LatencyReceive,
     LatencySend,
     Mode,
-    Progress,
+    ProgressReport,
     Publish,
     Ready,
     Told,
@@ -85,7 +85,7 @@ class WorkerProcess:
             match told:
                 case Ready() if self._observer is not None:
                     self._observer.on_ready()
-                case Progress(records) if self._observer is not None:
+                case ProgressReport(records) if self._observer is not None:
                     self._observer.on_progress(records)
                 case Failed(message):
                     raise click.ClickException(message)

@@ -29,7 +29,7 @@ from braid.cli.bench.workload import (
     LatencyReceive,
     LatencySend,
     Mode,
-    Progress,
+    ProgressReport,
     Publish,
     Ready,
     SteadyReceive,
@@ -95,7 +95,7 @@ class Meter:
         return Done(self.done, self.done * self._size, seconds, cpu_s, percentiles_ms(self.taken_ns))
 
     def _tell_progress(self) -> None:
-        tell(Progress(self.done))
+        tell(ProgressReport(self.done))
         self._report = asyncio.get_running_loop().call_later(PROGRESS_S, self._tell_progress)
 
 

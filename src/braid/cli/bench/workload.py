@@ -108,7 +108,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker is connected; what matters happens from now on."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class ProgressReport(msgspec.Struct, frozen=True, tag=True):
     records: int
 
 
@@ -149,7 +149,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Told = Ready | Progress | Done | Failed
+Told = Ready | ProgressReport | Done | Failed
 
 
 def percentiles_ms(taken_ns: Sequence[int]) -> dict[str, float]:
