@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from braid.cli.bench.worker import Meter, schedule
+from braid.cli.bench.worker import WorkMeter, schedule
 from braid.cli.bench.workload import percentiles_ms
 
 
@@ -51,7 +51,7 @@ def test_a_sender_that_was_held_up_keeps_to_its_schedule() -> None:
 @pytest.mark.parametrize(("records", "stride"), [(10, 3), (9, 3), (1, 3), (3, 100)])
 def test_a_meter_hands_out_each_record_once(records: int, stride: int) -> None:
     async def take_all() -> list[int]:
-        meter = Meter(records, 100)
+        meter = WorkMeter(records, 100)
         taken = []
         while count := meter.take(stride):
             taken.append(count)

@@ -69,7 +69,7 @@ def tell(told: Told) -> None:
     sys.stdout.flush()
 
 
-class Meter:
+class WorkMeter:
     """Counts records and takes samples of how long calls took."""
 
     def __init__(self, records: int, size: int) -> None:
@@ -110,16 +110,16 @@ async def publish(work: Publish) -> Done:
         producers = [await stack.enter_async_context(producer) for producer in made]
         turns = _TURNS[work.mode](work, producers)
         if work.warm_up:
-            await _run(turns, Meter(max(1, work.records // WARM_UP_SHARE), work.size))
+            await _run(turns, WorkMeter(max(1, work.records // WARM_UP_SHARE), work.size))
         tell(Ready())
-        return await _run(turns, Meter(work.records, work.size))
+        return await _run(turns, WorkMeter(work.records, work.size))
 
 
-Turn = Callable[[Meter], Awaitable[None]]
+Turn = Callable[[WorkMeter], Awaitable[None]]
 """What one task does until the meter has no records left."""
 
 
-async def _run(turns: list[Turn], meter: Meter) -> Done:
+async def _run(turns: list[Turn], meter: WorkMeter) -> Done:
     await asyncio.gather(*(turn(meter) for turn in turns))
     return meter.finish()
 
@@ -127,7 +127,7 @@ async def _run(turns: list[Turn], meter: Meter) -> Done:
 def _send_many_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
     lists = _lists(work)
 
-    async def turn(meter: Meter) -> None:
+    async def turn(meter: WorkMeter) -> None:
         number = 0
         while count := meter.take(len(lists[0])):
             values = lists[number % LISTS]
@@ -145,7 +145,7 @@ def _send_table_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
 
     tables = [pa.table({"value": pa.array(values, pa.binary())}) for values in _lists(work)]
 
-    async def turn(meter: Meter) -> None:
+    async def turn(meter: WorkMeter) -> None:
         number = 0
         while count := meter.take(len(tables[0])):
             table = tables[number % LISTS]
@@ -162,7 +162,7 @@ def _send_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
     values = _values(SAMPLE, work.size, seed=0)
 
     def turn_of(producer: Producer) -> Turn:
-        async def turn(meter: Meter) -> None:
+        async def turn(meter: WorkMeter) -> None:
             while count := meter.take(SAMPLE):
                 began = time.perf_counter_ns()
                 await producer.send(values[0])
@@ -180,7 +180,7 @@ def _submit_turns(work: Publish, producers: list[Producer]) -> list[Turn]:
     values = _values(SUBMIT_STRIDE, work.size, seed=0)
     producer = producers[0]
 
-    async def turn(meter: Meter) -> None:
+    async def turn(meter: WorkMeter) -> None:
         ahead: deque[tuple[Receipt, int]] = deque()
 
         async def settle(behind: int) -> None:
@@ -232,7 +232,7 @@ async def consume(work: Consume) -> Done:
         client.stream_consumer(work.topic, work.subscription, name="bench", start="earliest") as consumer,
     ):
         tell(Ready())
-        meter = Meter(work.records, 0)
+        meter = WorkMeter(work.records, 0)
         size = await (
             _consume_each(consumer, meter) if work.form is Form.EACH else _consume_batches(consumer, meter, work)
         )
@@ -240,7 +240,7 @@ async def consume(work: Consume) -> Done:
         return msgspec.structs.replace(done, value_bytes=done.records * size)
 
 
-async def _consume_batches(consumer: StreamConsumer, meter: Meter, work: Consume) -> int:
+async def _consume_batches(consumer: StreamConsumer, meter: WorkMeter, work: Consume) -> int:
     size = 0
     while meter.done < work.records:
         batch = await consumer.receive_batch()
@@ -258,7 +258,7 @@ async def _consume_batches(consumer: StreamConsumer, meter: Meter, work: Consume
     return size
 
 
-async def _consume_each(consumer: StreamConsumer, meter: Meter) -> int:
+async def _consume_each(consumer: StreamConsumer, meter: WorkMeter) -> int:
     until_ack = ACK_STRIDE
     async for message in consumer:
         meter.done += 1
@@ -279,7 +279,7 @@ async def latency_send(work: LatencySend) -> Done:
     async with work.target.connect() as client, client.producer(work.topic) as producer:
         tell(Ready())
         records = int(work.rate * work.duration_s)
-        meter = Meter(records, work.size)
+        meter = WorkMeter(records, work.size)
         async for due_ns in schedule(work.rate, records):
             producer.submit(DUE.pack(due_ns) + padding)
             meter.done += 1
@@ -303,7 +303,7 @@ async def latency_receive(work: LatencyReceive) -> Done:
         client.stream_consumer(work.topic, work.subscription, name="bench", start="earliest") as consumer,
     ):
         tell(Ready())
-        meter = Meter(work.records, 0)
+        meter = WorkMeter(work.records, 0)
         while meter.done < work.records:
             batch = await consumer.receive_batch()
             assert batch is not None
