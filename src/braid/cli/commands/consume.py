@@ -94,7 +94,7 @@ def consume(
     formatted: Format = json_lines if as_json else value_lines
     if key_separator is not None:
         formatted = keyed_lines(key_separator.encode().replace(rb"\t", b"\t"))
-    run = _Run(formatted, count, follow=follow)
+    run = _ConsumeRun(formatted, count, follow=follow)
     keep_freed_memory()
     return asyncio.run(run.run(target, topic, subscription, start=start, queue=queue))
 
@@ -110,7 +110,7 @@ class _Printed(NamedTuple):
     first_offset: int
 
 
-class _Run:
+class _ConsumeRun:
     def __init__(self, formatted: Format, count: int | None, *, follow: bool) -> None:
         self._format = formatted
         self._left = count

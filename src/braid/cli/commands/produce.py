@@ -67,7 +67,7 @@ def produce(
     if sys.stdin is None:
         raise click.ClickException("there is nothing to read: standard input is closed")
     typed = sys.stdin.isatty()
-    run = _Run(topic, separator, rate, show_progress=sys.stderr.isatty() and not typed)
+    run = _ProduceRun(topic, separator, rate, show_progress=sys.stderr.isatty() and not typed)
     if typed:
         print_note(f"Each line becomes a record of {topic}; Ctrl-D ends.")
     keep_freed_memory()
@@ -79,7 +79,7 @@ def produce(
     return 128 + run.interrupted_by if run.interrupted_by else 0
 
 
-class _Run:
+class _ProduceRun:
     """One run of the command, and what came of it."""
 
     def __init__(self, topic: str, separator: bytes | None, rate: float | None, *, show_progress: bool) -> None:
