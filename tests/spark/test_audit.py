@@ -13,7 +13,7 @@ import braid.sync
 from braid.model.batch.header import HEADER_BYTES, BatchHeader
 from braid.model.identity import derived_id
 from braid.model.layout import Layout
-from braid.spark.jobs.audit.job import Report, audit_topic
+from braid.spark.jobs.audit.job import AuditReport, audit_topic
 from braid.spark.jobs.audit.queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences
 from braid.spark.jobs.audit.rules import EXPIRED
 from braid.storage.log.producers import ProducerTable
@@ -46,11 +46,11 @@ def layout() -> Layout:
     return made
 
 
-def audited(spark: SparkSession, history: History, folder: Path) -> Report:
+def audited(spark: SparkSession, history: History, folder: Path) -> AuditReport:
     return audit_topic(spark, {"topic": "orders", "manifest": history.save(folder)})
 
 
-def found(report: Report) -> set[tuple[str, int, str, int]]:
+def found(report: AuditReport) -> set[tuple[str, int, str, int]]:
     return {(defect.rule, defect.segment, defect.object, defect.offset) for defect in report.defects}
 
 

@@ -14,16 +14,18 @@ from braid.spark.jobs import compact
 from braid.spark.jobs.audit import job as audit
 
 
-def audited(*defects: audit.Defect, notes: tuple[str, ...] = ()) -> audit.Report:
-    segment = audit.SegmentReport(0, "0000-ffff", 3, 40, 4_000, 1 << 20, 5, 4_005, False)
-    return audit.Report(
+def audited(*defects: audit.Defect, notes: tuple[str, ...] = ()) -> audit.AuditReport:
+    segment = audit.AuditedSegment(0, "0000-ffff", 3, 40, 4_000, 1 << 20, 5, 4_005, False)
+    return audit.AuditReport(
         "topic://public/default/orders", not defects, (segment,), 3, 40, 4_000, 1 << 20, 2.0, defects, notes
     )
 
 
-def compacted(*failures: compact.Failure, dry_run: bool = False, notes: tuple[str, ...] = ()) -> compact.Report:
-    segment = compact.SegmentReport(0, "0000-ffff", 9, 2, 1, 8, 1 << 20)
-    return compact.Report(
+def compacted(
+    *failures: compact.CompactFailure, dry_run: bool = False, notes: tuple[str, ...] = ()
+) -> compact.CompactReport:
+    segment = compact.CompactedSegment(0, "0000-ffff", 9, 2, 1, 8, 1 << 20)
+    return compact.CompactReport(
         "topic://public/default/orders", not failures, dry_run, 1 << 26, 9, 2, 1 << 20, (segment,), failures, notes, 3.0
     )
 
@@ -73,7 +75,7 @@ def test_a_compaction_tells_what_became_of_the_chunks(capsys: pytest.CaptureFixt
 
 
 def test_what_could_not_be_joined_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = compacted(compact.Failure(0, "y.chunk", "chunk-corrupt", "bad batch"), notes=("left alone",))
+    failed = compacted(compact.CompactFailure(0, "y.chunk", "chunk-corrupt", "bad batch"), notes=("left alone",))
     print_report(failed, render_compact(failed), as_json=False)
     text = printed(capsys)
     assert any(line.split() == ["0", "y.chunk", "bad", "batch"] for line in text.splitlines())

@@ -20,12 +20,11 @@ from braid.cli.pipeline.report import (
     curve_text,
     minute_text,
     percent_text,
-    print_report,
     rate_text,
 )
 from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, ask, with_target
-from braid.cli.terminal.output import Column, bytes_text, count_text, print_error, time_text
+from braid.cli.terminal.output import Column, bytes_text, count_text, time_text
 from braid.cli.terminal.param_types import DURATION
 from braid.model.errors import BraidError, InvalidArgument
 from braid.model.names import TopicName
@@ -122,37 +121,33 @@ def advise(
         found = advise_topic(
             spark, source_options(target, path, manifest), since=since, bucket_s=bucket, target=segments_target
         )
-    outcomes = apply_advice(target, path, found) if apply else []
-    shown = {**msgspec.to_builtins(found), "applied": msgspec.to_builtins(outcomes)} if apply else found
-    print_report(shown, render(found, outcomes), as_json=run.as_json)
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    for outcome in failed:
-        print_error(f"{outcome.command}: {outcome.error}")
-    if failed:
-        click.get_current_context().exit(1)
+    applied = apply_advice(target, path, found) if apply else []
+    shown = {**msgspec.to_builtins(found), "applied": msgspec.to_builtins(applied)} if apply else found
+    errors = [f"{each.command}: {each.error}" for each in applied if each.error is not None]
+    run.finish(shown, render(found, applied), failed=bool(errors), errors=errors)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class AppliedCommand(msgspec.Struct, frozen=True):
     command: str
     error: str | None
-    """What the brokers said if they did not do it."""
+    """Why the brokers refused the command; None if they ran it."""
 
 
-def apply_advice(target: Target, topic: str, report: AdviceReport) -> list[Outcome]:
-    """Make the changes one after the other. One that needs what a failed one would have made is not tried: ids are
-    given in turn, so another segment may have the id that was expected."""
+def apply_advice(target: Target, topic: str, report: AdviceReport) -> list[AppliedCommand]:
+    """Run the commands one after the other. Before each, check that its segments exist with the expected ranges: ids
+    are given in turn, so after a failed command another segment may have the id that was expected."""
     from braid.spark.jobs.advise.rules import followed
 
-    outcomes = []
+    applied = []
     for number, command in enumerate(report.commands):
         action = report.advice.actions[number]
         expected = followed(report.advice.before, report.advice.actions[:number])
         try:
             ask(target, partial(_change, topic=topic, action=action, expected=expected))
-            outcomes.append(Outcome(command, None))
+            applied.append(AppliedCommand(command, None))
         except BraidError as error:
-            outcomes.append(Outcome(command, str(error)))
-    return outcomes
+            applied.append(AppliedCommand(command, str(error)))
+    return applied
 
 
 async def _change(client: Client, topic: str, action: Split | Merge, expected: dict[int, HashRange]) -> None:
@@ -176,7 +171,7 @@ async def _change(client: Client, topic: str, action: Split | Merge, expected: d
 # The report for people.
 
 
-def render(report: AdviceReport, outcomes: Sequence[Outcome] = ()) -> list[Part]:
+def render(report: AdviceReport, applied: Sequence[AppliedCommand] = ()) -> list[Part]:
     advice = report.advice
     parts: list[Part] = [Fields(_facts(report))]
     if report.records:
@@ -184,7 +179,7 @@ def render(report: AdviceReport, outcomes: Sequence[Outcome] = ()) -> list[Part]
         parts.append(_loads(report, advice.before, "Now"))
     parts.append(Lines([advice.statement]))
     if advice.actions:
-        done = [outcome.command for outcome in outcomes if outcome.error is None]
+        done = [each.command for each in applied if each.error is None]
         parts.append(Lines(done, title="Done") if done else Lines(report.commands, title="To follow the advice, type"))
         parts.append(_loads(report, advice.after, "Afterwards"))
     if advice.hot_keys:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from braid.cli.pipeline.report import Fields, Lines, Part, Rows, print_report, rate_text
+from braid.cli.pipeline.report import Fields, Lines, Part, Rows, rate_text
 from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import Column, bytes_text, count_text, duration_text
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:
-    from braid.spark.jobs.audit.job import Report
+    from braid.spark.jobs.audit.job import AuditReport
 
 SHOWN_DEFECTS: Final = 50
 """In the table; --json has them all."""
@@ -43,12 +43,10 @@ def audit(target: Target, run: SparkRun, topic: str, manifest: str | None) -> No
         from braid.spark.jobs.audit.job import audit_topic
 
         report = audit_topic(spark, source_options(target, path, manifest))
-    print_report(report, render(report), as_json=run.as_json)
-    if not report.ok:
-        click.get_current_context().exit(1)
+    run.finish(report, render(report), failed=not report.ok)
 
 
-def render(report: Report) -> list[Part]:
+def render(report: AuditReport) -> list[Part]:
     parts: list[Part] = [
         Fields(
             [
@@ -99,7 +97,7 @@ def render(report: Report) -> list[Part]:
     return parts
 
 
-def _rate(report: Report) -> str:
+def _rate(report: AuditReport) -> str:
     return rate_text(report.bytes, report.seconds) if report.seconds else "-"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from braid.cli.pipeline.report import Fields, Lines, Part, Rows, print_report
+from braid.cli.pipeline.report import Fields, Lines, Part, Rows
 from braid.cli.pipeline.session import SparkRun, check_topic, source_options, with_spark
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import Column, bytes_text, count_text, duration_text
@@ -15,7 +15,7 @@ from braid.model.names import TopicName
 from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, MAX_TARGET_BYTES, MIN_TARGET_BYTES
 
 if TYPE_CHECKING:
-    from braid.spark.jobs.compact import Report
+    from braid.spark.jobs.compact import CompactReport
 
 _DEFAULT: Final = SIZE.text(DEFAULT_TARGET_BYTES)
 
@@ -54,12 +54,10 @@ def compact(target: Target, run: SparkRun, topic: str, target_bytes: int, dry_ru
         from braid.spark.jobs.compact import compact_topic
 
         report = compact_topic(spark, source_options(target, path), target_bytes=target_bytes, dry_run=dry_run)
-    print_report(report, render(report), as_json=run.as_json)
-    if not report.ok:
-        click.get_current_context().exit(1)
+    run.finish(report, render(report), failed=not report.ok)
 
 
-def render(report: Report) -> list[Part]:
+def render(report: CompactReport) -> list[Part]:
     would = "would be " if report.dry_run else ""
     parts: list[Part] = [
         Fields(
@@ -101,5 +99,5 @@ def render(report: Report) -> list[Part]:
     return parts
 
 
-def _target(report: Report) -> str:
+def _target(report: CompactReport) -> str:
     return f"chunks of up to {bytes_text(report.target_bytes)}"

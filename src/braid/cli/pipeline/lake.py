@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from braid.cli.pipeline.report import Fields, Lines, Part, Rows, print_report
+from braid.cli.pipeline.report import Fields, Lines, Part, Rows
 from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import Column, bytes_text, count_text, duration_text
@@ -83,7 +83,7 @@ def lake(
                 skip_lost=skip_lost,
                 on_step=_print_step if follow and not run.as_json else _nothing,
             ).run(ending)
-    print_report(report, render(report), as_json=run.as_json)
+    run.finish(report, render(report))
 
 
 @contextmanager

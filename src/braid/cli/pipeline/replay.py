@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from braid.cli.pipeline.report import Fields, Part, Rows, print_report
+from braid.cli.pipeline.report import Fields, Part, Rows
 from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import Column, count_text, duration_text
@@ -100,7 +100,7 @@ def replay(
             max_records=max_records or MAX_RECORDS,
             create=create,
         ).run()
-    print_report(report, render(report), as_json=run.as_json)
+    run.finish(report, render(report))
 
 
 def render(report: ReplayReport) -> list[Part]:

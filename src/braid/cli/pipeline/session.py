@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -35,8 +35,9 @@ import click
 import msgspec
 
 from braid.cli.pipeline.errors import job_error
+from braid.cli.pipeline.report import Part, print_report
 from braid.cli.target import Target, ask
-from braid.cli.terminal.output import duration_text
+from braid.cli.terminal.output import duration_text, print_error
 from braid.cli.terminal.spinner import status_line
 from braid.model.errors import JobFailed
 
@@ -64,6 +65,14 @@ class SparkRun(msgspec.Struct, frozen=True):
         return spark_session(
             self.master, name, conf=self.conf, py_files=self.py_files, quiet=self.as_json, verbose=self.verbose
         )
+
+    def finish(self, report: Any, parts: Iterable[Part], *, failed: bool = False, errors: Iterable[str] = ()) -> None:
+        """Print the report, then the errors. Exit with code 1 if the job has `failed`."""
+        print_report(report, parts, as_json=self.as_json)
+        for error in errors:
+            print_error(error)
+        if failed:
+            click.get_current_context().exit(1)
 
     def progress(self, spark: SparkSession, text: str) -> AbstractContextManager[Callable[[str], None]]:
         return progress(spark, text, quiet=self.as_json or self.verbose)

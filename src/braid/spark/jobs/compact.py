@@ -30,6 +30,7 @@ from braid.model.errors import ChunkCorrupt, ConditionFailed, InvalidArgument, N
 from braid.model.names import TopicName
 from braid.ports.os_disk import OsDisk
 from braid.spark.connection import Connection
+from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot
@@ -65,7 +66,7 @@ class Run(msgspec.Struct, frozen=True):
         return sum(chunk.batch_bytes for chunk in self.chunks)
 
 
-class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
+class CompactedSegment(JobReport, frozen=True):
     segment: int
     range: str
     chunks_before: int
@@ -76,7 +77,7 @@ class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
     joined_bytes: int
 
 
-class Failure(msgspec.Struct, frozen=True, rename="camel"):
+class CompactFailure(JobReport, frozen=True):
     """A run that could not be joined because something is wrong with it."""
 
     segment: int
@@ -86,7 +87,7 @@ class Failure(msgspec.Struct, frozen=True, rename="camel"):
     text: str
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel"):
+class CompactReport(JobReport, frozen=True):
     topic: str
     ok: bool
     """Whether nothing was found that is wrong. What was faster than the job is no failure."""
@@ -96,8 +97,8 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     chunks_after: int
     """In a dry run, what there would be after its first round."""
     joined_bytes: int
-    segments: tuple[SegmentReport, ...]
-    failures: tuple[Failure, ...]
+    segments: tuple[CompactedSegment, ...]
+    failures: tuple[CompactFailure, ...]
     notes: tuple[str, ...]
     seconds: float
 
@@ -117,7 +118,7 @@ def compact_topic(
     *,
     target_bytes: int = DEFAULT_TARGET_BYTES,
     dry_run: bool = False,
-) -> Report:
+) -> CompactReport:
     """`options` are topic, url, token, tls and timeout, as of `format("braid")`. It can be stopped and run again."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
@@ -135,10 +136,10 @@ class _Compaction:
         self._connection = connection
         self._target_bytes = target_bytes
         self._tallies: dict[int, _Tally] = {}
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, CompactFailure] = {}
         self._notes: list[str] = []
 
-    def run(self, began: float, *, dry_run: bool) -> Report:
+    def run(self, began: float, *, dry_run: bool) -> CompactReport:
         snapshot = self._connection.snapshot()
         if not snapshot.storage:
             raise NotAvailable(
@@ -217,13 +218,13 @@ class _Compaction:
     def _refused(self, run: Run, code: str, text: str, *, wrong: bool = False) -> None:
         first = run.chunks[0].object
         if wrong or code == ChunkCorrupt.code:
-            self._failures[first] = Failure(run.segment, first, code, text)
+            self._failures[first] = CompactFailure(run.segment, first, code, text)
         else:
             self._notes.append(f"segment {run.segment}: {len(run.chunks)} chunks stay as they are: {text}")
 
-    def _report(self, snapshot: TopicSnapshot, began: float, *, dry_run: bool) -> Report:
+    def _report(self, snapshot: TopicSnapshot, began: float, *, dry_run: bool) -> CompactReport:
         segments = tuple(
-            SegmentReport(
+            CompactedSegment(
                 segment=number,
                 range=tally.descriptor.rpartition("-")[0],
                 chunks_before=tally.before,
@@ -234,7 +235,7 @@ class _Compaction:
             )
             for number, tally in sorted(self._tallies.items())
         )
-        return Report(
+        return CompactReport(
             topic=str(TopicName.parse(snapshot.topic)),
             ok=not self._failures,
             dry_run=dry_run,

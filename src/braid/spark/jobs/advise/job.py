@@ -17,7 +17,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
@@ -35,6 +34,7 @@ from braid.spark.jobs.advise.rules import (
     Split,
     advise,
 )
+from braid.spark.jobs.report import JobReport
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
 
@@ -58,18 +58,18 @@ MAX_BUCKETS: Final = 1_000
 RING_SLICES: Final = 64
 
 
-class RingLoad(msgspec.Struct, frozen=True, rename="camel"):
+class RingLoad(JobReport, frozen=True):
     first_hash: int
     load: int
 
 
-class TimeLoad(msgspec.Struct, frozen=True, rename="camel"):
+class TimeLoad(JobReport, frozen=True):
     time: int
     """When the bucket begins, in seconds since 1970."""
     load: int
 
 
-class AdviceReport(msgspec.Struct, frozen=True, rename="camel"):
+class AdviceReport(JobReport, frozen=True):
     topic: str
     since: str | None
     bucket_s: int

@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 
 from braid.model.layout import FULL_RANGE, LAST_HASH, HashRange, tiles
+from braid.spark.jobs.report import JobReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +77,7 @@ class Histogram(msgspec.Struct, frozen=True, eq=False):
     records: int
 
 
-class KeyLoad(msgspec.Struct, frozen=True, rename="camel"):
+class KeyLoad(JobReport, frozen=True):
     key: str
     """Bytes that are no UTF-8 are escaped."""
     key_hash: int
@@ -92,7 +93,7 @@ class Policy(msgspec.Struct, frozen=True):
     """Segments wanted: what the even share is a share of."""
 
 
-class SegmentLoad(msgspec.Struct, frozen=True, rename="camel"):
+class SegmentLoad(JobReport, frozen=True):
     segment_id: int
     hash_range: HashRange
     peak_load: int
@@ -103,7 +104,7 @@ class SegmentLoad(msgspec.Struct, frozen=True, rename="camel"):
     """Its peak in even shares: 1 is even, above TOLERANCE is hot."""
 
 
-class Split(msgspec.Struct, frozen=True, rename="camel", tag="split", tag_field="action"):
+class Split(JobReport, frozen=True, tag="split", tag_field="action"):
     segment_id: int
     at: str
     """The first hash of the upper half, in four hex digits."""
@@ -111,12 +112,12 @@ class Split(msgspec.Struct, frozen=True, rename="camel", tag="split", tag_field=
     """The ids that the halves will have, if nothing else changes the layout."""
 
 
-class Merge(msgspec.Struct, frozen=True, rename="camel", tag="merge", tag_field="action"):
+class Merge(JobReport, frozen=True, tag="merge", tag_field="action"):
     segment_ids: tuple[int, int]
     child_id: int
 
 
-class HotKey(msgspec.Struct, frozen=True, rename="camel"):
+class HotKey(JobReport, frozen=True):
     key: str
     key_hash: int
     segment_id: int
@@ -126,7 +127,7 @@ class HotKey(msgspec.Struct, frozen=True, rename="camel"):
     """Its peak, in capacities of a segment."""
 
 
-class Advice(msgspec.Struct, frozen=True, rename="camel"):
+class Advice(JobReport, frozen=True):
     statement: str
     target: int
     even_share: int

@@ -49,6 +49,7 @@ from braid.spark.jobs.audit.rules import (
     without_echoes,
 )
 from braid.spark.jobs.audit.tasks import AuditPiece, packed, plan_pieces, scan_pieces
+from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot
@@ -61,7 +62,7 @@ MAX_FINDINGS: Final = 1_000
 """How many are collected: a topic that has more is not read line by line."""
 
 
-class Defect(msgspec.Struct, frozen=True, rename="camel"):
+class Defect(JobReport, frozen=True):
     rule: str
     segment: int
     object: str
@@ -70,7 +71,7 @@ class Defect(msgspec.Struct, frozen=True, rename="camel"):
     text: str
 
 
-class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
+class AuditedSegment(JobReport, frozen=True):
     segment: int
     range: str
     chunks: int
@@ -82,11 +83,11 @@ class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
     sealed: bool
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel"):
+class AuditReport(JobReport, frozen=True):
     topic: str
     ok: bool
     """Whether there are no defects."""
-    segments: tuple[SegmentReport, ...]
+    segments: tuple[AuditedSegment, ...]
     chunks: int
     batches: int
     records: int
@@ -96,7 +97,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     notes: tuple[str, ...]
 
 
-def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> Report:
+def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> AuditReport:
     """`options` are those of `format("braid")`: topic, and url or manifest."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
@@ -234,12 +235,12 @@ def _report(
     findings: list[Finding],
     notes: list[str],
     seconds: float,
-) -> Report:
+) -> AuditReport:
     defects = tuple(
         Defect(each.rule, each.segment, each.object, each.offset, each.text) for each in without_echoes(findings)
     )
     segments = tuple(
-        SegmentReport(
+        AuditedSegment(
             segment=fact.id,
             range=fact.descriptor.rpartition("-")[0],
             chunks=len(fact.manifest.chunks) if fact.manifest is not None else 0,
@@ -252,7 +253,7 @@ def _report(
         )
         for fact in sorted(facts.values(), key=lambda fact: fact.id)
     )
-    return Report(
+    return AuditReport(
         topic=str(TopicName.parse(snapshot.topic)),
         ok=not defects,
         segments=segments,

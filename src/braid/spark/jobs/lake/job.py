@@ -37,6 +37,7 @@ from braid.spark.connection import Connection
 from braid.spark.jobs.bounded_read import columns_schema, rows_between
 from braid.spark.jobs.lake.parquet import ParquetTable
 from braid.spark.jobs.lake.table import Landed, Table
+from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
@@ -73,7 +74,7 @@ class Step(msgspec.Struct, frozen=True):
         return sum(each.records for each in self.ranges)
 
 
-class StepReport(msgspec.Struct, frozen=True, rename="camel"):
+class StepReport(JobReport, frozen=True):
     step: int
     records: int
     files: int
@@ -81,19 +82,14 @@ class StepReport(msgspec.Struct, frozen=True, rename="camel"):
     seconds: float
 
 
-class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
-    segment: int
-    first: int
-    """The first offset that this run landed; equal to `until` if it landed none."""
-    until: int
-    records: int
+class LandedSegment(CopiedSegment, frozen=True):
     position: Position
     """Where the next run begins."""
     lag: int
     """Records that the topic had more when the run ended."""
 
 
-class LakeReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class LakeReport(JobReport, frozen=True, kw_only=True):
     ok: bool
     """Whether everything is in the table that the topic held for it."""
     topic: str
@@ -106,7 +102,7 @@ class LakeReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     files: int
     bytes: int
     lag: int
-    segments: tuple[SegmentReport, ...]
+    segments: tuple[LandedSegment, ...]
     losses: tuple[str, ...]
     leftovers: int
     """Folders of earlier runs that were never committed, and are removed now."""
@@ -309,10 +305,9 @@ class Lake:
         segments = []
         for segment, position in sorted(landed.positions.items()):
             end = now.segments[segment].end if segment in now.segments else 0
-            lag = 0 if position == END else max(0, end - position)
             did = self._ranges.get(segment) or [Range(segment, 0, 0)]
             records = sum(each.records for each in did)
-            segments.append(SegmentReport(segment, did[0].first, did[-1].until, records, position, lag))
+            segments.append(LandedSegment(segment, did[0].first, did[-1].until, records, position, lag(end, position)))
         behind = sum(found.end - found.earliest for found in now.segments.values() if found.id not in landed.positions)
         return LakeReport(
             ok=not self._losses,

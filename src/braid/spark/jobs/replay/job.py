@@ -39,6 +39,7 @@ from braid.model.names import TopicName
 from braid.spark.connection import Connection
 from braid.spark.jobs.bounded_read import rows_between
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
+from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Prune, Range
 from braid.spark.source.ranges import check_named
@@ -54,16 +55,7 @@ _WITHOUT_KEY: Final = 1 << 16
 """Above all key hashes."""
 
 
-class SegmentReport(msgspec.Struct, frozen=True, rename="camel"):
-    segment: int
-    first: int
-    until: int
-    """Offsets that this run has looked at."""
-    records: int
-    """How many of them were copied: all, or those of the time that was asked for."""
-
-
-class ReplayReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class ReplayReport(JobReport, frozen=True, kw_only=True):
     ok: bool
     source: str
     target: str
@@ -77,7 +69,7 @@ class ReplayReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     target at the same time."""
     lag: int
     """Records that the source had more when the run ended, in which it did not look."""
-    segments: tuple[SegmentReport, ...]
+    segments: tuple[CopiedSegment, ...]
     seconds: float
 
 
@@ -339,9 +331,9 @@ class ReplayRun:
             repeated=self._repeated,
             records=records,
             duplicates=min(self._repeated_records, max(0, records - stored)),
-            lag=sum(_behind(segment.end, positions.get(segment.id, 0)) for segment in now.segments.values()),
+            lag=sum(lag(segment.end, positions.get(segment.id, 0)) for segment in now.segments.values()),
             segments=tuple(
-                SegmentReport(segment, each.first, each.until, self._records[segment])
+                CopiedSegment(segment, each.first, each.until, self._records[segment])
                 for segment, each in sorted(self._ranges.items())
             ),
             seconds=seconds,
@@ -349,10 +341,6 @@ class ReplayRun:
 
 
 _CONNECTING: Final = ("url", "token", "tls", "timeout", "topic")
-
-
-def _behind(end: int, position: Position) -> int:
-    return 0 if position == END else max(0, end - position)
 
 
 def _records_in(snapshot: TopicSnapshot) -> int:
