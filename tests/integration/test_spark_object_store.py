@@ -10,7 +10,7 @@ import pytest
 from braid.model.errors import DataLoss
 from braid.ports.os_disk import OsDisk
 from braid.spark.data_source import BatchReader, BraidDataSource
-from braid.spark.source import fetching
+from braid.spark.source import range_reader
 from braid.spark.source.schema import SOURCE_SCHEMA
 from braid.storage.objects.urls import open_objects
 from tests.conformance.objects_factories import s3_for_tests
@@ -47,7 +47,7 @@ def values(found: BatchReader) -> list[int]:
 
 
 def test_chunks_in_an_object_store_are_read_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "DEFAULT_READ_BYTES", 300 << 10)  # so that several reads are under way at once
+    monkeypatch.setattr(range_reader, "DEFAULT_READ_BYTES", 300 << 10)  # so that several reads are under way at once
     topic = HandMadeTopic(tmp_path)
     for chunk in range(2):
         batches = [

@@ -3,8 +3,9 @@
     piece ─► spans of a chunk ─► bytes ─► batches ┐
     piece ─► owner ─► deliveries ───────► batches ┴─► columns ─► 16 k rows at a time
 
-Chunks come straight from storage, by range (fetching.py). Columns stand on the bytes that were read (rows.py). They are
-copied only when small batches are joined, because each Arrow batch costs Spark as much as some thousand rows do.
+Chunks are read directly from storage, by range (range_reader.py). Columns are views of the bytes that were read
+(rows.py). They are copied only when small batches are joined: each Arrow batch costs Spark as much as some thousand
+rows do.
 
 **A chunk that is gone.** What a task reads was fixed when it was planned, and chunks may go meanwhile: compaction
 replaces them, retention deletes them. Then the newest manifest says where the same offsets are now; what it does not
@@ -25,7 +26,6 @@ from typing import Any, Final
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import Connection
-from braid.spark.source.fetching import ChunkBytes, chunk_bytes
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import (
     NO_PRUNING,
@@ -37,6 +37,7 @@ from braid.spark.source.planning import (
     Range,
     cut_by_chunks,
 )
+from braid.spark.source.range_reader import RangeReader, range_reader
 from braid.spark.source.rows import RowBuffer
 from braid.storage.chunk import IndexEntry
 from braid.storage.handles import FooterCache
@@ -109,12 +110,12 @@ class _Reading:
             yield from self._what_is_left(piece, at, error)
 
     def _from_chunk(self, piece: ChunkPiece) -> Iterator[tuple[BatchHeader, memoryview]]:
-        connection, source, name = self._connection, self._source, piece.name
+        connection, ranges, name = self._connection, self._ranges, piece.name
         objects = connection.objects(self._partition.storage)
         try:
             footer = connection.call(footer_of(objects, self._footers, name, piece.chunk))
-            wanted = spans(footer, piece.first, piece.until, source.read_bytes, self._wants)
-            yield from source.batches(name, wanted, bodies=self._bodies)
+            wanted = spans(footer, piece.first, piece.until, ranges.read_bytes, self._wants)
+            yield from ranges.batches(name, wanted, bodies=self._bodies)
         except LogDamaged as error:
             raise LogDamaged(
                 f"{error}. The object is damaged, or is not what its manifest says; nothing was skipped. Run "
@@ -124,8 +125,8 @@ class _Reading:
             ) from error
 
     @cached_property
-    def _source(self) -> ChunkBytes:
-        return chunk_bytes(self._connection, self._partition.storage)
+    def _ranges(self) -> RangeReader:
+        return range_reader(self._connection, self._partition.storage)
 
     def _wants(self, run: IndexEntry) -> bool:
         return not self._prune.leaves_out(run)

@@ -8,8 +8,8 @@
        │
     driver      the rules about manifests and lineage, the causes without their echoes (rules.py) → a report
 
-The auditor trusts as little as it can: it reads manifests, chunks and footers itself, and shares with the reading code
-of the source only the connection and, for tails, the client.
+The auditor trusts as little as it can: it parses manifests, chunks and footers itself. It shares with the source only
+the bytes that it checks (source/range_reader.py) and, for tails, the client.
 
 A topic that is alive changes under the audit. What is audited is fixed at its beginning, as in every read. A chunk that
 is gone when its turn comes was replaced by compaction, and then its offsets are read from the one that replaced it; or

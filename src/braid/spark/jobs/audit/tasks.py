@@ -17,6 +17,7 @@ from braid.spark.jobs.audit.queries import SEQUENCE_BIAS
 from braid.spark.jobs.audit.rules import EXPIRED, Finding, SegmentFacts
 from braid.spark.jobs.audit.scan import ChunkScan, LogWalk, Seen
 from braid.spark.source.options import SourceOptions
+from braid.spark.source.range_reader import range_reader
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
@@ -141,13 +142,8 @@ class _Scan:
             yield from self._elsewhere(piece.chunk, at)
 
     def _from_chunk(self, chunk: ChunkDescriptor) -> Iterator[Seen | Finding]:
-        objects, name = self._connection.objects(self._topic.storage), f"{self._folder}/{chunk.object}"
-
-        def read(position: int, length: int) -> bytes:
-            return self._connection.call(objects.read(name, position, length))
-
-        size = self._connection.call(objects.stat(name)).size
-        yield from ChunkScan(self._fact, chunk, size, read).run()
+        with range_reader(self._connection, self._topic.storage).open(f"{self._folder}/{chunk.object}") as object_:
+            yield from ChunkScan(self._fact, chunk, object_.size(), object_.read).run()
 
     def _elsewhere(self, gone: ChunkDescriptor, at: int) -> Iterator[Seen | Finding]:
         """The object is gone: replaced, expired or lost. The newest manifest knows."""
