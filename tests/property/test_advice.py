@@ -10,12 +10,12 @@ from braid.model.layout import FULL_RANGE, LAST_HASH, HashRange, tiles
 from braid.spark.jobs.advise.rules import (
     MIN_RECORDS,
     WORTH,
+    ActiveSegment,
     Advice,
-    Histogram,
     KeyLoad,
+    LoadHistogram,
     Merge,
     Policy,
-    Segment,
     Split,
     advise,
 )
@@ -24,15 +24,15 @@ HASHES = st.integers(1, LAST_HASH)
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> list[Segment]:
+def layouts(draw: st.DrawFn) -> list[ActiveSegment]:
     starts = sorted({0, *draw(st.lists(HASHES, max_size=12))})
     ends = [*(start - 1 for start in starts[1:]), LAST_HASH]
     ids = draw(st.permutations(range(len(starts))))
-    return [Segment(number, HashRange(start, end)) for number, start, end in zip(ids, starts, ends, strict=True)]
+    return [ActiveSegment(number, HashRange(start, end)) for number, start, end in zip(ids, starts, ends, strict=True)]
 
 
 @st.composite
-def histograms(draw: st.DrawFn, layout: list[Segment]) -> Histogram:
+def histograms(draw: st.DrawFn, layout: list[ActiveSegment]) -> LoadHistogram:
     """Few cells and few buckets; loads from nothing to everything."""
     cuts = draw(st.lists(HASHES, max_size=30))
     starts = sorted({0, *(segment.range.start for segment in layout), *cuts})
@@ -40,7 +40,7 @@ def histograms(draw: st.DrawFn, layout: list[Segment]) -> Histogram:
     load = st.one_of(st.just(0), st.integers(0, 100), st.integers(0, 1_000_000))
     cells = draw(st.lists(load, min_size=len(starts) * buckets, max_size=len(starts) * buckets))
     unkeyed = draw(st.one_of(st.just([0] * buckets), st.lists(load, min_size=buckets, max_size=buckets)))
-    return Histogram(
+    return LoadHistogram(
         bucket_s=3_600,
         times=tuple(3_600 * number for number in range(buckets)),
         starts=np.array(starts),
@@ -51,12 +51,12 @@ def histograms(draw: st.DrawFn, layout: list[Segment]) -> Histogram:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[Segment], Histogram, Policy]:
+def cases(draw: st.DrawFn) -> tuple[list[ActiveSegment], LoadHistogram, Policy]:
     layout = draw(layouts())
     return layout, draw(histograms(layout)), Policy(draw(st.integers(1, 20)))
 
 
-def followed(layout: list[Segment], advice: Advice) -> list[Segment]:
+def followed(layout: list[ActiveSegment], advice: Advice) -> list[ActiveSegment]:
     """The layout after the actions, done one by one as a controller would."""
     segments = {segment.id: segment.range for segment in layout}
     for action in advice.actions:
@@ -68,12 +68,12 @@ def followed(layout: list[Segment], advice: Advice) -> list[Segment]:
                 left, right = segments.pop(first), segments.pop(second)
                 assert left.end + 1 == right.start
                 segments[child] = HashRange(left.start, right.end)
-    return sorted((Segment(number, each) for number, each in segments.items()), key=lambda each: each.range)
+    return sorted((ActiveSegment(number, each) for number, each in segments.items()), key=lambda each: each.range)
 
 
 @given(cases())
 def test_following_the_advice_keeps_the_tiling_and_gives_the_loads_that_were_promised(
-    case: tuple[list[Segment], Histogram, Policy],
+    case: tuple[list[ActiveSegment], LoadHistogram, Policy],
 ) -> None:
     layout, histogram, policy = case
     advice = advise(layout, histogram, (), policy)
@@ -85,7 +85,7 @@ def test_following_the_advice_keeps_the_tiling_and_gives_the_loads_that_were_pro
 
 @given(cases())
 def test_the_highest_load_never_rises_above_what_it_was_or_the_even_share(
-    case: tuple[list[Segment], Histogram, Policy],
+    case: tuple[list[ActiveSegment], LoadHistogram, Policy],
 ) -> None:
     layout, histogram, policy = case
     advice = advise(layout, histogram, (), policy)
@@ -97,14 +97,16 @@ def test_the_highest_load_never_rises_above_what_it_was_or_the_even_share(
 
 @settings(max_examples=300)
 @given(cases())
-def test_advice_that_was_followed_leads_to_no_other_advice(case: tuple[list[Segment], Histogram, Policy]) -> None:
+def test_advice_that_was_followed_leads_to_no_other_advice(
+    case: tuple[list[ActiveSegment], LoadHistogram, Policy],
+) -> None:
     layout, histogram, policy = case
     after = followed(layout, advise(layout, histogram, (), policy))
     assert advise(after, histogram, (), policy).actions == ()
 
 
 @given(layouts(), HASHES, st.integers(16, 4_096), st.integers(0, 3))
-def test_a_planted_hot_range_is_divided(layout: list[Segment], first: int, width: int, hour: int) -> None:
+def test_a_planted_hot_range_is_divided(layout: list[ActiveSegment], first: int, width: int, hour: int) -> None:
     """A range of the ring that carries most of the load, in one hour of four."""
     end = min(LAST_HASH + 1, first + width)
     edges = {0, first, *range(first, end, max(1, (end - first) // 8)), *(segment.range.start for segment in layout)}
@@ -112,7 +114,7 @@ def test_a_planted_hot_range_is_divided(layout: list[Segment], first: int, width
     loads = np.full((len(starts), 4), 10, np.int64)
     inside = (starts >= first) & (starts < end)
     loads[inside, hour] = 1_000_000
-    histogram = Histogram(3_600, (0, 1, 2, 3), starts, loads, np.zeros(4, np.int64), MIN_RECORDS)
+    histogram = LoadHistogram(3_600, (0, 1, 2, 3), starts, loads, np.zeros(4, np.int64), MIN_RECORDS)
     advice = advise(layout, histogram, (), Policy(max(4, len(layout))))
     highest = max(each.peak_load for each in advice.after)
     assert highest <= max(advice.capacity, loads.max()) + 2 * WORTH * advice.capacity
@@ -120,14 +122,14 @@ def test_a_planted_hot_range_is_divided(layout: list[Segment], first: int, width
 
 @given(cases(), HASHES)
 def test_a_planted_hot_key_is_named_and_no_split_is_advised_for_it_alone(
-    case: tuple[list[Segment], Histogram, Policy], key_hash: int
+    case: tuple[list[ActiveSegment], LoadHistogram, Policy], key_hash: int
 ) -> None:
     layout, measured, policy = case
     starts = np.array(sorted({*map(int, measured.starts), key_hash, min(key_hash + 1, LAST_HASH)}))
     loads = np.zeros((len(starts), len(measured.times)), np.int64)
     loads[starts.searchsorted(key_hash), 0] = 10_000_000
     unkeyed = np.zeros(len(measured.times), np.int64)
-    histogram = Histogram(3_600, measured.times, starts, loads, unkeyed, MIN_RECORDS)
+    histogram = LoadHistogram(3_600, measured.times, starts, loads, unkeyed, MIN_RECORDS)
     key = KeyLoad("customer-7", key_hash, 1_000, 10_000_000, 10_000_000)
     advice = advise(layout, histogram, [key], policy)
     assert [each.key for each in advice.hot_keys] == ["customer-7"]

@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 from braid.client.consuming.checkpoint import END, Position
 from braid.spark.source.planning import Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
-from braid.spark.stream.batch_limits import Limits, admit, bounded, gone, latest, partitions, ranges, standing
+from braid.spark.stream.batch_limits import (
+    BatchLimits,
+    admit,
+    bounded,
+    gone,
+    latest,
+    partitions,
+    ranges,
+    stream_position,
+)
 from braid.spark.stream.offsets import StreamOffset, begins
 
 TOPIC = "public/default/orders"
 MAX_SEGMENTS = 24
 UNHURRIED = settings(deadline=None)
 LIMITS = st.builds(
-    Limits,
+    BatchLimits,
     records=st.none() | st.integers(1, 5) | st.integers(1, 200),
     bytes=st.none() | st.integers(1, 50) | st.integers(1, 5_000),
 )
@@ -86,7 +95,7 @@ class Topic:
 class Query:
     """Reads as Spark does: offsets go through the journal's JSON, and every micro-batch is checked."""
 
-    def __init__(self, topic: Topic, limits: Limits, positions: dict[int, Position]) -> None:
+    def __init__(self, topic: Topic, limits: BatchLimits, positions: dict[int, Position]) -> None:
         self._topic = topic
         self._limits = limits
         self.offset = StreamOffset.beginning(TOPIC, 7, positions)
@@ -99,7 +108,7 @@ class Query:
     def step(self, target: TopicSnapshot | None = None) -> bool:
         """One micro-batch; whether there was anything to do."""
         now = self._topic.snapshot()
-        stands = standing(self.offset, now)
+        stands = stream_position(self.offset, now)
         assert stands.losses == ()
         seen = now if target is None else bounded(now, target)
         ends = admit(seen, stands.positions, self._limits)
@@ -143,7 +152,7 @@ class Query:
 @UNHURRIED
 @given(seed=st.integers(0, 2**32), segments=st.integers(1, 6), changes=st.integers(0, 30), limits=LIMITS)
 def test_each_record_is_read_once_and_parents_before_children(
-    seed: int, segments: int, changes: int, limits: Limits
+    seed: int, segments: int, changes: int, limits: BatchLimits
 ) -> None:
     chance = random.Random(seed)
     topic = Topic(chance, segments)
@@ -169,7 +178,9 @@ def test_each_record_is_read_once_and_parents_before_children(
 
 @UNHURRIED
 @given(seed=st.integers(0, 2**32), segments=st.integers(1, 6), changes=st.integers(0, 30), limits=LIMITS)
-def test_available_now_reads_exactly_what_was_there(seed: int, segments: int, changes: int, limits: Limits) -> None:
+def test_available_now_reads_exactly_what_was_there(
+    seed: int, segments: int, changes: int, limits: BatchLimits
+) -> None:
     chance = random.Random(seed)
     topic = Topic(chance, segments)
     for _ in range(changes):
@@ -187,7 +198,7 @@ def test_available_now_reads_exactly_what_was_there(seed: int, segments: int, ch
 
 @UNHURRIED
 @given(seed=st.integers(0, 2**32), changes=st.integers(0, 30), limits=LIMITS)
-def test_a_query_from_latest_reads_what_comes_and_nothing_else(seed: int, changes: int, limits: Limits) -> None:
+def test_a_query_from_latest_reads_what_comes_and_nothing_else(seed: int, changes: int, limits: BatchLimits) -> None:
     chance = random.Random(seed)
     topic = Topic(chance, 3)
     for _ in range(changes):

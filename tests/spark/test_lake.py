@@ -22,10 +22,10 @@ import braid.sync
 from braid.model.errors import DataLoss, TableConflict, TableMismatch
 from braid.model.layout import HashRange
 from braid.spark.jobs.lake.job import Lake, LakeReport, land, next_step, open_table, step_rows, write_files
-from braid.spark.jobs.lake.table import Landed, Landing, Table
+from braid.spark.jobs.lake.table import LakeTable, Landed, Landing
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import take_snapshot
-from braid.spark.stream.batch_limits import Limits
+from braid.spark.stream.batch_limits import BatchLimits
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
 from tests.kits.waiting import wait_until
 from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered
@@ -126,7 +126,7 @@ def test_a_step_that_was_written_but_not_committed_is_landed_once(
     table = open_table(str(where), kind)
     before = table.landed()
     assert before is not None
-    step = next_step(take_snapshot(SourceOptions.parse(topic.options)), before, Limits())
+    step = next_step(take_snapshot(SourceOptions.parse(topic.options)), before, BatchLimits())
     assert step is not None
     folder = table.stage(step.landed.step)
     write_files(step_rows(spark, topic.options, step), folder)
@@ -146,7 +146,7 @@ def test_a_step_that_was_written_but_not_committed_is_landed_once(
 class Meeting:
     """A table whose commits wait for each other."""
 
-    def __init__(self, table: Table, together: threading.Barrier) -> None:
+    def __init__(self, table: LakeTable, together: threading.Barrier) -> None:
         self._table = table
         self._together = together
 

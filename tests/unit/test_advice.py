@@ -8,12 +8,12 @@ import pytest
 from braid.model.layout import LAST_HASH, HashRange, Layout
 from braid.spark.jobs.advise.rules import (
     MIN_RECORDS,
+    ActiveSegment,
     Advice,
-    Histogram,
     KeyLoad,
+    LoadHistogram,
     Merge,
     Policy,
-    Segment,
     Split,
     advise,
     followed,
@@ -22,13 +22,13 @@ from braid.spark.jobs.advise.rules import (
 QUARTER = (LAST_HASH + 1) // 4
 
 
-def layout_of(segments: int) -> list[Segment]:
-    return [Segment(each.segment_id, each.hash_range) for each in Layout.initial(segments).active]
+def layout_of(segments: int) -> list[ActiveSegment]:
+    return [ActiveSegment(each.segment_id, each.hash_range) for each in Layout.initial(segments).active]
 
 
 def histogram_of(
     cells: dict[int, int | list[int]], *, unkeyed: int = 0, records: int = MIN_RECORDS, segments: int = 4
-) -> Histogram:
+) -> LoadHistogram:
     """Loads by the first hash of a cell; borders of segments begin cells of their own."""
     borders = {each.range.start: 0 for each in layout_of(segments)}
     given = sorted({**borders, **cells}.items())
@@ -37,7 +37,7 @@ def histogram_of(
     loads = np.array([row + [0] * (buckets - len(row)) for row in rows], np.int64)
     times = tuple(3_600 * number for number in range(buckets))
     starts = np.array([start for start, _ in given])
-    return Histogram(3_600, times, starts, loads, np.full(buckets, unkeyed, np.int64), records)
+    return LoadHistogram(3_600, times, starts, loads, np.full(buckets, unkeyed, np.int64), records)
 
 
 def loads_of(advice: Advice) -> list[int]:
@@ -171,7 +171,7 @@ def test_few_records_are_no_ground_for_advice() -> None:
 
 
 def test_a_topic_without_records_gets_advice_that_says_so() -> None:
-    nothing = Histogram(3_600, (), np.array([0]), np.zeros((1, 0), np.int64), np.zeros(0, np.int64), 0)
+    nothing = LoadHistogram(3_600, (), np.array([0]), np.zeros((1, 0), np.int64), np.zeros(0, np.int64), 0)
     advice = advise(layout_of(1), nothing, (), Policy(1))
     assert (advice.actions, advice.before[0].share) == ((), 0.0)
 
@@ -202,4 +202,4 @@ def test_what_wanders_gets_no_room_from_merges_either() -> None:
 
 def test_a_layout_with_a_hole_is_refused() -> None:
     with pytest.raises(AssertionError, match="I6"):
-        advise([Segment(0, HashRange(0, 7))], histogram_of({0: 1}), (), Policy(1))
+        advise([ActiveSegment(0, HashRange(0, 7))], histogram_of({0: 1}), (), Policy(1))

@@ -10,11 +10,11 @@ import pytest
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableMismatch
 from braid.spark.jobs.bounded_read import columns_schema
-from braid.spark.jobs.lake.job import Step, begin, next_step
+from braid.spark.jobs.lake.job import LakeStep, begin, next_step
 from braid.spark.jobs.lake.table import Landed
 from braid.spark.source.planning import Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
-from braid.spark.stream.batch_limits import Limits
+from braid.spark.stream.batch_limits import BatchLimits
 
 TOPIC = "public/default/orders"
 
@@ -42,7 +42,7 @@ def landed(step: int, positions: dict[int, Position], topic_id: int = 7) -> Land
     return Landed(topic=TOPIC, topic_id=topic_id, step=step, positions=positions, columns=("segment", "offset"))
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = BatchLimits()
 
 
 def test_the_first_step_begins_at_what_is_retained() -> None:
@@ -128,9 +128,9 @@ def test_parents_land_before_children_and_every_offset_once_in_any_dag() -> None
             segments = [msgspec.structs.replace(each, sealed=each.sealed or each.id in parents) for each in segments]
             segments.append(segment(number, draw.randint(0, 12), *parents))
         there = topic(*segments)
-        state, order, steps = landed(0, {}), list[tuple[int, int]](), list[Step]()
+        state, order, steps = landed(0, {}), list[tuple[int, int]](), list[LakeStep]()
         most = draw.randint(1, 8)
-        while (step := next_step(there, state, Limits(records=most))) is not None:
+        while (step := next_step(there, state, BatchLimits(records=most))) is not None:
             assert step.records <= most
             complete = {each for each, position in state.positions.items() if position == END}
             complete |= {each.id for each in segments if each.sealed and state.positions.get(each.id, 0) == each.end}

@@ -20,7 +20,7 @@ from braid.model.errors import InvalidArgument, JobFailed, TableConflict, TableM
 from braid.spark.jobs.lake.delta import statistics
 from braid.spark.jobs.lake.job import open_table
 from braid.spark.jobs.lake.parquet import ParquetTable
-from braid.spark.jobs.lake.table import Landed, Landing, Table
+from braid.spark.jobs.lake.table import LakeTable, Landed, Landing
 
 COLUMNS = ("segment", "offset", "value", "timestamp", "headers")
 SCHEMA = pa.schema(
@@ -42,14 +42,14 @@ def landed(step: int, positions: dict[int, Position], topic_id: int = 7) -> Land
     return Landed(topic="public/default/orders", topic_id=topic_id, step=step, positions=positions, columns=COLUMNS)
 
 
-def created(where: Path, kind: str) -> Table:
+def created(where: Path, kind: str) -> LakeTable:
     table = open_table(str(where), kind)
     assert table.landed() is None
     table.create(landed(0, {}), SCHEMA)
     return table
 
 
-def joined(where: Path, kind: str) -> Table:
+def joined(where: Path, kind: str) -> LakeTable:
     """Another writer of a table that is there, but may have no commit yet."""
     table = open_table(str(where), kind)
     if table.landed() is None:
@@ -72,7 +72,7 @@ def spark_writes(folder: str, rows: Iterable[Row], file: str = "part-0.snappy.pa
     Path(folder, "_SUCCESS").touch()
 
 
-def staged(table: Table, step: int, rows: list[Row]) -> Landing:
+def staged(table: LakeTable, step: int, rows: list[Row]) -> Landing:
     folder = table.stage(step)
     spark_writes(folder, rows)
     return table.prepare(folder, len(rows))
@@ -148,7 +148,7 @@ def test_of_two_writers_of_one_step_one_wins_and_nothing_lands_twice(tmp_path: P
     together = threading.Barrier(len(writers))
     outcomes: list[str] = []
 
-    def commit(table: Table, landing: Landing) -> None:
+    def commit(table: LakeTable, landing: Landing) -> None:
         together.wait()
         try:
             table.commit(landing, landed(1, {0: 2}))

@@ -19,11 +19,11 @@ from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep, d
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import NO_PRUNING, Prune, Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
-from braid.spark.stream.batch_limits import Limits
+from braid.spark.stream.batch_limits import BatchLimits
 from braid.storage.history.catalog import ChunkDescriptor
 
 TOPIC = "public/default/orders"
-NO_LIMITS = Limits()
+NO_LIMITS = BatchLimits()
 
 
 def segment(
@@ -154,7 +154,7 @@ def test_every_offset_is_copied_once_and_parents_before_children_in_any_dag() ->
         state, most = a_replay(), draw.randint(1, 8)
         positions: dict[int, Position] = first_positions(options(), there)
         copied: list[tuple[int, int]] = []
-        while (step := next_step(there, state, positions, Limits(records=most), NO_PRUNING, 2)) is not None:
+        while (step := next_step(there, state, positions, BatchLimits(records=most), NO_PRUNING, 2)) is not None:
             assert step.number == (0 if state.step is None else state.step.number + 1)
             for each in step.ranges:
                 for parent in there.segments[each.segment].parents:

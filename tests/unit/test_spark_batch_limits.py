@@ -11,19 +11,19 @@ from braid.spark.source.planning import Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.batch_limits import (
     PARTITION_BYTES,
-    Limits,
+    BatchLimits,
     admit,
     bounded,
     gone,
     latest,
     partitions,
     ranges,
-    standing,
+    stream_position,
 )
 from braid.spark.stream.offsets import StreamOffset
 
 TOPIC = "public/default/orders"
-ALL = Limits()
+ALL = BatchLimits()
 
 
 def segment(
@@ -59,8 +59,8 @@ def test_children_wait_until_a_micro_batch_before_has_finished_their_parent() ->
 
 
 def test_a_parent_that_is_cut_by_the_limit_is_not_finished() -> None:
-    assert admit(SPLIT, {0: 0}, Limits(records=9)) == {0: 9}
-    assert admit(SPLIT, {0: 9}, Limits(records=9)) == {0: END}
+    assert admit(SPLIT, {0: 0}, BatchLimits(records=9)) == {0: 9}
+    assert admit(SPLIT, {0: 9}, BatchLimits(records=9)) == {0: END}
 
 
 def test_children_of_a_segment_that_is_sealed_where_the_query_stands_are_read_at_once() -> None:
@@ -85,7 +85,7 @@ def test_a_grandchild_waits_though_its_own_parent_is_empty() -> None:
 
 def test_a_merged_segment_waits_for_both_its_parents() -> None:
     merged = topic(segment(0, 5, sealed=True), segment(1, 100, sealed=True), segment(2, 5, parents=(0, 1)))
-    first = admit(merged, {0: END, 1: 0, 2: 0}, Limits(records=50))
+    first = admit(merged, {0: END, 1: 0, 2: 0}, BatchLimits(records=50))
     assert first == {0: END, 1: 50, 2: 0}
     assert admit(merged, first, ALL) == {0: END, 1: END, 2: 0}
 
@@ -93,7 +93,7 @@ def test_a_merged_segment_waits_for_both_its_parents() -> None:
 def test_nothing_new_ends_where_it_began() -> None:
     read: dict[int, Position] = {0: END, 1: 4, 2: 6}
     assert admit(SPLIT, read, ALL) == read
-    assert admit(SPLIT, read, Limits(records=1, bytes=1)) == read
+    assert admit(SPLIT, read, BatchLimits(records=1, bytes=1)) == read
 
 
 def test_a_seal_without_a_record_moves_the_end() -> None:
@@ -103,7 +103,7 @@ def test_a_seal_without_a_record_moves_the_end() -> None:
 
 def test_a_new_segment_is_read_from_its_first_record() -> None:
     """A checkpoint of an older layout names the parent only."""
-    now = standing(offset({0: END}), SPLIT)
+    now = stream_position(offset({0: END}), SPLIT)
     assert now.positions == {0: END, 1: 0, 2: 0}
     assert now.losses == ()
     assert ranges({0: END}, admit(SPLIT, now.positions, ALL), SPLIT) == [Range(1, 0, 4), Range(2, 0, 6)]
@@ -133,7 +133,7 @@ def test_records_are_shared_in_proportion_to_what_waits(
     waiting: tuple[int, int], limit: int, shares: tuple[int, int]
 ) -> None:
     snapshot = topic(segment(0, waiting[0]), segment(1, waiting[1]))
-    assert admit(snapshot, {0: 0, 1: 0}, Limits(records=limit)) == dict(enumerate(shares))
+    assert admit(snapshot, {0: 0, 1: 0}, BatchLimits(records=limit)) == dict(enumerate(shares))
 
 
 def test_segments_take_turns_when_there_are_more_of_them_than_records() -> None:
@@ -141,7 +141,7 @@ def test_segments_take_turns_when_there_are_more_of_them_than_records() -> None:
     positions: dict[int, Position] = dict.fromkeys(range(5), 0)
     seen = []
     for _ in range(5):
-        after = admit(snapshot, positions, Limits(records=2))
+        after = admit(snapshot, positions, BatchLimits(records=2))
         seen.append([number for number in range(5) if after[number] != positions[number]])
         positions = after
     assert seen == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4]]
@@ -149,20 +149,20 @@ def test_segments_take_turns_when_there_are_more_of_them_than_records() -> None:
 
 def test_bytes_are_shared_by_the_size_of_each_segments_records() -> None:
     snapshot = topic(segment(0, 1_000, record_bytes=10), segment(1, 1_000, record_bytes=1_000))
-    ends = admit(snapshot, {0: 0, 1: 0}, Limits(bytes=101_000))
+    ends = admit(snapshot, {0: 0, 1: 0}, BatchLimits(bytes=101_000))
     assert ends == {0: 100, 1: 100}  # a tenth of each
 
 
 def test_a_record_above_the_limit_of_bytes_is_let_through_alone() -> None:
     snapshot = topic(segment(0, 10, record_bytes=5_000), segment(1, 10, record_bytes=5_000))
-    assert admit(snapshot, {0: 0, 1: 0}, Limits(bytes=100)) == {0: 1, 1: 0}
-    assert admit(snapshot, {0: 1, 1: 0}, Limits(bytes=100)) == {0: 1, 1: 1}
+    assert admit(snapshot, {0: 0, 1: 0}, BatchLimits(bytes=100)) == {0: 1, 1: 0}
+    assert admit(snapshot, {0: 1, 1: 0}, BatchLimits(bytes=100)) == {0: 1, 1: 1}
 
 
 def test_the_narrower_of_two_limits_holds() -> None:
     snapshot = topic(segment(0, 1_000))
-    assert admit(snapshot, {0: 0}, Limits(records=10, bytes=100_000)) == {0: 10}
-    assert admit(snapshot, {0: 0}, Limits(records=900, bytes=1_000)) == {0: 10}
+    assert admit(snapshot, {0: 0}, BatchLimits(records=10, bytes=100_000)) == {0: 10}
+    assert admit(snapshot, {0: 0}, BatchLimits(records=900, bytes=1_000)) == {0: 10}
 
 
 # ── available now ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +184,7 @@ def test_the_target_has_the_children_of_segments_that_are_sealed_by_then() -> No
 
 def test_a_target_that_retention_has_deleted_meanwhile_is_reached() -> None:
     now = topic(segment(0, 30, earliest=20))
-    stands = standing(offset({0: 5}), now)
+    stands = stream_position(offset({0: 5}), now)
     assert stands.positions == {0: 20}
     assert admit(bounded(now, topic(segment(0, 10))), stands.positions, ALL) == {0: 20}
 
@@ -205,7 +205,7 @@ def test_a_target_that_retention_has_deleted_meanwhile_is_reached() -> None:
 def test_what_the_query_can_never_read_is_named_and_left_behind(
     start: StreamOffset, snapshot: TopicSnapshot, positions: dict[int, Position], loss: str
 ) -> None:
-    found = standing(start, snapshot)
+    found = stream_position(start, snapshot)
     assert found.positions == positions
     assert len(found.losses) == 1
     assert loss in found.losses[0]
@@ -220,7 +220,7 @@ def test_what_the_query_can_never_read_is_named_and_left_behind(
     ],
 )
 def test_what_the_query_has_read_may_go(start: StreamOffset, snapshot: TopicSnapshot) -> None:
-    found = standing(start, snapshot)
+    found = stream_position(start, snapshot)
     assert found.losses == ()
     assert found.positions == {number: start.positions[number] for number in snapshot.segments}
 

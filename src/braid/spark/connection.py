@@ -26,7 +26,7 @@ from braid.storage.objects.urls import open_objects
 T = TypeVar("T")
 
 
-class Connection:
+class SourceConnection:
     """To be used with `with`, or until its `close`."""
 
     def __init__(self, options: SourceOptions) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from braid.client.client import Client
     from braid.model.layout import HashRange
     from braid.spark.jobs.advise.job import AdviceReport
-    from braid.spark.jobs.advise.rules import Merge, SegmentLoad, Split
+    from braid.spark.jobs.advise.rules import Merge, SegmentShare, Split
 
 SHOWN_KEYS: Final = 10
 COLUMNS: Final = 64
@@ -229,7 +229,7 @@ def _over_time(report: AdviceReport) -> list[int]:
     return found
 
 
-def _loads(report: AdviceReport, loads: Sequence[SegmentLoad], title: str) -> Rows:
+def _loads(report: AdviceReport, loads: Sequence[SegmentShare], title: str) -> Rows:
     columns = [
         Column("SEGMENT", right=True),
         Column("RANGE"),

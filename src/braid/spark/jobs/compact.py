@@ -29,7 +29,7 @@ import pyarrow as pa
 from braid.model.errors import ChunkCorrupt, ConditionFailed, InvalidArgument, NotAvailable, ObjectMissing
 from braid.model.names import TopicName
 from braid.ports.os_disk import OsDisk
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
@@ -53,7 +53,7 @@ _ARROW_SCHEMA: Final = pa.schema(
 )
 
 
-class Run(msgspec.Struct, frozen=True):
+class CompactionTask(msgspec.Struct, frozen=True):
     """Neighbouring chunks that are to become one."""
 
     number: int
@@ -126,12 +126,12 @@ def compact_topic(
         raise InvalidArgument(
             "compaction needs brokers: only a segment's owner may swap chunks; give url, not manifest"
         )
-    with Connection(read) as connection:
+    with SourceConnection(read) as connection:
         return _Compaction(spark, connection, target_bytes).run(began, dry_run=dry_run)
 
 
 class _Compaction:
-    def __init__(self, spark: SparkSession, connection: Connection, target_bytes: int) -> None:
+    def __init__(self, spark: SparkSession, connection: SourceConnection, target_bytes: int) -> None:
         self._spark = spark
         self._connection = connection
         self._target_bytes = target_bytes
@@ -156,9 +156,9 @@ class _Compaction:
                 break
         return self._report(snapshot, began, dry_run=dry_run)
 
-    def _plan(self, snapshot: TopicSnapshot) -> list[Run]:
+    def _plan(self, snapshot: TopicSnapshot) -> list[CompactionTask]:
         """From the manifests as they are now. What could not be joined before is not tried again."""
-        runs: list[Run] = []
+        runs: list[CompactionTask] = []
         objects = self._connection.objects(snapshot.storage)
         for segment in snapshot.segments.values():
             found = self._connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
@@ -166,13 +166,13 @@ class _Compaction:
             self._tallies.setdefault(segment.id, _Tally(segment.descriptor, len(chunks), len(chunks)))
             folder = segment_folder(snapshot.topic, segment.descriptor)
             runs += [
-                Run(0, segment.id, folder, chosen)
+                CompactionTask(0, segment.id, folder, chosen)
                 for chosen in plan_compaction(chunks, self._target_bytes)
                 if chosen[0].object not in self._failures
             ]
         return [msgspec.structs.replace(run, number=number) for number, run in enumerate(runs)]
 
-    def _round(self, snapshot: TopicSnapshot, runs: list[Run]) -> int:
+    def _round(self, snapshot: TopicSnapshot, runs: list[CompactionTask]) -> int:
         """How many swaps there were."""
         size = WAVE * self._spark.sparkContext.defaultParallelism
         swaps = 0
@@ -187,7 +187,7 @@ class _Compaction:
                     swaps += 1
         return swaps
 
-    def _swapped(self, snapshot: TopicSnapshot, run: Run, name: str) -> bool:
+    def _swapped(self, snapshot: TopicSnapshot, run: CompactionTask, name: str) -> bool:
         admin = self._connection.client.admin
         old = [chunk.object for chunk in run.chunks]
         try:
@@ -199,14 +199,14 @@ class _Compaction:
         self._tallies[run.segment].after = int(answer["chunks"])
         return True
 
-    def _count(self, run: Run) -> None:
+    def _count(self, run: CompactionTask) -> None:
         tally = self._tallies[run.segment]
         tally.swaps += 1
         tally.joined_chunks += len(run.chunks)
         tally.joined_bytes += run.bytes
         tally.after -= len(run.chunks) - 1
 
-    def _is_current(self, snapshot: TopicSnapshot, run: Run) -> bool:
+    def _is_current(self, snapshot: TopicSnapshot, run: CompactionTask) -> bool:
         """Whether the run's chunks are still listed. Owners take a chunk off the list before they delete it, so one
         that is listed and cannot be read is not one that retention or another compaction has taken meanwhile."""
         objects = self._connection.objects(snapshot.storage)
@@ -215,7 +215,7 @@ class _Compaction:
         listed = {chunk.object for chunk in found.chunks} if found is not None else set()
         return all(chunk.object in listed for chunk in run.chunks)
 
-    def _refused(self, run: Run, code: str, text: str, *, wrong: bool = False) -> None:
+    def _refused(self, run: CompactionTask, code: str, text: str, *, wrong: bool = False) -> None:
         first = run.chunks[0].object
         if wrong or code == ChunkCorrupt.code:
             self._failures[first] = CompactFailure(run.segment, first, code, text)
@@ -250,7 +250,7 @@ class _Compaction:
         )
 
 
-def join_run(storage: str, run: Run) -> Iterator[Any]:
+def join_run(storage: str, run: CompactionTask) -> Iterator[Any]:
     """What one task does. An object that cannot be joined is a row; a store that does not answer fails the task, which
     Spark tries again."""
     name = code = error = None
@@ -264,7 +264,7 @@ def join_run(storage: str, run: Run) -> Iterator[Any]:
     )
 
 
-async def _join(storage: str, run: Run) -> str:
+async def _join(storage: str, run: CompactionTask) -> str:
     """With a disk of its own: a reading connection's cannot write."""
     disk = OsDisk(threads=2)
     try:

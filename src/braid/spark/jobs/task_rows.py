@@ -32,7 +32,7 @@ def task_rows(
             super().__init__(None)
             self.what = what
 
-    class Reader(DataSourceReader):
+    class TaskReader(DataSourceReader):
         def partitions(self) -> Sequence[InputPartition]:
             return [Task(each) for each in tasks]
 
@@ -40,7 +40,7 @@ def task_rows(
             assert isinstance(partition, Task)
             return work(partition.what)
 
-    class Source(DataSource):
+    class TaskSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return f"braid-{name}"
@@ -49,10 +49,10 @@ def task_rows(
             return schema
 
         def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 (it is the one above)
-            return Reader()
+            return TaskReader()
 
     if not tasks:
         return spark.createDataFrame([], schema)
     with _registering:
-        spark.dataSource.register(Source)
-        return spark.read.format(Source.name()).load()
+        spark.dataSource.register(TaskSource)
+        return spark.read.format(TaskSource.name()).load()

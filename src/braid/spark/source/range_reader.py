@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import ObjectMissing, ObjectStoreUnavailable
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.storage.history.ranges import DEFAULT_READ_BYTES, Span, batches_in, headers_in
 from braid.storage.objects.names import checked_name
 from braid.storage.objects.store import Objects
@@ -52,7 +52,7 @@ class RangeReader(Protocol):
         Raises `LogDamaged`."""
 
 
-def range_reader(connection: Connection, storage: str) -> RangeReader:
+def range_reader(connection: SourceConnection, storage: str) -> RangeReader:
     folder = folder_of(storage)
     return FileRangeReader(folder) if folder is not None else RemoteRangeReader(connection, storage)
 
@@ -113,7 +113,7 @@ def _unavailable(folder: str, name: str, error: OSError) -> ObjectStoreUnavailab
 
 
 class RemoteRangeReader:
-    def __init__(self, connection: Connection, storage: str) -> None:
+    def __init__(self, connection: SourceConnection, storage: str) -> None:
         self._connection = connection
         self._objects = connection.objects(storage)
         self.read_bytes = DEFAULT_READ_BYTES
@@ -147,7 +147,7 @@ class RemoteRangeReader:
 
 
 class _RemoteObject:
-    def __init__(self, connection: Connection, objects: Objects, name: str) -> None:
+    def __init__(self, connection: SourceConnection, objects: Objects, name: str) -> None:
         self._connection = connection
         self._objects = objects
         self._name = name

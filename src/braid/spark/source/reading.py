@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import (
     NO_PRUNING,
@@ -61,7 +61,7 @@ def raw_batches(
     *,
     prune: Prune = NO_PRUNING,
     bodies: bool = True,
-    connection: Connection | None = None,
+    connection: SourceConnection | None = None,
 ) -> Iterator[RawBatch]:
     """The whole batches that hold the partition's offsets, in order, each checked, with the piece it was read for.
     Those that `prune` leaves out may be missing, and so may the bodies if they are not asked for: only what was read is
@@ -69,14 +69,14 @@ def raw_batches(
     if connection is not None:
         yield from _Reading(partition, connection, prune, bodies).batches()
         return
-    with Connection(options) as own:
+    with SourceConnection(options) as own:
         yield from _Reading(partition, own, prune, bodies).batches()
 
 
 class _Reading:
     """One task's work on one partition."""
 
-    def __init__(self, partition: Partition, connection: Connection, prune: Prune, bodies: bool) -> None:
+    def __init__(self, partition: Partition, connection: SourceConnection, prune: Prune, bodies: bool) -> None:
         self._partition = partition
         self._connection = connection
         self._prune = prune
@@ -176,7 +176,7 @@ def record_batches(
     schema: Any,
     *,
     prune: Prune = NO_PRUNING,
-    connection: Connection | None = None,
+    connection: SourceConnection | None = None,
 ) -> Iterator[Any]:
     """The partition's rows as `pyarrow.RecordBatch`es of exactly this Arrow schema: its offsets, as far as their
     timestamps lie in the bounds of the options. Rows that `prune` leaves out may be missing."""

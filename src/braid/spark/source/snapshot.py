@@ -39,7 +39,9 @@ GUESSED_RECORD_BYTES: Final = 200.0
 _MANIFESTS_AT_ONCE: Final = 32
 
 
-class SegmentSnapshot(msgspec.Struct, frozen=True):
+class SegmentBounds(msgspec.Struct, frozen=True):
+    """Where a segment stands in its topic, and which of its records exist."""
+
     id: int
     descriptor: str
     parents: tuple[int, ...]
@@ -50,6 +52,9 @@ class SegmentSnapshot(msgspec.Struct, frozen=True):
     """The records from `earliest` up to but not including `end` exist."""
     sealed: bool
     """Nothing will ever follow `end`."""
+
+
+class SegmentSnapshot(SegmentBounds, frozen=True):
     chunks: tuple[ChunkDescriptor, ...]
     """What storage holds, oldest first; empty where executors cannot reach it."""
     bytes_per_record: float
@@ -70,9 +75,9 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
 
 def take_snapshot(options: SourceOptions) -> TopicSnapshot:
     """By a connection that is made for it. Who has one asks that. Blocks."""
-    from braid.spark.connection import Connection
+    from braid.spark.connection import SourceConnection
 
-    with Connection(options) as connection:
+    with SourceConnection(options) as connection:
         return connection.snapshot()
 
 

@@ -1,9 +1,9 @@
 """Where the next micro-batch ends: a pure function of what there is, where the query stands, and its limits.
 
-    beginning     where a new query begins
-    standing      where the query stands in the topic as it is now, and what of its way is lost
-    admit         how far it goes from there
-    partitions    into how many tasks that is cut
+    beginning          where a new query begins
+    stream_position    where the query stands in the topic as it is now, and which records it has lost
+    admit              how far it goes from there
+    partitions         into how many tasks that is cut
 
 **Order (I4).** The tasks of a micro-batch run side by side, so a parent's records must not be in the same one as its
 child's. Only segments that are readable where the micro-batch begins take part: every ancestor of theirs was read to
@@ -43,14 +43,14 @@ PARTITION_BYTES: Final = 8 << 20
 Segments = Mapping[int, SegmentSnapshot]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class BatchLimits(msgspec.Struct, frozen=True):
     """Of one micro-batch. None: no limit."""
 
     records: int | None = None
     bytes: int | None = None
 
 
-class Standing(msgspec.Struct, frozen=True):
+class StreamPosition(msgspec.Struct, frozen=True):
     """Where a query stands in a topic as it is now."""
 
     positions: dict[int, Position]
@@ -76,14 +76,14 @@ def beginning(
     return positions
 
 
-def standing(start: StreamOffset, snapshot: TopicSnapshot) -> Standing:
+def stream_position(start: StreamOffset, snapshot: TopicSnapshot) -> StreamPosition:
     segments = snapshot.segments
     if is_other_topic(start, snapshot.topic_id):
         loss = (
             f"topic {snapshot.topic} was deleted and created again (its id was {start.topic_id} and is "
             f"{snapshot.topic_id} now): what the query had not read of the old one is gone"
         )
-        return Standing({segment.id: segment.earliest for segment in segments.values()}, (loss,))
+        return StreamPosition({segment.id: segment.earliest for segment in segments.values()}, (loss,))
     losses = [
         f"segment {segment} of {snapshot.topic} is gone, and the query had read it only up to offset {position}"
         for segment, position in sorted(start.positions.items())
@@ -108,7 +108,7 @@ def standing(start: StreamOffset, snapshot: TopicSnapshot) -> Standing:
                 f"segment {segment} of {snapshot.topic} ends at offset {found.end}, and the query had read it up to "
                 f"{position}: the topic has lost records"
             )
-    return Standing(positions, tuple(losses))
+    return StreamPosition(positions, tuple(losses))
 
 
 def bounded(snapshot: TopicSnapshot, target: TopicSnapshot) -> TopicSnapshot:
@@ -121,7 +121,7 @@ def bounded(snapshot: TopicSnapshot, target: TopicSnapshot) -> TopicSnapshot:
     return msgspec.structs.replace(snapshot, segments=segments)
 
 
-def admit(snapshot: TopicSnapshot, positions: Mapping[int, Position], limits: Limits) -> dict[int, Position]:
+def admit(snapshot: TopicSnapshot, positions: Mapping[int, Position], limits: BatchLimits) -> dict[int, Position]:
     """Where a micro-batch ends that begins at these positions. They stay as they are if nothing is new."""
     segments = snapshot.segments
     ends = {segment: _read_up_to(segments.get(segment), position) for segment, position in positions.items()}
@@ -160,7 +160,7 @@ def ranges(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot:
 
 
 def gone(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: TopicSnapshot) -> tuple[str, ...]:
-    """What of a micro-batch that was made earlier, and runs again, is not there any more; as `Standing.losses`."""
+    """Say which records of a micro-batch that runs again are not there any more; as `StreamPosition.losses`."""
     found = [
         f"segment {segment} of {snapshot.topic} is gone, and with it its records from offset {begin.get(segment, 0)}"
         for segment in sorted(end)
@@ -204,7 +204,7 @@ def _record_bytes(segment: SegmentSnapshot) -> float:
     return max(1.0, segment.bytes_per_record)
 
 
-def _within(waiting: Mapping[int, int], segments: Segments, limits: Limits, turn: int) -> Mapping[int, int]:
+def _within(waiting: Mapping[int, int], segments: Segments, limits: BatchLimits, turn: int) -> Mapping[int, int]:
     """How many records of each segment are within the limits."""
     if limits.records is not None:
         waiting = _share(waiting, dict.fromkeys(waiting, 1), max(1, limits.records), turn)

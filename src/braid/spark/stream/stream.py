@@ -44,14 +44,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from braid.model.errors import DataLoss, InvalidArgument
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Partition, Prune, plan_micro_batch
 from braid.spark.source.reading import record_batches
 from braid.spark.source.schema import arrow_schema
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.spark.stream.batch_limits import (
-    Limits,
+    BatchLimits,
     admit,
     beginning,
     bounded,
@@ -59,7 +59,7 @@ from braid.spark.stream.batch_limits import (
     latest,
     partitions,
     ranges,
-    standing,
+    stream_position,
 )
 from braid.spark.stream.offsets import StreamOffset, begins, is_other_topic
 from braid.spark.stream.subscription import QuerySubscription
@@ -121,15 +121,15 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if driver is not None:
             driver.close()
 
-    def _limits(self, limit: ReadLimit) -> Limits:
+    def _limits(self, limit: ReadLimit) -> BatchLimits:
         options = self._options
         match limit:
             case ReadAllAvailable():
-                return Limits()
+                return BatchLimits()
             case ReadMaxRows(max_rows=records):
-                return Limits(records, options.max_bytes_per_trigger)
+                return BatchLimits(records, options.max_bytes_per_trigger)
             case ReadMaxBytes(max_bytes=size):
-                return Limits(options.max_records_per_trigger, size)
+                return BatchLimits(options.max_records_per_trigger, size)
         raise InvalidArgument(f"Spark asks for a limit that a topic does not know: {limit}; limit records or bytes")
 
     # On executors.
@@ -145,7 +145,7 @@ class _Driver:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._connection = Connection(options)
+        self._connection = SourceConnection(options)
         self._view = TopicWatch(self._connection)
         self._target: TopicSnapshot | None = None
         """Set if the query ends when it has read what there is."""
@@ -174,7 +174,7 @@ class _Driver:
         snapshot = self._target or self._view.look()
         return StreamOffset(topic=snapshot.topic, topic_id=snapshot.topic_id, positions=latest(snapshot))
 
-    def next_end(self, start: Json, limits: Limits) -> Json:
+    def next_end(self, start: Json, limits: BatchLimits) -> Json:
         offset = StreamOffset.from_json(start, self._options.topic)
         snapshot = self._view.look()
         end = self._end_after(offset, snapshot, limits)
@@ -184,9 +184,9 @@ class _Driver:
                 end = self._end_after(offset, self._view.refresh_if_old(), limits)
         return start if end is None else end.to_json()
 
-    def _end_after(self, start: StreamOffset, snapshot: TopicSnapshot, limits: Limits) -> StreamOffset | None:
+    def _end_after(self, start: StreamOffset, snapshot: TopicSnapshot, limits: BatchLimits) -> StreamOffset | None:
         """None if there is nothing new."""
-        stands = standing(start, snapshot)
+        stands = stream_position(start, snapshot)
         if stands.losses:
             self._lost(stands.losses)
         seen = snapshot if self._target is None else bounded(snapshot, self._target)

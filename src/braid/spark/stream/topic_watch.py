@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from braid.client.retry import retrying
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.source.planning import Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.wire.operations import Kind, Positions, PositionsRequest, encode
@@ -45,7 +45,7 @@ class TopicWatch:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: SourceConnection,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -26,11 +26,11 @@ from braid.model.layout import LAST_HASH, HashRange
 from braid.spark.jobs.advise.rules import (
     RECORD_BYTES,
     TOLERANCE,
+    ActiveSegment,
     Advice,
-    Histogram,
     KeyLoad,
+    LoadHistogram,
     Policy,
-    Segment,
     Split,
     advise,
 )
@@ -116,11 +116,11 @@ def advise_topic(
     return make_report(snapshot.topic, since, histogram, keys, advice)
 
 
-def active_segments(snapshot: TopicSnapshot) -> list[Segment]:
+def active_segments(snapshot: TopicSnapshot) -> list[ActiveSegment]:
     """The segments that take records now, in order of their ranges: those that nobody has taken over from."""
     parents = {parent for segment in snapshot.segments.values() for parent in segment.parents}
     leaves = (segment for number, segment in snapshot.segments.items() if number not in parents)
-    found = [Segment(leaf.id, HashRange(leaf.first_hash, leaf.last_hash)) for leaf in leaves]
+    found = [ActiveSegment(leaf.id, HashRange(leaf.first_hash, leaf.last_hash)) for leaf in leaves]
     return sorted(found, key=lambda segment: segment.range)
 
 
@@ -170,7 +170,9 @@ def _load() -> Any:
 # From Spark to what rules.py takes.
 
 
-def collect_histogram(measured: DataFrame, layout: Sequence[Segment], bucket_s: int, target: int) -> Histogram:
+def collect_histogram(
+    measured: DataFrame, layout: Sequence[ActiveSegment], bucket_s: int, target: int
+) -> LoadHistogram:
     coarse = load_by_cell(measured).limit(MAX_BUCKETS * ((LAST_HASH + 1) // CELL + 1) + 1).toArrow()
     times, columns = np.unique(coarse["time"].to_numpy(), return_inverse=True)
     if len(times) > MAX_BUCKETS:
@@ -191,7 +193,7 @@ def collect_histogram(measured: DataFrame, layout: Sequence[Segment], bucket_s: 
     ]
     by_hash = _exact(measured, refined, times)
     rows = [by_hash[cell] if cell in refined else by_cell[cell : cell + 1] for cell in range(len(by_cell))]
-    return Histogram(
+    return LoadHistogram(
         bucket_s=bucket_s,
         times=tuple(map(int, times)),
         starts=np.concatenate(starts),
@@ -201,7 +203,7 @@ def collect_histogram(measured: DataFrame, layout: Sequence[Segment], bucket_s: 
     )
 
 
-def _cells_to_refine(by_cell: Any, unkeyed: Any, layout: Sequence[Segment], target: int) -> set[int]:
+def _cells_to_refine(by_cell: Any, unkeyed: Any, layout: Sequence[ActiveSegment], target: int) -> set[int]:
     """Those that a segment's border cuts, and the heaviest."""
     cut = {segment.range.start // CELL for segment in layout if segment.range.start % CELL}
     if by_cell.shape[1] == 0:
@@ -226,7 +228,7 @@ def _exact(measured: DataFrame, cells: set[int], times: Any) -> dict[int, Any]:
     return found
 
 
-def heavy_hashes(histogram: Histogram, target: int) -> list[int]:
+def heavy_hashes(histogram: LoadHistogram, target: int) -> list[int]:
     """The hashes on which a key worth mentioning could lie, the heaviest first. They are cells of their own."""
     if not histogram.times:
         return []
@@ -256,7 +258,7 @@ def collect_keys(keys: DataFrame) -> tuple[KeyLoad, ...]:
 
 
 def make_report(
-    topic: str, since: str | None, histogram: Histogram, keys: Sequence[KeyLoad], advice: Advice
+    topic: str, since: str | None, histogram: LoadHistogram, keys: Sequence[KeyLoad], advice: Advice
 ) -> AdviceReport:
     by_time = (histogram.loads.sum(axis=0) + histogram.unkeyed) if histogram.times else np.zeros(0, np.int64)
     total, unkeyed = int(by_time.sum()), int(histogram.unkeyed.sum())

@@ -55,14 +55,14 @@ MIN_RECORDS: Final = 1_000
 """Fewer say nothing about the next ones."""
 
 
-class Segment(msgspec.Struct, frozen=True):
+class ActiveSegment(msgspec.Struct, frozen=True):
     """An active segment."""
 
     id: int
     range: HashRange
 
 
-class Histogram(msgspec.Struct, frozen=True, eq=False):
+class LoadHistogram(msgspec.Struct, frozen=True, eq=False):
     """Load by cell of the ring and by bucket of time."""
 
     bucket_s: int
@@ -93,7 +93,7 @@ class Policy(msgspec.Struct, frozen=True):
     """Segments wanted: what the even share is a share of."""
 
 
-class SegmentLoad(JobReport, frozen=True):
+class SegmentShare(JobReport, frozen=True):
     segment_id: int
     hash_range: HashRange
     peak_load: int
@@ -136,11 +136,13 @@ class Advice(JobReport, frozen=True):
     actions: tuple[Split | Merge, ...]
     """In the order in which they are to be done."""
     hot_keys: tuple[HotKey, ...]
-    before: tuple[SegmentLoad, ...]
-    after: tuple[SegmentLoad, ...]
+    before: tuple[SegmentShare, ...]
+    after: tuple[SegmentShare, ...]
 
 
-def advise(layout: Sequence[Segment], histogram: Histogram, top_keys: Sequence[KeyLoad], policy: Policy) -> Advice:
+def advise(
+    layout: Sequence[ActiveSegment], histogram: LoadHistogram, top_keys: Sequence[KeyLoad], policy: Policy
+) -> Advice:
     """`layout` are the active segments in order of their ranges; cells must begin where segments begin."""
     assert tiles([segment.range for segment in layout], FULL_RANGE), "I6"
     ring = _Ring(histogram, policy.target)
@@ -164,7 +166,7 @@ def advise(layout: Sequence[Segment], histogram: Histogram, top_keys: Sequence[K
     )
 
 
-def followed(before: Sequence[SegmentLoad], actions: Sequence[Split | Merge]) -> dict[int, HashRange]:
+def followed(before: Sequence[SegmentShare], actions: Sequence[Split | Merge]) -> dict[int, HashRange]:
     """The active segments after these actions, and their ranges."""
     ranges = {each.segment_id: each.hash_range for each in before}
     for action in actions:
@@ -181,7 +183,7 @@ def followed(before: Sequence[SegmentLoad], actions: Sequence[Split | Merge]) ->
 class _Ring:
     """What was measured, so that the load of any run of cells is a subtraction."""
 
-    def __init__(self, histogram: Histogram, target: int) -> None:
+    def __init__(self, histogram: LoadHistogram, target: int) -> None:
         buckets = max(1, len(histogram.times))
         self.edges = np.append(histogram.starts, LAST_HASH + 1)
         keyed = histogram.loads.reshape(len(histogram.starts), -1)
@@ -241,7 +243,7 @@ class _Ring:
 class _Plan:
     """The layout as it becomes, action by action."""
 
-    def __init__(self, ring: _Ring, layout: Sequence[Segment], target: int) -> None:
+    def __init__(self, ring: _Ring, layout: Sequence[ActiveSegment], target: int) -> None:
         self.ring = ring
         self.target = target
         self.segments = list(layout)
@@ -293,21 +295,21 @@ class _Plan:
             return COLD * even
         return max(even, min(NEAR * even, self.highest))
 
-    def _new(self, hashes: HashRange) -> Segment:
+    def _new(self, hashes: HashRange) -> ActiveSegment:
         self.next_id += 1
-        return Segment(self.next_id - 1, hashes)
+        return ActiveSegment(self.next_id - 1, hashes)
 
-    def loads(self) -> tuple[SegmentLoad, ...]:
+    def loads(self) -> tuple[SegmentShare, ...]:
         even = self.ring.even_share
         found = []
         for segment in self.segments:
             peak = self.ring.peak(segment.range)
             share = self.ring.share(segment.range)
-            found.append(SegmentLoad(segment.id, segment.range, peak, share, peak / even if even else 0.0))
+            found.append(SegmentShare(segment.id, segment.range, peak, share, peak / even if even else 0.0))
         return tuple(found)
 
 
-def _hot_keys(ring: _Ring, layout: Sequence[Segment], keys: Sequence[KeyLoad]) -> tuple[HotKey, ...]:
+def _hot_keys(ring: _Ring, layout: Sequence[ActiveSegment], keys: Sequence[KeyLoad]) -> tuple[HotKey, ...]:
     found = []
     for key in sorted(keys, key=lambda each: (-each.peak_load, each.key)):
         if key.peak_load > ring.capacity / 2:
@@ -317,7 +319,7 @@ def _hot_keys(ring: _Ring, layout: Sequence[Segment], keys: Sequence[KeyLoad]) -
     return tuple(found)
 
 
-def _statement(records: int, plan: _Plan, before: Sequence[SegmentLoad], after: Sequence[SegmentLoad]) -> str:
+def _statement(records: int, plan: _Plan, before: Sequence[SegmentShare], after: Sequence[SegmentShare]) -> str:
     if records < MIN_RECORDS:
         return f"{records:,} records are too few to advise anything; at least {MIN_RECORDS:,} are needed."
     then, now = (max(each.evenness for each in loads) for loads in (before, after))

@@ -30,7 +30,7 @@ import msgspec
 from pyspark import StorageLevel
 
 from braid.model.names import TopicName
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.jobs.audit import queries
 from braid.spark.jobs.audit.rules import (
     EXPIRED,
@@ -52,7 +52,7 @@ from braid.spark.jobs.audit.tasks import AuditPiece, packed, plan_pieces, scan_p
 from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.snapshot import TopicSnapshot
+from braid.spark.source.snapshot import SegmentBounds, TopicSnapshot
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> AuditReport:
     """`options` are those of `format("braid")`: topic, and url or manifest."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
-    with Connection(read) as connection:
+    with SourceConnection(read) as connection:
         snapshot = connection.snapshot()
         facts, notes, findings = _facts(connection, snapshot)
         findings += _starts(connection, facts)
@@ -139,8 +139,10 @@ def batch_rows(
     return task_rows(spark, "audit", queries.BATCH_SCHEMA, tasks, partial(scan_pieces, options, topic, bare))
 
 
-def _facts(connection: Connection, snapshot: TopicSnapshot) -> tuple[dict[int, SegmentFacts], list[str], list[Finding]]:
-    """What manifests and a listing of storage say."""
+def _facts(
+    connection: SourceConnection, snapshot: TopicSnapshot
+) -> tuple[dict[int, SegmentFacts], list[str], list[Finding]]:
+    """Collect what manifests and a listing of storage say: facts, notes and findings."""
     facts: dict[int, SegmentFacts] = {}
     notes: list[str] = []
     findings: list[Finding] = []
@@ -153,17 +155,8 @@ def _facts(connection: Connection, snapshot: TopicSnapshot) -> tuple[dict[int, S
             # Listed first: what is exported meanwhile is then listed by the manifest, and not by the listing.
             names = [stat.name.removeprefix(f"{folder}/") for stat in connection.call(objects.list(folder))]
             manifest = connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
-        fact = facts[segment.id] = SegmentFacts(
-            id=segment.id,
-            descriptor=segment.descriptor,
-            parents=segment.parents,
-            first_hash=segment.first_hash,
-            last_hash=segment.last_hash,
-            earliest=segment.earliest,
-            end=segment.end,
-            sealed=segment.sealed,
-            manifest=manifest,
-        )
+        bounds = {name: getattr(segment, name) for name in SegmentBounds.__struct_fields__}
+        fact = facts[segment.id] = SegmentFacts(**bounds, manifest=manifest)
         findings += missing_manifest(fact, names)
         if (note := unreferenced(fact, names)) is not None:
             notes.append(note)
@@ -174,7 +167,7 @@ def _facts(connection: Connection, snapshot: TopicSnapshot) -> tuple[dict[int, S
     return facts, notes, findings
 
 
-def _starts(connection: Connection, facts: Mapping[int, SegmentFacts]) -> list[Finding]:
+def _starts(connection: SourceConnection, facts: Mapping[int, SegmentFacts]) -> list[Finding]:
     """Asks the owners again where a chunk begins above what they said before: only that tells retention from loss."""
     doubtful = [
         fact

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from braid.spark.source.snapshot import SegmentBounds
 from braid.storage.history.manifest import SegmentManifest
 
 RULES: Final[Mapping[str, str]] = {
@@ -68,17 +69,9 @@ class Finding(msgspec.Struct, frozen=True, order=True):
         return self.rule, self.segment, self.offset
 
 
-class SegmentFacts(msgspec.Struct, frozen=True):
+class SegmentFacts(SegmentBounds, frozen=True):
     """What is known of a segment before its batches are read."""
 
-    id: int
-    descriptor: str
-    parents: tuple[int, ...]
-    first_hash: int
-    last_hash: int
-    earliest: int
-    end: int
-    sealed: bool
     manifest: SegmentManifest | None
 
 

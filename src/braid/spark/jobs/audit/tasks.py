@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.jobs.audit.queries import SEQUENCE_BIAS
 from braid.spark.jobs.audit.rules import EXPIRED, Finding, SegmentFacts
 from braid.spark.jobs.audit.scan import ChunkScan, LogWalk, Seen
@@ -108,7 +108,7 @@ def scan_pieces(
 ) -> Iterator[Any]:
     """What one task does."""
     rows = _Rows()
-    with Connection(options) as connection:
+    with SourceConnection(options) as connection:
         for piece in pieces:
             for found in _Scan(connection, topic, facts[piece.segment], piece).run():
                 rows.add(piece, found)
@@ -120,7 +120,9 @@ def scan_pieces(
 class _Scan:
     """Of one piece."""
 
-    def __init__(self, connection: Connection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece) -> None:
+    def __init__(
+        self, connection: SourceConnection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece
+    ) -> None:
         self._connection = connection
         self._topic = topic
         self._fact = fact

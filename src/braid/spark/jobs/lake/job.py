@@ -33,16 +33,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.jobs.bounded_read import columns_schema, rows_between
 from braid.spark.jobs.lake.parquet import ParquetTable
-from braid.spark.jobs.lake.table import Landed, Table
+from braid.spark.jobs.lake.table import LakeTable, Landed
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
 from braid.spark.source.snapshot import TopicSnapshot
-from braid.spark.stream.batch_limits import Limits, admit, bounded, ranges, standing
+from braid.spark.stream.batch_limits import BatchLimits, admit, bounded, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset, is_other_topic
 from braid.spark.stream.topic_watch import TopicWatch
 
@@ -57,7 +57,7 @@ _TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
 _writing: Final = threading.Lock()
 
 
-class Step(msgspec.Struct, frozen=True):
+class LakeStep(msgspec.Struct, frozen=True):
     """What lands next, in one commit."""
 
     landed: Landed
@@ -109,7 +109,7 @@ class LakeReport(JobReport, frozen=True, kw_only=True):
     seconds: float
 
 
-def open_table(where: str, kind: str) -> Table:
+def open_table(where: str, kind: str) -> LakeTable:
     if kind == "parquet":
         return ParquetTable(where)
     if kind == "delta":
@@ -145,11 +145,11 @@ def begin(landed: Landed | None, snapshot: TopicSnapshot, columns: Sequence[str]
 def next_step(
     snapshot: TopicSnapshot,
     landed: Landed,
-    limits: Limits,
+    limits: BatchLimits,
     *,
     target: TopicSnapshot | None = None,
     skip_lost: bool = False,
-) -> Step | None:
+) -> LakeStep | None:
     """What lands next in a table that holds `landed`, as far as `target` goes; None if nothing is new. `DataLoss` if
     something is gone that should land first. Where the table stands is judged by the topic as it is now: another run
     may have landed more than there was when this one took its target."""
@@ -157,7 +157,7 @@ def next_step(
         known: dict[int, Position] = {segment: found.earliest for segment, found in snapshot.segments.items()}
     else:
         known = landed.positions
-    place = standing(_offset(msgspec.structs.replace(landed, positions=known)), snapshot)
+    place = stream_position(_offset(msgspec.structs.replace(landed, positions=known)), snapshot)
     if place.losses and not skip_lost:
         raise DataLoss(
             f"{'; '.join(place.losses)}. The table of topic {landed.topic} stands before that: run it again with "
@@ -171,7 +171,7 @@ def next_step(
     # A segment that the topic has forgotten is finished, or lost: nothing more will come of it.
     forgotten: dict[int, Position] = {each: END for each in landed.positions if each not in ends}
     after = msgspec.structs.replace(landed, step=landed.step + 1, positions=forgotten | ends)
-    return Step(
+    return LakeStep(
         after,
         tuple(wanted),
         others=tuple(snapshot.segments.keys() - {each.segment for each in wanted}),
@@ -187,7 +187,7 @@ def _offset(landed: Landed) -> StreamOffset:
 # Acting.
 
 
-def step_rows(spark: SparkSession, source: Mapping[str, str], step: Step) -> DataFrame:
+def step_rows(spark: SparkSession, source: Mapping[str, str], step: LakeStep) -> DataFrame:
     """The rows of a step, in few and large partitions: each becomes a file."""
     files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
     return rows_between(spark, source, step.ranges, step.others, step.landed.columns, minPartitions=str(max(1, files)))
@@ -212,7 +212,7 @@ def _microseconds(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(_TIMESTAMPS, before)
 
 
-def land(spark: SparkSession, source: Mapping[str, str], table: Table, step: Step) -> StepReport:
+def land(spark: SparkSession, source: Mapping[str, str], table: LakeTable, step: LakeStep) -> StepReport:
     """Read, write, commit."""
     began = time.monotonic()
     folder = table.stage(step.landed.step)
@@ -239,7 +239,7 @@ class Lake:
         self,
         spark: SparkSession,
         source: Mapping[str, str],
-        table: Table,
+        table: LakeTable,
         *,
         columns: Sequence[str] | None = None,
         max_records: int = MAX_RECORDS,
@@ -251,7 +251,7 @@ class Lake:
         self._options = SourceOptions.parse(source)
         self._table = table
         self._columns = columns
-        self._limits = Limits(records=max_records)
+        self._limits = BatchLimits(records=max_records)
         self._skip_lost = skip_lost
         self._on_step = on_step
         self._steps: list[StepReport] = []
@@ -263,7 +263,7 @@ class Lake:
         """Land what the topic holds now, or with `follow` also what comes, until that is set."""
         began = time.monotonic()
         columns_schema(self._columns or SOURCE_SCHEMA.names)
-        with Connection(self._options) as connection:
+        with SourceConnection(self._options) as connection:
             view = TopicWatch(connection)
             now = view.refresh()
             before = begin(self._table.landed(), now, self._columns, self._table.path)
@@ -281,12 +281,12 @@ class Lake:
             after = begin(self._table.landed(), now, before.columns, self._table.path)
         return self._report(after, now, leftovers, time.monotonic() - began)
 
-    def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> Step | None:
+    def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> LakeStep | None:
         """The next step from where the table stands."""
         landed = begin(self._table.landed(), now, columns, self._table.path)
         return next_step(now, landed, self._limits, target=target, skip_lost=self._skip_lost)
 
-    def _land(self, step: Step, plan_again: Callable[[], Step | None]) -> None:
+    def _land(self, step: LakeStep, plan_again: Callable[[], LakeStep | None]) -> None:
         try:
             report = land(self._spark, self._source, self._table, step)
         except Exception:

@@ -90,7 +90,7 @@ class Landing(msgspec.Struct, frozen=True):
         return sum(file.bytes for file in self.files)
 
 
-class Table(Protocol):
+class LakeTable(Protocol):
     """A folder that a topic lands in. Everything here runs on the driver."""
 
     @property

@@ -36,7 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
-from braid.spark.connection import Connection
+from braid.spark.connection import SourceConnection
 from braid.spark.jobs.bounded_read import rows_between
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
@@ -44,7 +44,7 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Prune, Range
 from braid.spark.source.ranges import check_named
 from braid.spark.source.snapshot import TopicSnapshot
-from braid.spark.stream.batch_limits import Limits, admit, beginning, bounded, ranges, standing
+from braid.spark.stream.batch_limits import BatchLimits, admit, beginning, bounded, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset
 
 MAX_RECORDS: Final = 20_000_000
@@ -153,13 +153,13 @@ def next_step(
     snapshot: TopicSnapshot,
     replay: Replay,
     positions: Mapping[int, Position],
-    limits: Limits,
+    limits: BatchLimits,
     times: Prune,
     parallelism: int,
 ) -> ReplayStep | None:
     """What is copied next, from these positions; None if that is nothing."""
     offset = StreamOffset(topic=replay.source, topic_id=replay.source_id, positions=dict(positions))
-    place = standing(offset, snapshot)
+    place = stream_position(offset, snapshot)
     if place.losses:
         raise DataLoss(
             f"{'; '.join(place.losses)}. The replay cannot go on behind that; begin a new one with another --name, "
@@ -251,7 +251,7 @@ class ReplayRun:
         self._options = SourceOptions.parse({**self._source, **self._bounds}).for_batch()
         self._times = Prune(since_us=self._options.starting_timestamp, before_us=self._options.ending_timestamp)
         self._journal = journal
-        self._limits = Limits(records=max_records)
+        self._limits = BatchLimits(records=max_records)
         self._create = create
         self._on_step = on_step
         self._ranges: dict[int, Range] = {}
@@ -261,7 +261,7 @@ class ReplayRun:
     def run(self) -> ReplayReport:
         began = time.monotonic()
         sink = SourceOptions.parse({name: self._sink[name] for name in self._sink if name in _CONNECTING})
-        with Connection(self._options) as connection, Connection(sink) as target, self._journal:
+        with SourceConnection(self._options) as connection, SourceConnection(sink) as target, self._journal:
             goal = connection.snapshot()
             if self._journal.read() is None:
                 first_positions(self._options, goal)  # Bounds that cannot be are refused before anything is made.
@@ -305,7 +305,7 @@ class ReplayRun:
         self._on_step(step)
         return replay
 
-    def _target(self, target: Connection, source: TopicSnapshot) -> TopicSnapshot:
+    def _target(self, target: SourceConnection, source: TopicSnapshot) -> TopicSnapshot:
         path = self._sink["topic"]
         try:
             return target.snapshot()
