@@ -1,6 +1,6 @@
 """The three reactors to an ownership record (model/ownership.py). All of them are pure functions.
 
-    owner_step      the broker that a record names    broker/segments/host.py acts
+    owner_step      the broker that a record names    broker/segments/segments.py acts
     leader_step     the cluster leader                cluster/leader.py acts
     move_request    an operator's call                broker/admin/moves.py acts
 
