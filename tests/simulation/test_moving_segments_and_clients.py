@@ -295,7 +295,7 @@ async def test_whoever_joins_at_another_broker_is_told_where_the_controller_is(s
             await until(lambda: brokers.controller() == "b")
             for name in "ac":
                 broker = brokers.running[name]
-                await until(lambda broker=broker: broker.controllers.address(PATH))  # type: ignore[misc]
+                await until(lambda broker=broker: broker.group_host.controllers.address(PATH))  # type: ignore[misc]
                 with pytest.raises(Moved) as refused:
                     await links[name].ask(Kind.JOIN, join, Joined, 5)
                 assert refused.value.owner == f"b:{PORT}"
