@@ -1,7 +1,7 @@
 """Since when brokers are gone, as far as this broker has seen.
 
-The metadata store does not tell: a registration that ended leaves nothing behind. Every broker watches, not only the
-leader, so that a new leader need not begin to count again; one that has just started counts from its start.
+The metadata store does not tell: a registration that ended leaves no trace. Every broker watches, not only the leader,
+so that a new leader need not begin to count again. A broker that has just started counts from its start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from braid.cluster.members import Members
 from braid.ports.clock import Clock
 
 MAX_REMEMBERED: Final = 10_000
-"""Brokers that went, and own nothing as far as anybody asked; beyond it the ones that went first are forgotten."""
+"""How many brokers that are gone are remembered; beyond this limit, those that went first are forgotten."""
 
 
 class Downtime:
@@ -24,8 +24,8 @@ class Downtime:
         members.brokers.on_change.append(self._on_change)
 
     def since(self, brokers: Iterable[str]) -> dict[str, float]:
-        """For each of these that is not live, when it was seen to be gone, on the clock's `monotonic()`. One that was
-        never seen counts as gone from the first time that somebody asks."""
+        """Return when each of these brokers that is not live was seen to be gone, on the clock's `monotonic()`. A
+        broker that was never seen counts as gone from the first call that names it."""
         now = self._clock.monotonic()
         return {id_: self._since.setdefault(id_, now) for id_ in sorted(brokers) if not self._members.is_live(id_)}
 

@@ -1,13 +1,13 @@
 """The cluster leader: gives segments to brokers, drains and balances them.
 
-Every broker is a candidate, under its own lease. Who leads looks at the whole cluster whenever something changed, and
-every few seconds even if nothing did; decides (leader_step.py, balance.py); and writes what was decided, each record by
-itself, compared with the one that it was decided on and with the leadership (`fence`): a leader that was replaced
-changes nothing (I3). It remembers nothing that it would have to carry on with, so a leader that dies between any two
-writes leaves nothing half done that its successor does not find.
+Every broker is a candidate, under its own lease. The leader looks at the whole cluster whenever something changed, and
+every few seconds even if nothing did. It decides (leader_step.py, balance.py) and writes its decisions, each record by
+itself. Each write compares the record that it was decided on, and the leadership (`fence`): a leader that was replaced
+changes nothing (I3). The leader remembers nothing that a successor would need: everything that it has begun is in the
+records.
 
-A change is acted on at once. What follows within `CALM_S` is gathered, so that a thousand changes do not cost a
-thousand looks; a pass is never overtaken by the next one.
+The leader acts on a change immediately. Changes that follow within `CALM_S` are gathered, so that a thousand changes do
+not cost a thousand passes; one pass ends before the next begins.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from braid.model.ids import Revision
 from braid.ports.clock import Clock
 
 LOOK_S: Final = 5.0
-"""Time alone changes what is to be done: policies wait for it."""
+"""Look so often even without a change: policies wait for times."""
 CALM_S: Final = 0.02
 CALM_FACTOR: Final = 4
-"""Where there are many segments, a look takes long; it is followed by so many times as long without one, because the
-broker has other things to do."""
+"""Where there are many segments, a pass takes long. A pause of so many times its length follows, because the broker has
+other things to do."""
 AGAIN_S: Final = 0.5
-"""After a store that did not answer."""
+"""The pause after a store that did not answer."""
 WRITES_AT_ONCE: Final = 16
 DRAIN_AGAIN_S: Final = 10.0
-"""How long a segment rests whose owner gave a move up, before it is asked again: what prevented it may last."""
+"""How long a segment rests after its owner gave a move up, before the leader asks again: the cause may last."""
 RESIGN_S: Final = 2.0
-"""How long a leader that stops tries to say so; its lease ends anyway."""
+"""How long a leader that stops tries to resign; its lease ends anyway."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -79,11 +79,11 @@ class Leader:
     ) -> None:
         self.config: Final = config or LeaderConfig()
         self.decisions: Final[Counter[Reason]] = Counter()
-        """That were written, since this broker started."""
+        """How many decisions were written since this broker started."""
         self.on_deleting: list[Callable[[str], None]] = []
         """Called, while this broker leads, with the path of each topic whose deletion has not ended: at each look."""
         self.on_failure: Callable[[BaseException], None] | None = None
-        """Told when it can lead no more: our bug."""
+        """Called when leading has failed by a bug of ours."""
         self._view = view
         self._topics = topics
         self._owners = owners
@@ -101,9 +101,9 @@ class Leader:
         self._task: asyncio.Task[None] | None = None
         self._balanced_at: float | None = None
         self._thought_s = 0.0
-        """How long the last look has kept the loop."""
+        """How long the last pass has kept the loop."""
         self._drained_at: dict[SegmentRef, float] = {}
-        """When segments were last given a move by this leader, because their owner drains."""
+        """When this leader last gave each segment a move because its owner drains."""
 
     @property
     def leading(self) -> bool:
@@ -111,18 +111,18 @@ class Leader:
 
     @property
     def leader(self) -> str | None:
-        """The id of whoever leads, as far as this broker knows."""
+        """Return the id of the leader, as far as this broker knows."""
         return self._leaders.get(paths.CLUSTER_LEADER)
 
     def snapshot(self) -> Snapshot:
         return taken(self._topics, self._owners, self._members, self._downtime)
 
     def waiting(self) -> list[Waiting]:
-        """The segments that wait for a broker. Every broker can tell."""
+        """Return the segments that wait for a broker. Every broker can tell."""
         return waiting(self.snapshot())
 
     def balance_plan(self) -> BalancePlan:
-        """What balancing would do now, whether or not it is enabled. Every broker can tell."""
+        """Return what balancing would do now, whether or not it is enabled. Every broker can tell."""
         view = self.snapshot().cluster_view(copies_history=self.config.copies_history)
         return plan(view, self.config.policy, self._past.remembered(self.config.policy), self._clock.now_us())
 
@@ -134,7 +134,7 @@ class Leader:
         self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
-        """Lead no more, and let others know."""
+        """Stop leading, and resign."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -149,7 +149,7 @@ class Leader:
             task.result()
 
     async def _resign(self, lease: Lease) -> None:
-        # By the lease, not by what is remembered: a campaign that is cancelled may have won just then.
+        # By the lease, not by `_leadership`: a campaign that is cancelled may have won just then.
         entry = await self._election.leader()
         if entry is not None and entry.lease == lease.id:
             await self._election.resign(Leadership(entry.key, entry.revision, lease.id))
@@ -164,7 +164,7 @@ class Leader:
         with contextlib.suppress(LeaseLost, ShuttingDown):
             while True:
                 leadership = await self._election.campaign(self._id.encode(), lease)
-                # What the leaders before this one wrote stands at lower revisions: from here on it is known.
+                # Earlier leaders wrote at lower revisions: from here on, the view shows everything that they wrote.
                 await self._view.caught_up(leadership.revision)
                 _log.info("broker %s leads the cluster", self._id)
                 self._leadership = leadership
@@ -175,7 +175,7 @@ class Leader:
                     _log.info("broker %s does not lead the cluster any more", self._id)
 
     def _holds(self, leadership: Leadership) -> bool:
-        """Whether it still leads, as far as it can know."""
+        """Tell whether this broker still leads, as far as it can know."""
         known = self._leaders.known(paths.CLUSTER_LEADER)
         return (
             known is not None
@@ -185,7 +185,7 @@ class Leader:
         )
 
     async def _lead(self, leadership: Leadership) -> None:
-        """Returns when the leadership is over."""
+        """Lead until the leadership is over."""
         while self._holds(leadership):
             began, seen = self._clock.monotonic(), self._view.changes
             try:
@@ -227,18 +227,18 @@ class Leader:
                     raise outcome
 
     async def _write(self, decision: Decision, leadership: Leadership) -> Revision | None:
-        """None when it was not to be: somebody else was faster, or leads."""
+        """Write a decision. Returns None when another writer was faster, or another broker leads."""
         if not self._holds(leadership):
             return None
         conditions: list[Condition] = [leadership.fence]
         path = decision.segment.topic.path
         try:
-            # Nothing is given away of a topic that is being deleted, or has become another one.
+            # No segment is given away of a topic that is being deleted, or was replaced by another of its name.
             conditions.append(self._topics.unchanged(path))
         except TopicNotFound:
             return None
         if decision.reason is Reason.CONTINUED:
-            # What was accepted is that a broker is gone. One that has come back meanwhile has lost nothing.
+            # The loss was accepted because the owner is gone. An owner that has come back meanwhile has lost nothing.
             known = self._owners.known(decision.segment)
             if known is None:
                 return None
@@ -271,7 +271,7 @@ class Leader:
 
 
 def described(decision: Decision) -> str:
-    """For the log."""
+    """Describe a decision for the log."""
     record = decision.record
     if record.move is not None:
         return f"{decision.segment} is to move from {record.owner} to {record.move.to} ({decision.reason.value})"

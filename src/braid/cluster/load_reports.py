@@ -1,7 +1,7 @@
 """A broker's report of its load, for placing and balancing: measured every few seconds, stored under its lease.
 
-A report that says nothing new is not stored: every one is a write that all brokers hear of. But it is stored at least
-every `STORE_S`, because balancing takes old reports for those of a broker that cannot report any more.
+A report without news is not stored, because every broker hears of each write. But a report is stored at least every
+`STORE_S`: to balancing, an old report means a broker that cannot report any more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from braid.ports.tasks import end
 MEASURE_S: Final = 5.0
 STORE_S: Final = 30.0
 CHANGED: Final = 0.1
-"""A rate that changed by this part of itself is news,"""
+"""A rate that changed by this part of itself is news, unless it changed by less than the next number."""
 NEWS_BYTES_PER_S: Final = 256 << 10
-"""unless it is a matter of fewer bytes,"""
 NEWS_CPU: Final = 0.1
-"""and so is so much of a core."""
+"""A change by this part of a core is news."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ SegmentKey = tuple[str, int]
 
 
 class SegmentReading(NamedTuple):
-    """What one segment has counted; bytes since this broker opened it."""
+    """The counters of one segment; bytes are counted since this broker opened it."""
 
     topic_path: str
     segment_id: int
@@ -44,21 +43,21 @@ class SegmentReading(NamedTuple):
     bytes_out: int
     history_bytes: int
     backlog_bytes: int = 0
-    """What all its subscriptions together have before them."""
+    """Bytes that its subscriptions have not consumed, added up."""
 
 
 class Reading(NamedTuple):
-    """What a broker has counted."""
+    """The counters of a broker."""
 
     segments: list[SegmentReading]
-    """Those that it serves now."""
+    """The segments that it serves now."""
     records_in: int
     adopted_generation: int | None
     """The oldest routing that one of its clients works with."""
 
 
 class Rates:
-    """Readings as they come, made into rates."""
+    """Makes rates of successive readings."""
 
     def __init__(self) -> None:
         self._meters: dict[SegmentKey, tuple[Meter, Meter]] = {}
@@ -75,7 +74,7 @@ class Rates:
         meters: dict[SegmentKey, tuple[Meter, Meter]] = {}
         for each in reading.segments:
             key = (each.topic_path, each.segment_id)
-            # One that is seen for the first time has no rate yet.
+            # A segment that is seen for the first time has no rate yet.
             before = self._meters.get(key) or (Meter(each.bytes_in, now_s), Meter(each.bytes_out, now_s))
             meters[key] = before[0].seen(each.bytes_in, now_s), before[1].seen(each.bytes_out, now_s)
         self._meters = meters
@@ -103,7 +102,7 @@ class Rates:
 
 
 def is_news(report: LoadReport, stored: LoadReport | None) -> bool:
-    """Whether somebody would decide otherwise by it."""
+    """Tell whether the report differs enough from the stored one to change a decision."""
     if stored is None or report.at - stored.at >= STORE_S * 1_000_000 or report.at < stored.at:
         return True
     if (report.segments, report.adopted_generation) != (stored.segments, stored.adopted_generation):
@@ -142,7 +141,7 @@ class LoadReports:
         await end(task)
 
     async def _keep(self, lease: Lease) -> None:
-        """Until the lease is lost; the report goes with it."""
+        """Report until the lease is lost, which also removes the report."""
         stored: LoadReport | None = None
         with contextlib.suppress(LeaseLost):
             while True:

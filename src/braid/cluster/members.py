@@ -1,8 +1,9 @@
-"""The brokers of the cluster: who is alive, and who is to own nothing.
+"""The brokers of the cluster: which are alive, and which are to own nothing.
 
-Alive is who has a registration, which lives as long as its lease. Draining is a wish, kept beside it without a lease:
-a broker that restarts in the middle of its maintenance must not be given segments again. What is shown as a broker's
-state follows from the two and from what it owns (snapshot.py), so that no third record can disagree with them.
+A broker with a registration is alive; the registration lives as long as the broker's lease. A drain is a second key
+without a lease: a broker that restarts in the middle of its maintenance must not be given segments again. The state
+that is shown of a broker follows from the two and from what it owns (snapshot.py), so that no third record can disagree
+with them.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class Members:
         return broker_id in self.brokers
 
     def is_active(self, broker_id: str) -> bool:
-        """Whether it may be given segments."""
+        """Tell whether the broker may be given segments."""
         registration = self.brokers.get(broker_id)
         return (
             registration is not None and registration.state == BrokerState.ACTIVE.value and broker_id not in self.drains
         )
 
     def address(self, broker_id: str) -> str:
-        """Empty if it is not there."""
+        """Return the broker's address; empty if the broker is not there."""
         registration = self.brokers.get(broker_id)
         return registration.address if registration is not None else ""

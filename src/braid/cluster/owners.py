@@ -1,8 +1,7 @@
 """The ownership records of all segments, as this broker knows them, and the one way to change them.
 
-A change compares the record that it was decided on. When the answer is lost, the record is read back: every record is
-unique (an epoch has one owner, and within an epoch each state comes once), so finding it tells that the change was
-made.
+A change compares the record that it was decided on. When the answer is lost, the record is read back. Every record is
+unique (an epoch has one owner, and within an epoch each state comes once), so a record that is found was written.
 """
 
 from __future__ import annotations
@@ -73,8 +72,9 @@ class Owners:
         conditions: Sequence[Condition] = (),
         operations: Sequence[Operation] = (),
     ) -> Revision | None:
-        """Replace the record that was written at `revision` (0: there was none). The new revision; None when it was
-        not so any more, or another condition failed: nothing was written. `MetadataUncertain` if it cannot be told."""
+        """Replace the record that was written at `revision` (0: there was none). Returns the new revision, or None when
+        the record has changed or another condition failed: nothing was written. `MetadataUncertain` if it is not known
+        whether the record was written."""
         key = paths.ownership(name.topic.path, name.descriptor)
         value = record.to_json()
         for _ in range(MAX_TRIES):
@@ -93,7 +93,7 @@ class Owners:
 
 
 def _identify(key: str) -> SegmentKey | None:
-    """A key that names no segment, whoever wrote it, is no record of ours."""
+    """Return the segment that a key names; None for a key that is no ownership record."""
     found = paths.segment_of_ownership(key)
     if found is not None:
         try:

@@ -4,16 +4,16 @@ A broker's load is three numbers, added up with weights; the lowest sum gets the
 
     score = 1 · segments / mean segments  +  2 · bytes per second / mean bytes per second  +  1 · cpu
 
-Means are over the available brokers. Bytes count most, because they are what a broker works for. The number of
-segments stands for the load that they may get later; it is all that there is to go by when nothing happens yet. The
-processor is absolute: that one idle broker uses half as much as another says nothing, that one is at its limit does.
+Means are over the available brokers. Bytes count most, because they are a broker's work. The number of segments stands
+for the load that they may get later; before there is traffic, nothing else is known. The processor counts absolutely:
+one idle broker that uses half as much as another means nothing, but a broker at its limit does.
 
 **Loads follow ownership.** Reports are some seconds old, ownership records are not. So a broker's bytes are those of
-the segments that it owns *now*, each at the rate that its owner reported, or its last owner where the new one has not
-seen it yet, plus the part of the broker's own sum that belongs to no reported segment. Placing many segments one after
-the other, or draining a broker in portions, therefore never piles everything on the one that was idle a moment ago.
+the segments that it owns *now*, each at the rate that its owner reported (its last owner, where the new one has not
+reported it yet), plus the part of the broker's own sum that belongs to no reported segment. So placing many segments
+one after the other, or draining a broker in portions, never piles everything on the broker that was idle a moment ago.
 
-Nothing but the arguments decides. Ties go to the lower id, so two leaders in turn come to the same result.
+Only the arguments decide. Ties go to the lower id, so two leaders in turn come to the same result.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Loads = Mapping[str, LoadReport]
 
 
 def place_all(segments: Iterable[SegmentRef], tally: Tally) -> dict[SegmentRef, str]:
-    """Brokers for many segments at once, which the tally counts from now on; none if no broker is available.
+    """Return brokers for many segments together, which the tally counts from now on; none if no broker is available.
 
-    The segments of one topic go to different brokers as far as there are any, so that a topic gets more throughput with
-    more segments; which brokers these are, and who gets a second one, is a question of load.
+    The segments of one topic go to different brokers as far as possible, so that a topic gets more throughput with more
+    segments. The load decides which brokers these are, and which broker gets a second segment.
     """
     if not tally.available:
         return {}
@@ -55,7 +55,7 @@ def place_all(segments: Iterable[SegmentRef], tally: Tally) -> dict[SegmentRef, 
 
 
 class Tally:
-    """What every broker has to do, and would have to after what was decided so far. Lives for one decision."""
+    """The load of every broker, as it will be after the decisions so far. Lives for one decision."""
 
     def __init__(self, brokers: Iterable[BrokerView], loads: Loads, owned: Iterable[SegmentPlacement]) -> None:
         views = list(brokers)
@@ -64,7 +64,7 @@ class Tally:
         self.bytes_per_s: Final = {broker.id: 0 for broker in views}
         self.cpu: Final = {broker.id: loads[broker.id].cpu if broker.id in loads else 0.0 for broker in views}
         self.reported: Final[dict[SegmentRef, SegmentLoad]] = {}
-        """Of each segment that any report names: what its owner says, or else the youngest report."""
+        """The load of each segment that any report names: from its owner's report, or else from the youngest."""
         self._topics: Counter[tuple[str, str]] = Counter()
         by_broker = {broker: _by_segment(report) for broker, report in loads.items()}
         for broker in sorted(loads, key=lambda broker: (loads[broker].at, broker)):
@@ -80,7 +80,7 @@ class Tally:
                 self.add(segment.ref, segment.owner)
 
     def rate(self, segment: SegmentRef) -> int:
-        """Its bytes per second in and out; 0 if nobody reported it."""
+        """Return the segment's bytes per second, in and out; 0 if no report names it."""
         load = self.reported.get(segment)
         return 0 if load is None else load.bytes_per_s
 
@@ -95,19 +95,20 @@ class Tally:
         self.bytes_per_s[broker] -= self.rate(segment)
 
     def mean_bytes_per_s(self) -> float:
-        """Over the available brokers, of which there must be one."""
+        """Return the mean over the available brokers, of which there must be one."""
         return sum(self.bytes_per_s[broker] for broker in self.available) / len(self.available)
 
     def spread(self) -> float:
-        """How many times the mean the busiest available broker has. 1 is even, also where nothing happens."""
+        """Return how many times the mean load the busiest available broker has. 1 is even, also without any load."""
         mean = self.mean_bytes_per_s() if self.available else 0
         return max(self.bytes_per_s[broker] for broker in self.available) / mean if mean else 1.0
 
     def least_loaded(
         self, segment: SegmentRef, *, allowed: Collection[str] | None = None, avoid: str | None = None
     ) -> str | None:
-        """None if nobody can have it. `allowed` are the brokers that can, for instance those that hold its history;
-        None: every broker. `avoid` gets it only if nobody else can: where it was, when somebody asked to unload it."""
+        """Return the broker for a segment; None if no broker can have it. `allowed` are the brokers that can, for
+        instance those that hold its history; None: every broker. `avoid`, for instance the broker that the segment is
+        to leave, gets it only if no other broker can."""
         able = [broker for broker in self.available if allowed is None or broker in allowed]
         others = [broker for broker in able if broker != avoid]
         scores = self.scores()
@@ -118,7 +119,7 @@ class Tally:
         )
 
     def scores(self) -> dict[str, float]:
-        """By available broker; lower is less loaded."""
+        """Score each available broker; lower is less loaded."""
         count = len(self.available) or 1
         segments = sum(len(self.segments[broker]) for broker in self.available) / count
         bytes_per_s = sum(self.bytes_per_s[broker] for broker in self.available) / count

@@ -1,7 +1,7 @@
-"""What decisions about the cluster are made on: one state of the metadata, as plain values.
+"""The cluster at one moment, as plain values, for decisions.
 
-Everything in a snapshot comes from one view, so from one revision. `gone_since` does not: no store has it. It is what
-this broker saw itself (downtime.py).
+Everything in a snapshot comes from one view, so from one revision. Only `gone_since` does not: no store has it, so this
+broker watches itself (downtime.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from braid.model.topic import Topic
 
 class KnownTopics(Protocol):
     def all(self) -> dict[str, Topic]:
-        """By path, also those that are being deleted."""
+        """Return all topics by path, also those that are being deleted."""
 
     def unchanged(self, path: str) -> Compare:
-        """Holds while the topic is as it is known. `TopicNotFound`"""
+        """Return a condition that holds while the topic is as it is known. `TopicNotFound`"""
 
 
 class Placed(NamedTuple):
@@ -61,7 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """When brokers that are not live were last seen so, on a clock that never goes back."""
 
     def segments(self) -> Iterator[Placed]:
-        """Of all topics that are not being deleted, in order."""
+        """Yield the segments of all topics that are not being deleted, in order."""
         for path, topic in sorted(self.topics.items()):
             if not topic.deleting:
                 for info in topic.layout.segments.values():
@@ -71,12 +71,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return broker in self.brokers
 
     def is_active(self, broker: str) -> bool:
-        """Whether it may be given segments."""
+        """Tell whether the broker may be given segments."""
         found = self.brokers.get(broker)
         return found is not None and found.available
 
     def tally(self) -> Tally:
-        """What each broker has to do. A segment that is to move counts for where it goes."""
+        """Add up the load of each broker. A segment that is to move counts for its target."""
         owned = [
             SegmentPlacement(
                 topic_path=each.path,
@@ -89,7 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return Tally(self.brokers.values(), self.loads, owned)
 
     def cluster_view(self, *, copies_history: bool) -> ClusterView:
-        """What balancing decides on."""
+        """Return the values that balancing decides on."""
         owned = tuple(
             SegmentPlacement(
                 topic_path=each.path,
@@ -106,12 +106,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_settling(record: Ownership) -> bool:
-    """Whether it is on its way, so that nobody may move it now."""
+    """Tell whether the segment is on its way, so that it must not be moved now."""
     return record.state is not OwnershipState.SERVING or record.move is not None
 
 
 def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downtime) -> Snapshot:
-    """The cluster as this broker knows it now."""
+    """Take a snapshot of the cluster as this broker knows it now."""
     records = {key: known for key in owners.table.all() if (known := owners.table.known(key)) is not None}
     owning = {known.value.owner for known in records.values() if known.value.state is not OwnershipState.SEALED}
     brokers = {
@@ -136,5 +136,5 @@ def broker_state(id_: str, members: Members, owning: set[str]) -> BrokerState:
 
 
 def _wanted(records: Mapping[SegmentKey, Known[Ownership]]) -> set[str]:
-    """Brokers whose disks have what nobody serves."""
+    """Return the brokers whose own disks hold a segment's history."""
     return {holder for known in records.values() for holder in known.value.holders}

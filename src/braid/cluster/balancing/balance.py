@@ -1,22 +1,22 @@
-"""Which segments should move so that brokers have about the same to do. Pure functions; the leader carries them out.
+"""Decides which segments should move so that brokers have about the same load. Pure functions; the leader acts.
 
-A broker's load is its bytes per second in and out (placement.py says how they are counted), the *spread* that of the
-busiest available broker by the mean of all. While the spread exceeds `threshold`, the best single move is proposed,
-then the best one after it, and so on. Moving a segment of rate x from a broker with S to one with T gains
+A broker's load is its bytes per second in and out (placement.py says how they are counted). The *spread* is the load of
+the busiest available broker, divided by the mean of all. While the spread exceeds `threshold`, the best single move is
+proposed, then the best one after it, and so on. Moving a segment of rate x from a broker with S to one with T gains
 
     min(x, S − T − x) − history / payback_s          bytes per second
 
-which is what the busier of the two loses, less what the copy costs; most for a segment of half the difference. It is
-positive only if T + x < S, so no move raises the maximum, and a move that would make its target the busiest broker of
-all is no candidate. From this follows that one segment hotter than everything else stays where it is: wherever it went
-would be the busiest. It is named instead (`unbalanceable`); splitting it is what helps.
+which is what the busier of the two loses, less what the copy costs. A segment of half the difference gains most. The
+gain is positive only if T + x < S, so no move raises the maximum, and a move that would make its target the busiest
+broker of all is no candidate. So one segment hotter than everything else stays where it is: any other broker would
+become the busiest. The plan names it instead (`unbalanceable`): only a split would help.
 
-What keeps it calm: nothing happens below the threshold, or for a gain below `min_gain`; a segment and a broker that
-took part in a move rest for a while, the segment so that it cannot swing back and forth, the broker so that its reports
-show the move before the next decision; moves at once and per hour are capped; and nothing is decided on old reports.
+Balancing stays calm. Nothing happens below the threshold, or for a gain below `min_gain`. A segment that moved rests
+for a while, so that it cannot swing back and forth. A broker that took part rests until its reports show the move. Caps
+bound the moves at the same time and per hour, and old reports decide nothing.
 
-Rejected: to minimise the variance, which prefers the same moves in units that nobody can set a limit in; and swaps of
-two segments, which reach a little further with twice the moves and plans that are hard to read.
+Rejected: minimising the variance, which prefers the same moves, but in units that mean nothing to an operator; and
+swaps of two segments, which reach a little further with twice the moves and plans that are hard to read.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _US: Final = 1_000_000
 
 
 def remembered(history: Iterable[RecentMove], policy: BalancePolicy, now: int) -> tuple[RecentMove, ...]:
-    """The moves that still matter to `plan`; the leader may forget all others (I12)."""
+    """Return the moves that still matter to `plan`; the leader may forget all others (I12)."""
     keep_us = max(HOUR_S, policy.segment_cooldown_s, policy.broker_cooldown_s) * _US
     return tuple(move for move in history if now - move.at < keep_us)
 
 
 def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> BalancePlan:
-    """What to move now; `now` is in µs since 1970. `history` has the moves begun lately, whoever began them."""
+    """Plan what to move now; `now` is in µs since 1970. `history` has all moves that were begun lately."""
     draft = PlanDraft(view)
     obstacle = _obstacle(view, policy, draft.tally, now)
     if obstacle is not None:
@@ -81,7 +81,7 @@ class _Candidate(NamedTuple):
 
 
 def _obstacle(view: ClusterView, policy: BalancePolicy, tally: Tally, now: int) -> Note | None:
-    """Why nothing at all is to be decided now."""
+    """Tell why nothing at all is to be decided now."""
     if len(tally.available) < 2:
         return Note(remark=Remark.ALONE, text="fewer than two brokers are active and live: there is nowhere to move to")
     limit_s = policy.interval_s * policy.stale_intervals
@@ -107,7 +107,7 @@ def _obstacle(view: ClusterView, policy: BalancePolicy, tally: Tally, now: int) 
 
 
 def _cooling_down(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> _CoolingDown:
-    """A move that has not ended keeps its brokers at rest, however long it takes: its load is yet to arrive."""
+    """Return what rests. A move that has not ended keeps its brokers at rest: its load is yet to arrive."""
     moving = {segment.ref for segment in view.owned if segment.moving}
     segments, brokers = set(moving), set[str]()
     for move in history:
@@ -119,14 +119,14 @@ def _cooling_down(view: ClusterView, policy: BalancePolicy, history: Sequence[Re
 
 
 def _best(view: ClusterView, policy: BalancePolicy, draft: PlanDraft, cooling_down: _CoolingDown) -> _Candidate | None:
-    """The move that gains most. What was planned already is done, as far as it is concerned."""
+    """Find the move that gains most, as if the moves that were planned already were done."""
     tally, loads = draft.tally, draft.tally.bytes_per_s
     mean = tally.mean_bytes_per_s()
     best: _Candidate | None = None
     for source in tally.available:
         if loads[source] <= policy.threshold * mean or source in cooling_down.brokers or source in draft.targets:
             continue
-        # Whatever the segment: the less the target has, the more is gained, and the less likely it gets too much.
+        # The same target is best for every segment: the less it has, the higher the gain and the lower its new load.
         target = _coolest(policy, draft, source, cooling_down)
         if target is None:
             continue
@@ -164,7 +164,7 @@ def _most_of_others(tally: Tally, source: str, target: str) -> int:
 
 
 def _cost(view: ClusterView, policy: BalancePolicy, tally: Tally, segment: SegmentRef) -> float:
-    """What copying the history costs, in bytes per second spread over the time in which the move must pay."""
+    """Return the cost of copying the history, in bytes per second over the time in which the move must pay."""
     return tally.reported[segment].history_bytes / policy.payback_s if view.copies_history else 0.0
 
 
@@ -172,7 +172,7 @@ def _cost(view: ClusterView, policy: BalancePolicy, tally: Tally, segment: Segme
 
 
 def _in_flight(limit: int) -> Note:
-    return Note(remark=Remark.IN_FLIGHT, text=f"{limit} moves at once are the most; more follow when these have ended")
+    return Note(remark=Remark.IN_FLIGHT, text=f"at most {limit} moves run at the same time; more follow when these end")
 
 
 def _too_much(tally: Tally, broker: str) -> str:
@@ -186,7 +186,7 @@ def _why_none(view: ClusterView, policy: BalancePolicy, draft: PlanDraft) -> lis
         text = f"{rested.segment} would move from {rested.source} to {rested.target}, but the last move is too recent"
         return [Note(remark=Remark.COOLING, text=text, segment=rested.segment, broker=rested.source)]
     if _too_hot(policy, draft):
-        return []  # which says it better
+        return []  # `plan` adds those notes, which say it better.
     tally = draft.tally
     source = max(tally.available, key=lambda broker: tally.bytes_per_s[broker])
     text = (
@@ -197,7 +197,7 @@ def _why_none(view: ClusterView, policy: BalancePolicy, draft: PlanDraft) -> lis
 
 
 def _too_hot(policy: BalancePolicy, draft: PlanDraft) -> list[Note]:
-    """The segments that alone are too much for any broker, and would be so wherever they went."""
+    """Note the segments that alone are too much for any broker."""
     tally, loads = draft.tally, draft.tally.bytes_per_s
     limit = policy.threshold * tally.mean_bytes_per_s()
     notes: list[Note] = []

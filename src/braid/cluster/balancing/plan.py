@@ -1,6 +1,6 @@
-"""What balancing would do, and why: the moves in their order, what they lead to, and what held back more.
+"""What balancing would do, and why: the moves in their order, their effect, and what prevented more.
 
-The same value is carried out by the leader and shown by a dry run, so what is shown is what would happen.
+The leader carries out the same value that a dry run shows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Remark(Enum):
     STALE = "stale"
     """A live broker has no report, or an old one: decisions would be about another cluster."""
     IN_FLIGHT = "in-flight"
-    """As many moves as may run at once are running, or were just proposed."""
+    """As many moves as may run at the same time are running, or were just proposed."""
     CAPPED = "capped"
     """As many moves as may begin in an hour have begun."""
     COOLING = "cooling"
@@ -83,8 +83,8 @@ class PlanDraft:
         self.moves: list[Proposed] = []
         self.sources: set[str] = set()
         self.targets: set[str] = set()
-        """Who gives does not get in the same plan. The moves run at the same time: so, in whatever order
-        they end, no broker is ever busier than the busiest was."""
+        """No broker is both a source and a target in one plan. The moves run at the same time: in any order of their
+        ends, no broker is ever busier than the busiest was."""
         self._spread = self.tally.spread()
         self._before = {broker: self._load(broker) for broker in self.tally.segments}
 

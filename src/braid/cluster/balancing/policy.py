@@ -1,4 +1,4 @@
-"""When balancing and draining move segments, and how many at once."""
+"""When balancing and draining move segments, and how many at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BalancePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     quiet_bytes_per_s: int = 1 << 20
     """Nothing moves while the busiest broker has less; 0 or more. Every broker carries as much without noticing."""
     moves_at_once: int = 2
-    """Moves in flight, whoever began them; 1 to 64. Each is a short pause for its topic's clients."""
+    """Moves in flight, those of operators included; 1 to 64. Each is a short pause for its topic's clients."""
     moves_per_hour: int = 60
     """Moves that balancing begins; 1 to 3,600. It bounds what a load that outruns balancing can cost."""
     segment_cooldown_s: float = 1_800.0
@@ -40,7 +40,7 @@ class BalancePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_target_cpu: float = 0.85
     """A broker that uses more of its core gets nothing; 0.1 to 1. Small records cost more than their bytes say."""
     drain_moves_at_once: int = 8
-    """Moves in flight off one draining broker; 1 to 64. More than when balancing: somebody waits for it."""
+    """Moves in flight off one draining broker; 1 to 64. More than when balancing: an operator waits for them."""
 
     def __post_init__(self) -> None:
         for name, least, most in _POLICY_LIMITS:

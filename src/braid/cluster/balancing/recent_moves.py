@@ -1,6 +1,6 @@
-"""The moves that were begun lately, as this broker saw them in the records: what balancing rests after.
+"""The moves that were begun lately, as this broker saw them in the records. Balancing rests after them.
 
-Every broker watches, not only the leader, so that a new leader keeps the rests and the cap of the one before it.
+Every broker watches, not only the leader, so that a new leader keeps the rests and the cap of the last one.
 """
 
 from __future__ import annotations

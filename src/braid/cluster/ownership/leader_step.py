@@ -1,4 +1,4 @@
-"""What the cluster leader has to do now. Pure functions of one state of the metadata.
+"""Decides what the cluster leader has to do now. Pure functions of one state of the metadata.
 
     a segment's record is                              and then
     missing                                            it is assigned to the least loaded broker
@@ -8,14 +8,14 @@
     SERVING, of a live broker that drains              it gets a move, a few at a time
     SERVING, of a live broker with too much load       it gets a move, when nothing of the above is to do (balancing/)
 
-Nothing else is the leader's: what is assigned to a live broker is that broker's to open, what has a move is its owner's
-to hand over. So nothing that the leader does has to be remembered. Whoever leads next looks at the records and comes to
-the same result; deciding again on what was decided does nothing.
+The leader does nothing else: a live broker opens the segments that are assigned to it, and hands over its segments that
+have a move (the package's docstring has the whole table). So the leader has nothing to remember. The next leader looks
+at the records and comes to the same result; deciding again on decided records does nothing.
 
 A broker *can have* a segment if it is live, is not to be drained, and is one of the record's holders where these are
-named. What nobody can have waits as well (`waiting` tells for whom).
+named. A segment that no broker can have waits (`waiting` tells for which brokers).
 
-A loss that is accepted includes the disks of the holders: then any broker can have it.
+A loss that is accepted includes the disks of the holders: then any broker can have the segment.
 
 I2: a record that is not clean goes to another broker only with `accept_loss`, which only the topic's policy (here) or
 an operator (by a call) can say.
@@ -46,7 +46,7 @@ DRAINED_AT_ONCE: Final = BalancePolicy().drain_moves_at_once
 """Moves in flight off one draining broker, unless the policy says otherwise."""
 EMPTIED: Final = (BrokerState.DRAINING, BrokerState.DRAINED)
 DRAIN: Final = "drain"
-"""The id of such moves."""
+"""The id of the moves off a draining broker."""
 
 
 class Reason(Enum):
@@ -74,13 +74,13 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment that nobody serves, and that nobody is about to serve."""
+    """A segment that no broker serves or is about to serve."""
 
     segment: SegmentName
     state: OwnershipState | None
     """None: it has no record yet."""
     brokers: tuple[str, ...]
-    """It goes on when one of these comes back; empty: when any broker is active."""
+    """The segment goes on when one of these comes back; empty: when any broker is active."""
     since: float | None = None
     """When the first of them was seen to be gone; None: they are there, but may not be given segments."""
     until: float | None = None
@@ -90,9 +90,9 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     snapshot: Snapshot, now: float, cooling_down: Collection[SegmentRef] = (), *, drained_at_once: int = DRAINED_AT_ONCE
 ) -> list[Decision]:
-    """`now` is on the clock of `gone_since`. `cooling_down` are segments whose move was given up just now: others that
-    must leave the same broker go first."""
-    # Mostly nothing is to be placed, and adding up all loads is most of the work.
+    """Decide what to assign, drain and place. `now` is on the clock of `gone_since`. `cooling_down` are segments whose
+    move was given up just now: others that must leave the same broker go first."""
+    # Adding up all loads is most of the work, and mostly nothing is to be placed.
     tally = functools.cache(snapshot.tally)
     decisions: list[Decision] = []
     missing: list[Placed] = []
@@ -111,7 +111,7 @@ def decide(
 
 
 def balancing_decisions(snapshot: Snapshot, plan: BalancePlan) -> list[Decision]:
-    """The moves of a plan, on the records that it was made on."""
+    """Decide the moves of a plan, on the records that it was made on."""
     targets = {move.segment: move.target for move in plan.moves}
     return [
         Decision(
@@ -166,7 +166,7 @@ def _assign(
     tally: Callable[[], Tally],
     now: float,
 ) -> Decision | None:
-    """For a segment that nobody serves or will serve."""
+    """Decide about a segment that no broker serves or will serve."""
     accept_loss = False
     if record.state is OwnershipState.SEALED:
         reason = Reason.HANDED_OVER
@@ -198,10 +198,10 @@ def _may_continue(snapshot: Snapshot, each: Placed, record: Ownership, now: floa
 def target_of(
     snapshot: Snapshot, ref: SegmentRef, record: Ownership, tally: Tally, *, anyone: bool = False
 ) -> str | None:
-    """Who gets a segment that its owner does not serve any more; None if nobody can have it now. `anyone`: also who has
-    nothing of its history, because that loss is accepted.
+    """Return the broker that gets a segment which its owner does not serve any more; None if none can have it now. With
+    `anyone`, also a broker that has nothing of its history, because that loss is accepted.
 
-    The last owner only if nobody else can: it wanted to be rid of the segment, or may be about to stop.
+    The last owner gets the segment only if no other broker can: it was to leave there, or the owner is about to stop.
     """
     wanted = record.move.to if record.move is not None else ""
     allowed = record.holders if record.holders and not anyone else None
@@ -248,7 +248,7 @@ def _drain(snapshot: Snapshot, tally: Tally, cooling_down: Collection[SegmentRef
 
 
 def _place(missing: list[Placed], tally: Tally) -> list[Decision]:
-    """All at once, so that the segments of a topic go to different brokers."""
+    """Place all of them together, so that the segments of a topic go to different brokers."""
     found = place_all([each.ref for each in missing], tally)
     return [
         Decision(each.name, Revision(0), Ownership.first(found[each.ref]), Reason.PLACED)

@@ -1,8 +1,8 @@
-"""A move as somebody asks for it and waits for it: what the record allows, and what became of it. Pure functions.
+"""Decides whether a segment may move as an operator asks, and how the move ended. Pure functions.
 
-To ask is to put a `Move` into the record; the owner and the leader do the rest (model/ownership.py). Whoever asked
-watches the record. A move has arrived when another epoch is SERVING where it was to go. It has failed when its owner
-keeps the segment, which the record says with a reason, or when it came to another broker.
+A request puts a `Move` into the record; the owner and the leader do the rest (model/ownership.py). The caller watches
+the record. A move has arrived when another epoch is SERVING at the target. A move has failed when the owner keeps the
+segment, for a reason that the record tells, or when the segment came to another broker.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from braid.model.ownership import Ownership, OwnershipState
 
 
 class MoveRequest(NamedTuple):
-    """What is to become of one segment."""
+    """Where one segment is to go."""
 
     segment: SegmentName
     source: str
     target: str
-    """A broker's id; empty: any other one."""
+    """A broker's id; empty: any other broker."""
     epoch: Epoch
-    """In which it was when this was asked for."""
+    """The epoch of the record when the move was requested."""
     revision: Revision
     record: Ownership
     begins: bool
-    """Whether the record has to be changed. If not, it is there, or somebody else asked for the same."""
+    """Whether the record has to be changed. If not, the segment is there, or the same move was requested before."""
 
     @property
     def is_there(self) -> bool:
@@ -37,7 +37,7 @@ class MoveRequest(NamedTuple):
 
 
 def select_segments(snapshot: Snapshot, path: str, segment_id: int | None) -> list[Placed]:
-    """All segments of a topic, or one of them. `SegmentNotFound`"""
+    """Return all segments of a topic, or one of them. `SegmentNotFound`"""
     found = [
         each
         for each in snapshot.segments()
@@ -49,7 +49,7 @@ def select_segments(snapshot: Snapshot, path: str, segment_id: int | None) -> li
 
 
 def check_target(snapshot: Snapshot, to: str) -> None:
-    """`BrokerNotFound`, `BrokerNotActive` unless segments may be given to it."""
+    """Raise `BrokerNotFound` or `BrokerNotActive` unless the broker may be given segments."""
     if snapshot.is_active(to):
         return
     there = ", ".join(broker for broker in snapshot.brokers if snapshot.is_active(broker)) or "none"
@@ -61,7 +61,7 @@ def check_target(snapshot: Snapshot, to: str) -> None:
 
 
 def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> MoveRequest:
-    """Where a segment is to go. `MoveRefused` if it cannot, `NotServing` if it cannot now."""
+    """Decide where a segment is to go. `MoveRefused` if it cannot move, `NotServing` if it cannot move now."""
     if each.known is None:
         raise NotServing(f"{each.name} has no owner yet; try again when it is served")
     record, revision = each.known.value, each.known.revision
@@ -88,11 +88,11 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
         return made._replace(target=target, begins=True)
     if record.state is OwnershipState.ASSIGNED and owner == to:
         return made
-    raise NotServing(f"{each.name} cannot move now: nobody serves it yet; try again in a moment")
+    raise NotServing(f"{each.name} cannot move now: no broker serves it yet; try again in a moment")
 
 
 def move_result(request: MoveRequest, now: Ownership | None) -> Ownership | BraidError | None:
-    """The record when the segment has arrived, an error when it will not, None while it is on its way."""
+    """Return the record when the segment has arrived, an error when it will not arrive, None while it is moving."""
     if now is None:
         return MoveRefused(f"{request.segment} did not move: it was deleted meanwhile")
     if now.move is None and now.refusal and now.owner == request.source != request.target:
