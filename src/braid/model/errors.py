@@ -99,7 +99,7 @@ class BraidError(Exception):
         BraidError.by_code[code] = cls
 
     def again(self) -> Self:
-        """The same error, to be raised once more: raising one object many times makes its traceback grow for ever."""
+        """Return a copy to raise once more: raising one object many times makes its traceback grow for ever."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__)
         twin.__cause__ = self.__cause__
@@ -307,10 +307,10 @@ class NotServing(ServiceError, code="not-serving", retriable=True):
 class Moved(ServiceError, code="moved", retriable=True):
     owner = ""
     epoch = 0
-    """Where a peer tells only the code, these are what is known."""
+    """The values where a peer tells only the code."""
 
     def __init__(self, message: str, owner: str = "", epoch: int = 0) -> None:
-        """`owner` is the address of who serves it; empty while nobody does."""
+        """`owner` is the address of the broker that serves the segment; empty while none does."""
         super().__init__(message)
         self.owner = owner
         self.epoch = epoch

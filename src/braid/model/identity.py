@@ -1,8 +1,8 @@
-"""Who a producer is to the logs that it writes to, when that must outlive the program.
+"""The identity of a producer in the logs that it writes to, where the identity must outlive the program.
 
-An ordinary producer draws a random id when it starts, and nobody ever uses that id again. A *derived* id is computed
-instead, from what is to be written: whoever is told to write the same thing, in another process and on another machine,
-comes to the same id, and the logs recognise what they have. The highest bit of an id tells the two apart.
+An ordinary producer draws a random id when it starts, and no other producer ever uses that id. A *derived* id is
+computed from the work instead: every program that is told to write the same thing, in another process and on another
+machine, comes to the same id, and the logs recognise what they have. The highest bit of an id tells the two apart.
 
     id        1 ‖ 63 bits of blake2b over what identifies the writer
     sequence  era, 32 bits ‖ number of the record in this era and segment, 32 bits
@@ -45,7 +45,7 @@ class ProducerIdentity(msgspec.Struct, frozen=True):
 
 
 def derived_id(*parts: str | int) -> int:
-    """The same for the same parts, everywhere and for ever: checkpoints of running queries rely on it."""
+    """Derive an id: the same for the same parts, everywhere and for ever. Checkpoints of running queries rely on it."""
     digest = blake2b(digest_size=8)
     for part in parts:
         data = str(part).encode()
@@ -63,10 +63,10 @@ def era_of(sequence: int) -> int:
 
 
 def begins_era(producer_id: int, first_sequence: int) -> bool:
-    """Whether a batch of this producer with this first sequence is the first one of an era."""
+    """Tell whether a batch of this producer with this first sequence is the first one of an era."""
     return is_derived(producer_id) and not first_sequence % ERA_RECORDS
 
 
 def leaves_era(producer_id: int, first_sequence: int, count: int) -> bool:
-    """Whether a batch runs into the numbers of the next era."""
+    """Tell whether a batch runs into the numbers of the next era."""
     return is_derived(producer_id) and first_sequence % ERA_RECORDS + count > ERA_RECORDS

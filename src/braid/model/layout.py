@@ -2,7 +2,8 @@
 
 The ranges of the ACTIVE segments tile the ring: every hash belongs to exactly one of them (I6). A SEALED segment has
 handed its range to its children, in the change of layout that sealed it. A layout never changes; a transition makes a
-new one with a higher epoch. It is checked whole whenever one is made, also from JSON: a layout in hand is sound.
+new one with a higher epoch. Every new layout is checked as a whole, also when it comes from JSON: a layout in hand is
+sound.
 
 The JSON is PIP-468's:
 

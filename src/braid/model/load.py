@@ -1,8 +1,8 @@
-"""What a broker has to do: the report that it stores for the others, and the rates that the report is made of.
+"""A broker's load: the report that it stores for the others, and the rates that the report is made of.
 
-Every broker writes its report under its own lease, at each interval; placing and balancing (cluster/) decide by them.
-The broker's own rates are the sums over the segments that it serves *now*: a segment that has left takes its share of
-the rates with it at once, so that a report never counts a segment that another broker already reports.
+Every broker writes its report under its own lease, at each interval; placing and balancing (cluster/) decide by the
+reports. The broker's own rates are the sums over the segments that it serves *now*: a segment that leaves takes its
+share of the rates with it immediately, so that a report never counts a segment that another broker already reports.
 
 Only the busiest segments are reported one by one. A report is bounded in their number and in bytes (I12), however many
 segments a broker serves and however long their names are; the rest is in the sums.
@@ -19,7 +19,7 @@ from braid.model.errors import MetadataCorrupt
 from braid.model.ids import SegmentId
 
 MAX_REPORTED_SEGMENTS: Final = 256
-"""Balancing moves the busiest; who is not among these is hardly worth a move."""
+"""Balancing moves the busiest; a segment that is not among these is hardly worth a move."""
 MAX_REPORT_BYTES: Final = 64_000
 """Of JSON. Each broker writes one every interval, and every leader reads all of them."""
 RATE_HALF_LIFE_S: Final = 30.0
@@ -81,7 +81,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def busiest_of(segments: Iterable[SegmentLoad]) -> tuple[SegmentLoad, ...]:
-    """As many of the busiest as a report may hold; the same for the same segments, in whatever order they come."""
+    """Return as many of the busiest as a report may hold; the same for the same segments in any order."""
     ordered = sorted(segments, key=lambda load: (-load.bytes_per_s, load.topic_path, load.segment_id))
     room = MAX_REPORT_BYTES - _SUMS_BYTES
     kept: list[SegmentLoad] = []
@@ -110,7 +110,7 @@ class Meter(msgspec.Struct, frozen=True):
         return self.level / self.weight if self.weight else 0.0
 
     def seen(self, total: int, at_s: float) -> Meter:
-        """The meter after one more look at the counter."""
+        """Return the meter after one more look at the counter."""
         elapsed_s = at_s - self.at_s
         if elapsed_s <= 0:
             return self  # what was counted since is in the next look

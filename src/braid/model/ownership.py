@@ -1,24 +1,24 @@
-"""Who serves a segment: one record, a small state machine, changed only by compare-and-swap.
+"""Which broker serves a segment: one record, a small state machine, changed only by compare-and-swap.
 
     (none) ──► ASSIGNED ──► SERVING ──► DRAINING ──► SEALED ──► ASSIGNED …
                   │  ▲         │           │
                   │  └─────────┴───────────┘   its owner, restarted, takes it again: epoch + 1
                   └──► ASSIGNED                to another broker, if the assigned one died before it served
 
-- ASSIGNED: the owner is to open it in this epoch. Nothing was confirmed in this epoch yet.
-- SERVING: it takes publishes. Written in one transaction with the storage's *begin*.
-- SERVING with a `move`: it still serves as ever, and prepares: history goes to where the next owner can read it.
-- DRAINING: it takes no more publishes; what it took is being confirmed, exported and sealed.
-- SEALED: nobody serves it. Written in one transaction with the storage's sealed state; whoever comes next continues
-  behind its last record.
+- ASSIGNED: the owner is to open the segment in this epoch. Nothing was confirmed in this epoch yet.
+- SERVING: the owner takes publishes. Written in one transaction with the storage's *begin*.
+- SERVING with a `move`: the owner still serves, and prepares: it brings history to where the next owner can read it.
+- DRAINING: the owner takes no more publishes; it confirms, exports and seals the records that it took.
+- SEALED: no broker serves the segment. Written in one transaction with the storage's sealed state; the next owner
+  continues after the last record.
 
-Every ASSIGNED has a higher epoch than all records before it. A record's owner and epoch are what fences: they do not
+Every ASSIGNED has a higher epoch than all records before it. A record's owner and epoch are the fence: they do not
 change while one owner serves, drains and seals, so a write under a record that still names (owner, epoch) is a write of
-the rightful owner.
+the rightful owner. The package cluster/ownership has the table of who acts in which state.
 
-`clean` tells what an owner that is gone has taken with it. While it is true, everything that was ever confirmed can be
-read by any broker (of `holders`, if these are named), so that the leader may give the segment to another one without
-asking anybody. It is false from the first confirm of an owner until it seals.
+`clean` tells whether records are lost with an owner that is gone. While it is true, any broker (of `holders`, if these
+are named) can read everything that was ever confirmed, so the leader may give the segment to another one by itself. It
+is false from the first confirm of an owner until the owner seals.
 """
 
 from __future__ import annotations
@@ -48,37 +48,37 @@ TRANSITIONS: Final[dict[OwnershipState, frozenset[OwnershipState]]] = {
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The wish that another broker serve the segment."""
+    """A request that another broker serve the segment."""
 
     to: str = ""
-    """A broker's id; empty: whichever the leader finds best, once it is sealed."""
+    """A broker's id; empty: the leader chooses when the segment is sealed."""
     id: str = ""
-    """Tells whoever asked for it from others."""
+    """Tells apart requests of different origins: balancing, a drain, a call."""
 
 
 class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     state: OwnershipState
     owner: str
-    """A broker's id. Of a sealed segment: the last one."""
+    """A broker's id; of a sealed segment, the last owner's."""
     epoch: Epoch
     move: Move | None = None
     holders: tuple[str, ...] = ()
-    """The brokers whose own disks hold the whole history; empty: it lies where every broker can read it, or there is
-    none."""
+    """The brokers whose own disks hold the whole history; empty: every broker can read it, or there is none."""
     clean: bool = False
     accept_loss: bool = False
-    """Of an assigned segment: somebody has accepted that what only the last owner's disk held is lost."""
+    """Of an assigned segment: an operator or the topic's policy has accepted the loss of the records that only the last
+    owner's disk held."""
     refusal: str = ""
-    """Why the last move was given up, until another is asked for."""
+    """Why the owner gave the last move up; empty again with the next move."""
 
     @classmethod
     def first(cls, owner: str) -> Ownership:
-        """Of a segment that nobody has served."""
+        """Return the first record of a segment."""
         return cls(state=OwnershipState.ASSIGNED, owner=owner, epoch=Epoch(1), clean=True)
 
     def assigned(self, owner: str, *, accept_loss: bool = False) -> Ownership:
-        """By the leader, to whoever is to serve it next. A loss that was accepted once stays accepted until somebody
-        serves the segment; with it, the disks that held the history are given up."""
+        """Assign the segment to its next owner; the leader does this. A loss that was accepted once stays accepted
+        until a broker serves the segment; with it, the disks that held the history are given up."""
         if not self.clean and owner != self.owner and not accept_loss:
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, {owner} cannot continue it")
         return self._to(
@@ -92,12 +92,13 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def taken_again(self) -> Ownership:
-        """By its owner, which has restarted, or failed to open it: what it had begun counts for nothing. A move that
-        was wanted still is."""
+        """Assign the segment to its owner again; an owner that has restarted, or failed to open it, does this. What the
+        owner had begun does not count. A move stays."""
         return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1))
 
     def kept(self, refusal: str) -> Ownership:
-        """By its owner, which cannot hand it over. One that had begun to drain takes it again."""
+        """Give the move up; an owner that cannot hand over does this. If it had begun to drain, it takes the segment
+        again."""
         if self.state is OwnershipState.SERVING:
             return self._to(OwnershipState.SERVING, move=None, refusal=refusal)
         return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1), move=None, refusal=refusal)
@@ -115,7 +116,7 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self._to(OwnershipState.SEALED, holders=holders, clean=True)
 
     def is_held_by(self, owner: str, epoch: Epoch) -> bool:
-        """Whether this owner, in this epoch, may still write what belongs to the segment (I3)."""
+        """Tell whether this owner, in this epoch, may still write for the segment (I3)."""
         return self.owner == owner and self.epoch == epoch and self.state is not OwnershipState.SEALED
 
     def _to(self, state: OwnershipState, **changes: object) -> Ownership:

@@ -37,7 +37,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: Epoch
     """The ownership epoch that wrote it."""
     placement: int = 0
-    """Another number whenever the offset came from anything but acks: whoever knew it by an older one looks again."""
+    """Changes whenever anything but an ack sets the offset: a reader that knew an older number looks again."""
     placed_by: RequestId = NO_REQUEST
     """The call that placed it: a repeat of that call recognises its own work."""
 

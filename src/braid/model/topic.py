@@ -26,9 +26,10 @@ class OwnerLoss(Enum):
     """What becomes of a segment whose owner is gone and has not handed it over."""
 
     WAIT = "wait"
-    """It waits for its owner, or for an operator who accepts what is lost."""
+    """The segment waits for its owner, or for an operator to accept the loss."""
     CONTINUE = "continue"
-    """After a while another broker continues it behind what is durable elsewhere. What only the owner had is lost."""
+    """After a while another broker continues the segment after the records that are durable elsewhere. Records that
+    only the owner had are lost."""
 
 
 class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -61,7 +62,7 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The value of the topic's key. `str` of a TopicName and this are all that there is to know about it."""
+    """The value of the topic's key. The key has the topic's name, the value everything else."""
 
     id: int
     """Random, from 1 to 2^53: tells a topic from one of the same name that was deleted."""
@@ -72,7 +73,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     created_by: RequestId = NO_REQUEST
     """The call that created it: a repeat of that call recognises its own work."""
     deleting: bool = False
-    """It no longer exists for clients; what is left of it is being removed."""
+    """The topic no longer exists for clients; its keys and objects are being removed."""
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

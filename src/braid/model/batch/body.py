@@ -1,4 +1,4 @@
-"""The body of a record batch: columns in Arrow's memory layout behind a directory of their lengths.
+"""The body of a record batch: a directory of lengths, then columns in Arrow's memory layout.
 
     0     48 ─ directory: 12 lengths in bytes, u32 little-endian; 0: absent
     48     … ─ the 12 buffers in the directory's order, each followed by zeros to a multiple of 8

@@ -1,9 +1,9 @@
-"""A batch being written. The layout is told in `body.py`.
+"""A batch being written. `body.py` describes the layout.
 
 A draft only lists the parts of the batch: space for the header, the directory, offsets, the caller's own keys and
 values. Their sizes are known before anything large is allocated, so the limits are checked first, and then one `join`
-copies every byte to its place, once; or none does, where the parts are few and whoever gets them can write them one
-after the other (`gather`).
+copies every byte to its place, once. Where the parts are few and the receiver can write them one after the other,
+nothing is joined (`gather`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def largest_body(count: int, payload_bytes: int, header_entries: int = 0) -> int
 
 
 class Draft:
-    """Buffers are added in the directory's order; what is not added is absent."""
+    """Takes buffers in the directory's order; a buffer that is not added is absent."""
 
     __slots__ = ("_lengths", "_next", "_parts", "count", "key_range", "time_range")
 

@@ -310,7 +310,7 @@ def _add_binary_column(draft: Draft, slot: int, column: Any) -> None:
 
 def _add_headers_column(draft: Draft, column: Any) -> None:
     if column.null_count:
-        # A null map may hide entries behind it. Rare enough for the slow way.
+        # A null map may still have entries in the array. Rare enough for the slow way.
         rows = column.to_pylist()
         if any(rows):
             _add_headers(draft, [pairs or () for pairs in rows])

@@ -1,7 +1,7 @@
 """The record batch: the unit that is published, appended, replicated, exported and read.
 
 A batch is one fixed header, a body, and zeros up to a multiple of 8 bytes. The header describes itself and the body, so
-a file or a chunk is nothing but batches one after the other, and whoever moves batches never opens a body. The header
+a file or a chunk is nothing but batches one after the other, and code that moves batches never opens a body. The header
 has two halves with two authors:
 
     0        64 ─ the producer's half: what is in the body, who made it ─┐
@@ -12,17 +12,17 @@ The body's checksum is the producer's and is never computed again by writers. Th
 (`stamp`), so an append costs one checksum pass over the body (`verify`) and no copy. Every length is checked against a
 named limit before anything is allocated for it.
 
-`commit_lag` is what lets recovery tell a torn write from damage. When a batch is written, everything but the last
-`commit_lag` records before it was already synced. So if a batch cannot be read, and a whole batch behind it says that
-it was synced, then it was lost after it had been confirmed: that is damage. Otherwise it is only a tail that was never
-confirmed (storage/log/recovery.py).
+By `commit_lag`, recovery tells a torn write from damage. When a batch is written, everything but the last `commit_lag`
+records before it was already synced. So if a batch cannot be read, and a whole batch after it says that the unreadable
+one was synced, then the unreadable batch was lost after it had been confirmed: that is damage. Otherwise it is only a
+tail that was never confirmed (storage/log/recovery.py).
 
-`incarnation` is what lets recovery tell a batch of this log from one that is only somebody's data. A value may hold
-whole batches (a mirror, a backup of another topic), and behind an unreadable header there is no frame that says where
-values begin. So each opening of a log draws a random number and stamps it into every batch that it writes, and behind
-damage only a batch with the number that the log had before the damage is believed. This holds against batches that are
-embedded by accident, and against a producer that cannot read this log. It is no secret: who reads the log sees the
-number, can embed a batch that carries it, and will deceive a recovery that finds the header before it unreadable.
+By `incarnation`, recovery tells a batch of this log from a batch inside a record's value. A value may hold whole
+batches (a mirror, a backup of another topic), and after an unreadable header no frame says where values begin. So each
+opening of a log draws a random number and stamps it into every batch that it writes. Recovery believes a batch after
+damage only if it has the number that the log had before the damage. This holds against batches that are embedded by
+accident, and against a producer that cannot read this log. The number is no secret: a producer that reads the log sees
+it, can embed a batch that carries it, and will deceive a recovery that finds the header before it unreadable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAGIC: Final = b"BRDB"
 VERSION: Final = 1
 
 MAX_BODY_BYTES: Final = 32 << 20
-"""The largest stored body. A batch is held in memory whole by everyone it passes."""
+"""The largest stored body. Every process on a batch's way holds all of it in memory."""
 MAX_RAW_BYTES: Final = 128 << 20
 """The largest body after decompression: what a reader may be made to allocate by one batch."""
 MAX_RECORDS: Final = 1 << 22
@@ -101,13 +101,13 @@ class Codec(IntEnum):
 
 class Flag(IntFlag):
     SEAL = 1
-    """A control batch: the log ends here. Nothing is ever appended behind it."""
+    """A control batch: the log ends here. Nothing is ever appended after it."""
     BEGIN = 2
     """A control batch: this epoch's owner has begun. The first thing that an owner makes durable."""
 
 
 _SEAL: Final = int(Flag.SEAL)
-"""A plain number, for those who look at every batch: `&` of an IntFlag takes 0.7 µs."""
+"""A plain number, for code that looks at every batch: `&` of an IntFlag takes 0.7 µs."""
 _KNOWN_FLAGS: Final = int(Flag.SEAL | Flag.BEGIN)
 _CODECS: Final = frozenset(int(codec) for codec in Codec)
 
