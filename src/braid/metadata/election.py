@@ -1,11 +1,11 @@
-"""Leader election: whoever creates the key leads, for as long as the key exists.
+"""Leader election: the candidate that creates the key leads, for as long as the key exists.
 
-The key lives under the leader's lease, so a leader that dies loses it by itself. A candidate that finds the key taken
-watches it *from the revision at which it was seen taken*: the deletion cannot happen unseen in between. When an answer
-is lost, the key itself tells who holds it: the lease in the entry is the candidate's own or it is not.
+The key lives under the leader's lease, so a leader that dies loses the key by itself. A candidate that finds the key
+taken watches it *from the revision at which it was seen taken*: the deletion cannot happen unseen in between. When an
+answer is lost, the key itself tells which candidate holds it: the lease in the entry is the candidate's own or not.
 
-To lead is to hold the key, not to have heard of it. Everything that a leader writes should carry `leadership.fence`
-among its conditions, and it should stop acting when its lease's deadline passes (I3).
+A leader leads while it holds the key. Everything that it writes should carry `leadership.fence` among its conditions,
+and it should stop acting when its lease's deadline passes (I3).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RETRY_S = 0.1
 class Leadership(msgspec.Struct, frozen=True):
     key: str
     revision: Revision
-    """Of the key. It never returns to a former value, so it counts the leaders."""
+    """The key's revision. It never returns to a former value, so it counts the leaders."""
     lease: int
 
     @property
     def fence(self) -> Compare:
-        """Holds while this leader leads."""
+        """Return a condition that holds while this leader leads."""
         return Compare(self.key, self.revision)
 
 
@@ -61,15 +61,15 @@ class Election:
                 await asyncio.sleep(RETRY_S)
 
     async def resign(self, leadership: Leadership) -> None:
-        """Give the key up, if it is still ours. Resigning twice is fine."""
+        """Give the key up, if this candidate still holds it. Resigning twice is fine."""
         await self._store.txn([leadership.fence], [Delete(self._key)])
 
     async def leader(self) -> Entry | None:
         return await self._store.get(self._key)
 
     async def observe(self) -> AsyncGenerator[Entry | None, None]:
-        """The leader's entry now, and again whenever it changes; None while nobody leads. Errors of the first reading
-        are raised, and so are those of a new one after the watch fell behind."""
+        """Yield the leader's entry now, and again whenever it changes; None while there is no leader. Errors of the
+        first reading are raised, and so are those of a new reading after the watch fell below the history's floor."""
         while True:
             listing = await self._store.list(self._key)
             yield next((entry for entry in listing.entries if entry.key == self._key), None)
@@ -85,16 +85,16 @@ class Election:
                 continue
 
     async def _try(self, value: bytes, lease: Lease) -> Leadership | None:
-        """Take the key if it is free. None when another held it and it is time to try again."""
+        """Take the key if it is free. Returns None when another candidate held it and it is time to try again."""
         result = await self._store.txn([Compare(self._key, Revision(0))], [Put(self._key, value, lease.id)])
         if result.succeeded:
             return Leadership(self._key, result.revision, lease.id)
         holder = await self._store.get(self._key)
         if holder is not None and holder.lease == lease.id:
-            # Ours: an earlier attempt whose answer was lost.
+            # An earlier attempt of this candidate, whose answer was lost.
             return Leadership(self._key, holder.revision, lease.id)
-        # Not longer than the lease lasts, so that a candidate whose lease has ended finds out; one that is renewed
-        # comes back here.
+        # Not longer than the lease lasts, so that a candidate whose lease has ended finds out; a candidate whose lease
+        # was renewed comes back here.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(lease.deadline - self._clock.monotonic()):
                 await self._wait_until_deleted(result.revision)
@@ -107,4 +107,4 @@ class Election:
                     if any(event.key == self._key and event.value is None for event in changes.events):
                         return
         except MetadataCompacted:
-            return  # Whether it was deleted is in the history that is gone; trying again tells.
+            return  # The history that would show a deletion is gone; trying again tells.

@@ -2,17 +2,17 @@
 
 A watch has a position, not a queue: it asks the history for what came after its position. So a slow reader costs no
 memory (I12), a cancelled read loses nothing, and an interrupted stream resumes by asking again. The price is that a
-reader who falls behind the history's floor has to list again: `MetadataCompacted`.
+reader that falls below the history's floor has to list again: `MetadataCompacted`.
 
     floor                                    revision
       │  changes, oldest first …               │
       └── everything after the floor is here ──┘
 
-A watch that waits is *parked* at the head. A change that does not concern it moves its position along without waking
-it: a store with a hundred watches wakes one of them per write, and an idle watch never falls behind the floor.
+A watch that waits is *parked* at the head. A change under another prefix moves its position along without waking the
+watch: a store with a hundred watches wakes one of them per write, and an idle watch never falls below the floor.
 
 Everything here runs on one event loop. A store that fills its history from elsewhere (SQLite: other processes) passes
-`older`, which reads what the memory no longer has.
+`older`, which reads changes that are no longer in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HistoryLimits(msgspec.Struct, frozen=True):
 
 
 PAGE_REVISIONS = 256
-"""How many revisions a watch takes at once, so that one that is far behind does not stall the loop."""
+"""How many revisions a watch takes in one step, so that a watch with many to catch up does not stall the loop."""
 
 
 class Page(NamedTuple):
@@ -49,7 +49,7 @@ class Page(NamedTuple):
 
 
 def below(prefix: str, changes: Changes) -> Changes | None:
-    """The part of a transaction that a watch of `prefix` sees."""
+    """Return the part of a transaction that a watch of `prefix` sees."""
     events = tuple(event for event in changes.events if event.key.startswith(prefix))
     if not events:
         return None
@@ -87,14 +87,14 @@ class History:
         self.restart(self.revision)
 
     def restart(self, revision: Revision) -> None:
-        """Go on at a revision, with what came before it forgotten or never known."""
+        """Go on at a revision, without the changes before it."""
         self._changes.clear()
         self._dropped = self._bytes = 0
         self.floor = self.revision = revision
         self.wake_all()
 
     def read(self, prefix: str, after: Revision) -> Page:
-        """What happened under `prefix` after a revision that is not below the floor."""
+        """Return the changes under `prefix` after a revision that is not below the floor."""
         assert after >= self.floor, (after, self.floor)
         start = bisect_right(self._changes, after, lo=self._dropped, key=lambda changes: changes.revision)
         taken = [*islice(self._changes, start, start + PAGE_REVISIONS)]
@@ -103,7 +103,7 @@ class History:
 
     @property
     def waiting(self) -> int:
-        """How many watches wait for a change."""
+        """Count the watches that wait for a change."""
         return len(self._parked)
 
     def park(self, watch: Watch) -> None:
@@ -138,10 +138,10 @@ class WatchSource(Protocol):
     def history(self) -> History: ...
 
     def check_watch(self) -> bool:
-        """Whether the watch may read now; if not, it waits to be woken. Raises when it never will."""
+        """Tell whether the watch may read now; if not, it waits to be woken. Raises when it never will."""
 
     async def older(self, prefix: str, after: Revision) -> Page:
-        """Changes that the history no longer has, or `MetadataCompacted`."""
+        """Return changes that the history no longer has, or raise `MetadataCompacted`."""
 
 
 class Watch:
@@ -181,18 +181,18 @@ class Watch:
         self.wake()
 
     def interrupt(self) -> None:
-        """The stream broke: forget what was received but not handed out, and ask for it again."""
+        """After the stream broke, forget changes that were received but not handed out, and ask for them again."""
         if self._ready:
             self._position = Revision(self._ready[-1].revision - 1)
             self._ready.clear()
         self.wake()
 
     def notice(self, changes: Changes, head: Revision) -> None:
-        """A change was appended behind `head` while this watch waited."""
+        """Hear that a change was appended after `head` while this watch waited."""
         if below(self._prefix, changes) is not None:
             self.wake()
         elif self._position >= head:
-            # Only a watch that had seen everything may skip: one that waits for its connection has changes to catch up.
+            # Only a watch that had seen everything may skip: a watch without a connection has changes to catch up.
             self._position = max(self._position, changes.revision)
 
     def wake(self) -> None:
@@ -238,7 +238,7 @@ class _ClosableWatch(Protocol):
 
 @asynccontextmanager
 async def watching(store: Store, prefix: str, after: Revision) -> AsyncIterator[AsyncIterator[Changes]]:
-    """A watch that is freed at the end of the block, however the block ends."""
+    """Open a watch that is freed at the end of the block, however the block ends."""
     watch = store.watch(prefix, after)
     try:
         yield watch

@@ -1,9 +1,9 @@
 """Keeps a lease alive, and says once when it is lost.
 
-The keeper renews every third of the time to live, so two renewals may fail before the deadline. What it never does is
-hope: when the deadline passes without a renewal that the store confirmed, the lease counts as lost, even if the store
-might still have it, because the holder has stopped acting by then and others may have started (I3). Lost is final; a
-renewal that comes back later changes nothing.
+The keeper renews every third of the time to live, so two renewals may fail before the deadline. When the deadline
+passes without a renewal that the store confirmed, the lease counts as lost, even if the store might still have it: the
+holder has stopped acting by then, and others may have started (I3). Lost is final; an answer that comes later changes
+nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMER_RESOLUTION_S = 0.001
 
 
 def next_renewal(deadline: float, ttl_s: float, now: float, *, failed: bool) -> float:
-    """When to renew next, on the clock of `deadline`. Never after the deadline."""
+    """Return when to renew next, on the clock of `deadline`. Never after the deadline."""
     due = now + ttl_s / RETRIES_PER_TTL if failed else deadline - ttl_s + ttl_s / RENEWALS_PER_TTL
     return min(due, deadline)
 
@@ -43,11 +43,11 @@ class LeaseKeeper:
 
     @property
     def deadline(self) -> float:
-        """Until when the holder may act, on the clock's `monotonic()`."""
+        """Return until when the holder may act, on the clock's `monotonic()`."""
         return -math.inf if self._loss is not None else self.lease.deadline
 
     def may_act(self) -> bool:
-        """Whether the holder may act now. What a log asks before each confirm (`may_confirm`)."""
+        """Tell whether the holder may act now. A log asks before each confirm (`may_confirm`)."""
         return self._clock.monotonic() < self.deadline
 
     @property
@@ -77,13 +77,13 @@ class LeaseKeeper:
         try:
             failure: Exception | None = await self._renew_until_lost()
         except Exception as error:
-            # Our bug; but whoever acts under the lease must hear of its end even so.
+            # A bug of ours. The holder must hear of the lease's end even so.
             self._report(error)
             raise
         self._report(failure)
 
     async def _renew_until_lost(self) -> MetadataError | None:
-        """Returns what the last renewal met when the lease is lost."""
+        """Renew until the lease is lost; return the error of the last renewal."""
         failure: MetadataError | None = None
         while True:
             now = self._clock.monotonic()

@@ -17,10 +17,10 @@ class LeaseServer(Protocol):
     """What a store does for the leases that it granted."""
 
     async def renew_lease(self, lease: int) -> None:
-        """`LeaseLost` when it is gone."""
+        """Renew a lease. `LeaseLost` when it is gone."""
 
     async def revoke_lease(self, lease: int) -> None:
-        """Fine when it is gone."""
+        """Revoke a lease. A lease that is gone is fine."""
 
 
 class HeldLease:
@@ -62,5 +62,5 @@ class HeldLease:
         await self._server.revoke_lease(self._id)
 
     def end(self) -> None:
-        """Its store was closed: nobody can renew it any more."""
+        """Count the lease as lost, because its store was closed and cannot renew it any more."""
         self._over = True

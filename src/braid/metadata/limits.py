@@ -1,4 +1,4 @@
-"""What a request may be. Every store checks it here, before it does anything, so that all refuse the same things."""
+"""The limits of requests. Every store checks requests here first, so that all stores refuse the same ones."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from braid.model.errors import InvalidArgument
 MAX_TXN_BYTES = 1_400_000
 """Keys and values of one transaction together. etcd refuses requests above 1.5 MiB; the rest is room for framing."""
 MAX_LEASE_TTL_S = 86_400.0
-"""A lease says that its holder is alive. One that outlives its holder by more than a day says nothing."""
+"""A lease says that its holder is alive. A lease that outlives its holder by more than a day says nothing."""
 
 
 def encode_key(key: str) -> bytes:
-    """The key as it is stored and ordered: UTF-8, not empty, within the limit."""
+    """Return the key as it is stored and ordered: UTF-8, not empty, within the limit."""
     if not key:
         raise InvalidArgument("a metadata key is empty; give it at least one character")
     return _encode(key, "key")
 
 
 def encode_prefix(prefix: str) -> bytes:
-    """The prefix as bytes. The empty prefix stands for every key."""
+    """Return the prefix as bytes. The empty prefix stands for every key."""
     return _encode(prefix, "prefix")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key after every key that starts with `prefix`; None when no such key exists.
+    """Return the first key after every key that starts with `prefix`; None when no such key exists.
 
     UTF-8 has no byte ff, so only the empty prefix is without an end.
     """

@@ -1,10 +1,10 @@
 """A metadata store in memory, for simulation and tests: deterministic, one event loop, any number of clients.
 
 `MemoryStore(clock)` makes a new store and its first client; `client()` makes further clients of the same store. The
-shared part (`_Server`) is synchronous and never fails. What fails is the way between a client and the server, and each
+shared part (`_Server`) is synchronous and never fails. Only the way between a client and the server fails, and each
 client has its own: `disconnect` and `reconnect`, `lag` and `interrupt` for its watch streams, and `fault` and
-`delay_s`, which a simulation sets and each request asks. A request takes two turns of the event loop, one there and one
-back, so that other tasks run between asking, happening and answering as they would with a real store.
+`delay_s`, which a simulation sets and each request asks. A request takes two iterations of the event loop, one there
+and one back, so that other tasks run between the request, its effect and its answer, as they would with a real store.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ a loop whose virtual time does not move meanwhile."""
 
 
 class Fault(enum.Enum):
-    """What happens to one request on its way."""
+    """A fault of one request on its way."""
 
     NONE = enum.auto()
     UNAVAILABLE = enum.auto()
-    """It does not arrive."""
+    """The request does not arrive."""
     UNCERTAIN = enum.auto()
-    """It arrives and is applied; the answer is lost."""
+    """The request arrives and is applied; the answer is lost."""
 
 
 class _LeaseState(msgspec.Struct):
@@ -166,7 +166,7 @@ class _Server:
 
 
 class MemoryStore:
-    """One client. `MemoryStore(clock)` also makes the store behind it."""
+    """One client. `MemoryStore(clock)` also makes the store that it talks to."""
 
     def __init__(
         self, clock: Clock, *, limits: HistoryLimits | None = None, name: str = "client", server: _Server | None = None
@@ -186,7 +186,7 @@ class MemoryStore:
         self._leases: WeakSet[HeldLease] = WeakSet()
 
     def client(self, name: str = "client") -> MemoryStore:
-        """A further client of the same store."""
+        """Make a further client of the same store."""
         return MemoryStore(self._clock, name=name, server=self._server)
 
     @property
@@ -228,23 +228,23 @@ class MemoryStore:
         await self._write("revoke", lambda: self._server.revoke(lease))
 
     async def close(self) -> None:
-        """The store goes on without this client. Its leases end by themselves, as those of a process that died."""
+        """Close this client; the store goes on. The client's leases end by themselves, like those of a dead process."""
         self._closed = True
         for lease in [*self._leases]:
             lease.end()
         self.history.wake_all()
 
     def disconnect(self) -> None:
-        """From now on requests raise `MetadataUnavailable` and watches are silent."""
+        """Cut this client off: requests raise `MetadataUnavailable` and watches are silent."""
         self._connected = False
 
     def reconnect(self) -> None:
-        """Requests work again and watches go on where they stopped."""
+        """Connect this client again: requests work, and watches go on where they stopped."""
         self._connected = True
         self.history.wake_all()
 
     def lag(self) -> None:
-        """From now on watches are silent, while requests are answered: this client knows less and less."""
+        """Silence this client's watches, while requests are answered: the client knows less and less."""
         self._lagging = True
 
     def catch_up(self) -> None:

@@ -10,10 +10,10 @@
     /topics/{topic}/transition                         the transition in flight
     /topics/{topic}/subscriptions/{s}                  a subscription
     /topics/{topic}/subscriptions/{s}/consumers/{c}    a consumer's session
-    /segments/{topic}/{descriptor}/ownership           who owns the segment
+    /segments/{topic}/{descriptor}/ownership           which broker owns the segment
     /segments/{topic}/{descriptor}/cursors/{s}         what a subscription has consumed of it
     /storage/{topic}/{descriptor}/chunks/{base:020d}   a chunk's descriptor
-    /storage/{topic}/{descriptor}/chunks/cur           the frontier: how far chunks reach, who may write
+    /storage/{topic}/{descriptor}/chunks/cur           the frontier: how far chunks reach, which epoch may write
     /storage/{topic}/{descriptor}/state                sealed state
 
 `{topic}` is `tenant/namespace/name`, made once by `topic_path`. Every part is percent-encoded, so no name can contain a

@@ -4,7 +4,7 @@ Three implementations (`memory`, `sqlite`, `etcd`) pass one conformance suite; t
 
 - Keys are strings, values bytes. Every transaction that changes something raises the store's revision by one, and every
   key that it wrote carries that revision.
-- A transaction compares, and if all comparisons hold, writes: all or nothing, nobody sees a part.
+- A transaction compares, and if all comparisons hold, writes: all or nothing, and no reader sees a part.
 - A watch delivers every change of a prefix after a given revision: once, in order, a transaction's changes together.
 - A lease's keys vanish, as one ordinary transaction, when it is revoked or not renewed for its time to live.
 - **An error is never an absence.** `get` answers None only when the store said that the key does not exist. A store
@@ -65,7 +65,7 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Deletes one key. Deleting what is not there changes nothing and is not an event."""
+    """Deletes one key. Deleting an absent key changes nothing and is not an event."""
 
     key: str
 
@@ -121,16 +121,16 @@ class Store(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
     async def list(self, prefix: str) -> Listing:
-        """All keys that start with `prefix`, from one revision."""
+        """List all keys that start with `prefix`, from one revision."""
 
     async def txn(self, conditions: Sequence[Condition], operations: Sequence[Operation]) -> TxnResult:
-        """A key may stand in `operations` only once (`InvalidArgument`). A put under a lease that does not exist
-        raises `LeaseLost` and writes nothing."""
+        """Write `operations` if all `conditions` hold. A key may stand in `operations` only once (`InvalidArgument`). A
+        put under a lease that does not exist raises `LeaseLost` and writes nothing."""
 
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Changes]:
-        """Changes with a revision above `after`, for ever; resumes by itself when a connection breaks. Raises
-        `MetadataCompacted` when the store no longer has them: list again and watch from there. Ending the iteration
-        (`aclose`) frees everything."""
+        """Yield changes with a revision above `after`, for ever; resume when a connection breaks. `MetadataCompacted`
+        when the store no longer has them: list again and watch from there. Ending the iteration (`aclose`) frees
+        everything."""
 
     async def grant_lease(self, ttl_s: float) -> Lease: ...
 

@@ -1,18 +1,18 @@
 """What a broker knows of the metadata store: tables that follow it, all of them through one watch.
 
 The view changes in one way only: the watch applies transactions in the order of their revisions. A broker's own writes
-take that way too. So the tables together are the whole truth of one revision, the view's `generation`: nobody sees a
+take that way too. So the tables together show exactly one revision, the view's `generation`: a reader never sees a
 segment's new owner beside its topic's old layout, and content never changes without the generation rising, which is
 what clients compare.
 
-Waiting is for one of two things: `caught_up` for a revision, which this broker has written or heard of; `until` for
-what the tables are to show, whoever makes it so.
+A caller waits for one of two things: `caught_up` for a revision, which this broker has written or heard of; `until` for
+a condition on the tables, which any broker may fulfil.
 
-One watch of everything, instead of one for each table, is what makes this possible: two watches would each have come
-to another revision. Its price is that the keys that no table wants (cursors, chunks) pass by, too.
+One watch of everything, instead of one for each table, makes this possible: two watches would each have come to another
+revision. Its price is that the keys that no table wants (cursors, chunks) pass by, too.
 
 When the watch cannot go on (its history is gone), every table is listed again. Listings of different prefixes have
-different revisions; the watch begins behind the oldest, and a table ignores what its own listing has shown already.
+different revisions; the watch begins after the oldest, and a table ignores what its own listing has shown already.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Table(Generic[K, V]):
     def __init__(
         self, prefix: str, identify: Callable[[str], K | None], decode: Callable[[bytes], V], key: Callable[[K], str]
     ) -> None:
-        """`identify` tells what a store's key is about, None if it is not of this kind; `key` is its inverse."""
+        """`identify` returns the identity that a store's key names, None for a key of another kind; `key` is its
+        inverse."""
         self.prefix: Final = prefix
         self.on_change: list[Callable[[K], None]] = []
         """Called after the whole view has come to the revision that changed an entry."""
@@ -86,12 +87,12 @@ class Table(Generic[K, V]):
         return len(self._known)
 
     def unchanged(self, identity: K) -> Compare:
-        """Holds while the store has what this view shows, be it nothing."""
+        """Return a condition that holds while the store has what this view shows, be it nothing."""
         known = self._known.get(identity)
         return Compare(self._key(identity), known.revision if known is not None else Revision(0))
 
     def take_listing(self, listing: Listing) -> list[K]:
-        """The entries that differ now."""
+        """Return the entries that differ now."""
         self._listed_at = listing.revision
         found = {identity: entry for entry in listing.entries if (identity := self._identify(entry.key)) is not None}
         changed = [identity for identity in self._known if identity not in found]
@@ -116,7 +117,7 @@ class Table(Generic[K, V]):
         ]
 
     def _set(self, identity: K, value: bytes | None, revision: Revision, lease: int) -> bool:
-        """Whether this changed the table."""
+        """Apply a change, and tell whether the table has changed."""
         if value is None:
             return self._known.pop(identity, None) is not None
         known = self._known.get(identity)
@@ -125,7 +126,7 @@ class Table(Generic[K, V]):
         try:
             self._known[identity] = Known(self._decode(value), revision, lease)
         except (MetadataCorrupt, InvalidLayout) as error:
-            # One record that this build cannot read must not cost the others; what is known of it stays.
+            # A record that this build cannot read must not cost the others; its last known value stays.
             _log.error("%s: %s", self._key(identity), error)
             return False
         return True
@@ -143,16 +144,16 @@ class View:
         self.changes = 0
         """How many revisions have changed a table. Rises after the tables' own callbacks."""
         self.on_failure: Callable[[BaseException], None] | None = None
-        """Told when the view can follow no more: our bug, or a store that is broken for good."""
+        """Called when the view can follow no more: by a bug of ours, or a store that is broken for good."""
         self._tables: list[Table[Any, Any]] = []
         self._waiting: list[tuple[Revision, asyncio.Future[None]]] = []
         self._change = asyncio.Event()
-        """Set by the next change, which then puts another one here."""
+        """Set by the next change, which then puts another event here."""
         self._lets_wait = True
         self._task: asyncio.Task[None] | None = None
 
     def add(self, table: Table[K, V]) -> Table[K, V]:
-        """Before `load`."""
+        """Add a table, before `load`."""
         assert self._task is None, "tables are added before the view is loaded"
         self._tables.append(table)
         return table
@@ -169,7 +170,7 @@ class View:
         self._fail_waiting()
 
     def end_waits(self) -> None:
-        """This broker is about to stop: nobody waits here any more for what others may do."""
+        """End all waiting, because this broker is about to stop."""
         self._lets_wait = False
         self._wake()
 
@@ -183,8 +184,8 @@ class View:
             await future
 
     async def until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Whether the condition holds, now or within this time (None: whenever that is). It is asked again whenever a
-        table has changed. `ShuttingDown` if this broker stops meanwhile."""
+        """Wait until the condition holds, at most for this time (None: without a limit), and tell whether it does. The
+        condition is asked again whenever a table has changed. `ShuttingDown` if this broker stops meanwhile."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -195,7 +196,7 @@ class View:
         return condition()
 
     async def changed_since(self, seen: int, timeout_s: float) -> bool:
-        """`until` more than so many `changes` were made: for those who look, act on what they see, and look again."""
+        """Wait until there were more than so many `changes`, for a loop that looks, acts, and looks again."""
         return await self.until(lambda: self.changes > seen, timeout_s)
 
     @property
@@ -204,7 +205,7 @@ class View:
 
     async def _follow(self, after: Revision) -> None:
         while True:
-            # What a watch cannot go on from (its history is gone, its client is closed), a new listing tells.
+            # Where the watch cannot go on (its history is gone, its client is closed), a new listing tells why.
             with contextlib.suppress(MetadataCompacted, MetadataUnavailable):
                 async with watching(self.store, EVERYTHING, after) as watch:
                     async for changes in watch:
@@ -220,7 +221,7 @@ class View:
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self) -> Revision:
-        """Take all tables from the store; returns the revision to follow from."""
+        """Read all tables from the store; return the revision to follow from."""
         listings = {prefix: await self.store.list(prefix) for prefix in {table.prefix: None for table in self._tables}}
         changed = [(table, table.take_listing(listings[table.prefix])) for table in self._tables]
         oldest = min((listing.revision for listing in listings.values()), default=Revision(0))

@@ -37,7 +37,7 @@ _STATE_POLL_S: Final = 0.005
 
 
 class EtcdTls(msgspec.Struct, frozen=True):
-    """Files in PEM format. `ca` verifies the server; `cert` and `key` prove who we are, where etcd asks for it."""
+    """Files in PEM format. `ca` verifies the server; `cert` and `key` identify the client, where etcd asks for it."""
 
     ca: str
     cert: str | None = None
@@ -45,7 +45,7 @@ class EtcdTls(msgspec.Struct, frozen=True):
 
 
 class CallError(Exception):
-    """A call or stream did not give an answer; `outcome` says what that means for the request."""
+    """A call or stream without an answer; `outcome` says what that means for the request."""
 
     def __init__(self, address: str, code: str, details: str) -> None:
         super().__init__(f"{address}: {code}: {details}")
@@ -83,7 +83,7 @@ class Endpoint:
         self._unary: dict[str, Any] = {}
 
     async def connect(self, timeout_s: float) -> None:
-        """Return once the channel is connected. What fails before that was provably not sent."""
+        """Return once the channel is connected. A request that fails before that was provably not sent."""
         try:
             async with asyncio.timeout(timeout_s):
                 state = self._channel.get_state(try_to_connect=True)
@@ -97,7 +97,7 @@ class Endpoint:
             raise CallError(self.address, NOT_CONNECTED, f"no connection within {timeout_s:g} s") from None
 
     async def call(self, method: Method, request: Any, timeout_s: float, metadata: Metadata) -> Any:
-        """One request, one answer. Serves a method that streams too, where one question gets one answer."""
+        """Send one request and return its answer; also for a method that streams one answer to one request."""
         unary = self._unary.get(method.path)
         if unary is None:
             unary = self._unary[method.path] = self._channel.unary_unary(
@@ -111,7 +111,7 @@ class Endpoint:
         except grpc.aio.AioRpcError as error:
             raise _failure(self.address, error) from None
         except asyncio.CancelledError:
-            # gRPC says the same when the channel was closed under the call; only the task knows who was meant.
+            # gRPC also cancels when the channel is closed under the call; only the task knows whether it was cancelled.
             if _cancelled_from_outside():
                 raise
             raise CallError(self.address, "CANCELLED", "the store was closed during the call") from None
@@ -148,7 +148,7 @@ class Stream:
             raise await self._ended() from None
 
     async def receive(self, timeout_s: float) -> Any | None:
-        """The next message; None when none came in time. The read goes on then: gRPC would end the stream with it."""
+        """Return the next message; None when none came in time. The read goes on: its end would end the stream."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
         done, _ = await asyncio.wait((self._reading,), timeout=timeout_s)

@@ -1,12 +1,12 @@
 """Calls to a cluster of etcd servers: which endpoint, how often, how long, and with which token.
 
 A request that may be repeated goes from endpoint to endpoint until one answers or its time is up; then nothing is
-known, and that is what the caller hears (`MetadataUnavailable`). A request that may not be repeated waits for a
-*connection* in the same way, because nothing was sent yet, and is then sent once: an answer that says that it had no
-effect sends it on, a missing answer is `MetadataUncertain`.
+known, and the caller gets `MetadataUnavailable`. A request that may not be repeated waits for a *connection* in the
+same way, because nothing was sent yet, and is then sent once. If the answer says that it had no effect, it goes to the
+next endpoint; a missing answer is `MetadataUncertain`.
 
-All callers share one current endpoint, and whoever finds it dead turns from it for all of them. It is not turned back
-to until the others fail in turn.
+All callers share one current endpoint. A caller that finds it dead moves all of them to the next one. They do not move
+back until the others fail in turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ATTEMPT_TIMEOUT_S: Final = 1.0
 DEFAULT_TIMEOUT_S: Final = 6.0
 """All attempts of one call together. An election takes 1–3 s at etcd's defaults; this leaves room for a second one."""
 _HAS_LEADER: Final = ("hasleader", "true")
-"""With this in its metadata, a server that is cut off from its cluster says so at once, and ends its streams."""
+"""A request with this metadata fails immediately on a server that is cut off from its cluster, and streams end."""
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 
@@ -50,7 +50,7 @@ class Login(NamedTuple):
 
 
 def pause_s(failures: int, endpoints: int, rng: random.Random) -> float:
-    """How long to wait after so many failures in a row: not at all while an endpoint is untried, then doubling."""
+    """Return the pause after so many failures in a row: none while an endpoint is untried, then doubling."""
     rounds = min(failures // endpoints, 16)
     if rounds == 0:
         return 0.0
@@ -58,7 +58,7 @@ def pause_s(failures: int, endpoints: int, rng: random.Random) -> float:
 
 
 def refusal(asked: str, failure: CallError) -> BraidError:
-    """The error for an answer that is final."""
+    """Return the error for an answer that is final."""
     match failure.outcome:
         case CallOutcome.LEASE_MISSING:
             return LeaseLost(f"{asked}: the lease does not exist (any more) ({failure})")
@@ -101,7 +101,7 @@ class EtcdClient:
         return (_HAS_LEADER,) if self._token is None else (_HAS_LEADER, ("token", self._token))
 
     def turn_from(self, endpoint: Endpoint) -> None:
-        if endpoint is self.current:  # otherwise someone else has turned already
+        if endpoint is self.current:  # otherwise another caller has moved on already
             self._current = (self._current + 1) % len(self._endpoints)
 
     def pause_s(self, failures: int) -> float:

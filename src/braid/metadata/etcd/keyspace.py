@@ -32,7 +32,7 @@ class Keyspace:
         return self._root + encode_key(key)
 
     def range_of(self, prefix: str) -> tuple[bytes, bytes]:
-        """The first key of the prefix and the first one after it."""
+        """Return the first key of the prefix and the first key after it."""
         start = self._root + encode_prefix(prefix)
         end = prefix_end(start)
         assert end is not None, "the root is never empty"

@@ -1,11 +1,12 @@
 """What a failed call to etcd means for the request that it carried.
 
 The one question that matters for a write is whether it may have happened. etcd answers it only by the text of its
-errors, so this is a table. Whatever is not in the table is UNKNOWN: that costs a read, guessing would cost the data.
+errors, so this is a table. An error that is not in the table is UNKNOWN: that costs a read, while guessing could cost
+data.
 
-Two entries that one would expect are missing on purpose. `request timed out` and `leader changed` come after the
-proposal went to the log. `database space exceeded` is also sent for the very write that crossed the quota, which *was*
-applied.
+Two expected entries are missing on purpose: `request timed out` and `leader changed` come after the proposal went to
+the log. `database space exceeded` is UNKNOWN, because etcd also sends it for the very write that crossed the quota,
+which *was* applied.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from typing import Final
 
 class CallOutcome(Enum):
     NO_EFFECT = auto()
-    """Turned away before it was taken up; another endpoint, or this one later, may take it."""
+    """Refused before etcd began it; another endpoint, or this one later, may take it."""
     UNKNOWN = auto()
     """It may have happened."""
     TOKEN_REJECTED = auto()
-    """Turned away; log in again."""
+    """Refused; log in again."""
     LEASE_MISSING = auto()
-    """Turned away; the lease does not exist."""
+    """Refused; the lease does not exist."""
     COMPACTED = auto()
-    """Turned away; the revision is gone."""
+    """Refused; the revision is gone."""
     FORBIDDEN = auto()
-    """Turned away; this user may not."""
+    """Refused; this user lacks the permission."""
     REFUSED = auto()
-    """Turned away; it can never work."""
+    """Refused; the request can never work."""
 
 
 NOT_CONNECTED: Final = "NOT_CONNECTED"

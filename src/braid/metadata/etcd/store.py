@@ -1,8 +1,8 @@
 """Metadata in etcd v3, for clusters of brokers on several machines (etcd 3.4 or later).
 
-Reads are linearizable: they see every write that was confirmed before they began, whichever endpoint answers. What may
-be repeated and what may not is decided in `client.py`, what an error means in `outcome.py`, how a watch
-survives in `watch.py`.
+Reads are linearizable: they see every write that was confirmed before they began, whichever endpoint answers.
+`client.py` decides which requests may be repeated, `outcome.py` what an error means, and `watch.py` how a watch
+survives.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ class EtcdStore:
         return watch
 
     async def grant_lease(self, ttl_s: float) -> HeldLease:
-        """The time to live is rounded up to whole seconds, and to etcd's minimum (1.5 election time-outs)."""
+        """Grant a lease. etcd rounds the time to live up to whole seconds, and to 1.5 election time-outs."""
         check_ttl(ttl_s)
         requested_at = self._clock.monotonic()
-        # Repeatable: a lease whose grant was not heard of holds no key and dies by itself.
+        # Repeatable: a lease whose grant was lost holds no key and ends by itself.
         request = LeaseGrantRequest(TTL=math.ceil(ttl_s))
         answer = await self._client.call(LEASE_GRANT, request, f"grant a lease of {ttl_s:g} s", repeatable=True)
         lease = HeldLease(self, self._clock, answer.ID, float(answer.TTL), requested_at)
@@ -153,7 +153,7 @@ class EtcdStore:
                 LEASE_REVOKE, LeaseRevokeRequest(ID=lease), f"revoke lease {lease}", repeatable=True
             )
         except LeaseLost:
-            return  # it is gone, which is what was asked for
+            return  # The lease is gone, as the caller wanted.
 
     async def close(self) -> None:
         for lease in self._leases:
@@ -164,7 +164,7 @@ class EtcdStore:
         await self._client.close()
 
     async def _list_once(self, prefix: str) -> Listing:
-        """Page by page, all of them at the revision of the first."""
+        """Read page by page, all pages at the revision of the first."""
         start, end = self._keyspace.range_of(prefix)
         entries: list[Entry] = []
         revision = 0
@@ -178,7 +178,7 @@ class EtcdStore:
             start = answer.kvs[-1].key + b"\0"
 
     async def _check_reachable(self) -> None:
-        """That there is a quorum, the right to read the whole prefix, and a version that we can work with."""
+        """Check that there is a quorum, the right to read the whole prefix, and a version that this build supports."""
         start, end = self._keyspace.range_of("")
         await self._client.call(
             RANGE, RangeRequest(key=start, range_end=end, limit=1), f"open metadata {start.decode()!r}", repeatable=True

@@ -6,8 +6,8 @@ and a cancelled read loses nothing.
 
 The position is the revision of the last event, never the one that a header names: the server says "you have seen
 everything up to here" in the headers of `created` and progress answers, and etcd 3.4 says it too early while events are
-still on their way. So progress answers prove only that the server is alive. They are asked for every second, because a
-stopped server keeps its connections open and would otherwise not be missed.
+still on their way. So progress answers prove only that the server is alive. The watch asks every second, because a
+stopped server keeps its connections open.
 
 The price is that an idle watch stays at an old position: if etcd compacts beyond it *and* the connection breaks, the
 reader is told to list again although it missed nothing.
@@ -36,7 +36,7 @@ SILENT_INTERVALS: Final = 3
 process the first thing to do is to read what has arrived meanwhile."""
 SEND_TIMEOUT_S: Final = 3.0
 QUEUE_REVISIONS: Final = 16
-"""Read ahead of the reader. A revision is at most one transaction, 1.4 MB."""
+"""How many revisions are read ahead. A revision is at most one transaction, 1.4 MB."""
 
 
 class RevisionGroups:
@@ -47,7 +47,7 @@ class RevisionGroups:
         self._held: list[Event] = []
 
     def take(self, events: Sequence[Event], *, unfinished: bool) -> list[Changes]:
-        """The revisions that are whole now. `unfinished`: the next response may go on with the last one's revision."""
+        """Return the revisions that are whole now. `unfinished`: the next response may continue the last revision."""
         whole: list[Changes] = []
         for event in events:
             if self._held and self._held[0].revision != event.revision:
@@ -90,7 +90,7 @@ class EtcdWatch:
         self._over = False
         self._failures = 0
         self._denied_token: str | None = None
-        """A fresh token that was not yet accepted: if it is denied too, the user really may not."""
+        """A fresh token that was not yet accepted: if it is denied too, the user really lacks the permission."""
 
     def __aiter__(self) -> EtcdWatch:
         return self
@@ -120,7 +120,7 @@ class EtcdWatch:
         await self._stop(StopAsyncIteration())
 
     async def end(self) -> None:
-        """The store is being closed."""
+        """End the watch, because the store is being closed."""
         await self._stop(store_closed(self._asked))
 
     @property
@@ -138,11 +138,11 @@ class EtcdWatch:
     async def _run(self) -> None:
         try:
             await self._follow()
-        except Exception as error:  # whatever it is, the reader must hear of it
+        except Exception as error:  # the reader must hear of every error
             await self._queue.put(error)
 
     async def _follow(self) -> None:
-        """From endpoint to endpoint. Ends only by an error that a new stream would not mend."""
+        """Follow streams from endpoint to endpoint. Ends only by an error that a new stream would not cure."""
         while True:
             endpoint, token = self._client.current, self._client.token
             stream = endpoint.stream(WATCH, WatchRequest, self._client.metadata)

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 PAGE_EVENTS = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
-"""How much of the history is read at once."""
+"""How much of the history is read in one query."""
 PRUNED_SHARE = 0.1
 """A history that is full gives up this share of itself, so that most writes have nothing to prune."""
 

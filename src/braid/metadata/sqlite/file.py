@@ -1,8 +1,8 @@
 """One open metadata file: the engine's version, the connection's settings, and the two kinds of transaction.
 
 A write is: the write lock, BEGIN IMMEDIATE, the work, COMMIT with a sync. A transaction never starts as a reader and
-then writes: SQLite refuses that at once when another process has written in between. Readers hold no lock that a writer
-waits for. Whatever the engine or the operating system complains about becomes `MetadataUnavailable`, never an absence.
+then writes: SQLite refuses that immediately when another process has written in between. Readers hold no lock that a
+writer waits for. Every error of the engine or the operating system becomes `MetadataUnavailable`, never an absence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a file lies where SQLite's WAL mode and `flock` work: on a filesystem of this one machine.
 
-Over a network filesystem the shared memory of the WAL is not shared and locks may not lock. Nothing fails at once
+Over a network filesystem the shared memory of the WAL is not shared and locks may not lock. Nothing fails immediately
 there; the file is damaged some time later. So it is refused when the store is opened.
 """
 

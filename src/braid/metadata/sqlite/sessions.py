@@ -1,16 +1,15 @@
-"""Who has a metadata file open, on this machine: one session for each open store.
+"""The processes of this machine that have a metadata file open: one session for each open store.
 
 A session is two files in a folder beside the database:
 
     metadata.db.sessions/{session}.alive    locked with flock for as long as the session lives
-    metadata.db.sessions/{session}.notifications     a datagram socket; others send a byte to it when they have
-    committed
+    metadata.db.sessions/{session}.bell     a datagram socket; others send a byte to it when they have committed
 
-The kernel drops the lock when the process dies, however it dies. So whoever can take the lock of another session knows
-that the session is dead and may end its leases now instead of waiting for their time to live. A process that hangs
-keeps its lock; only the time to live ends its leases.
+The kernel drops the lock when the process dies, however it dies. So a process that can take the lock of another session
+knows that the session is dead, and may end its leases now instead of waiting for their time to live. A process that
+hangs keeps its lock; only the time to live ends its leases.
 
-The bell makes watches fast, never correct: a byte that is lost costs one poll interval (`store.py`).
+The socket makes watches fast, never correct: a byte that is lost costs one poll interval (`store.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ from weakref import WeakSet
 from braid.model.errors import MetadataUnavailable
 
 LOCK_PATIENCE_S = 5.0
-"""How long a write waits for other writers. A write takes a millisecond, so whoever holds the lock longer hangs."""
+"""How long a write waits for other writers. A write takes a millisecond, so a process that holds the lock longer hangs.
+"""
 FIRST_PAUSE_S = 0.00005
 LONGEST_PAUSE_S = 0.001
 
@@ -143,7 +143,7 @@ class StoreSession:
         self.notifications.bind(self._bell_path(self.name))
 
     def ring_others(self) -> None:
-        """Never fails: the commit that it announces has happened, and who misses the ring polls."""
+        """Wake the other sessions. Never fails: the commit has happened, and a session that misses the byte polls."""
         with contextlib.suppress(OSError):
             for file in os.listdir(self._folder_fd):
                 name, dot, kind = file.partition(".")
@@ -183,7 +183,7 @@ class StoreSession:
 
 
 def _new_session(folder: str) -> tuple[str, _LockedFile]:
-    """Between creating the file and locking it, another process may take it for dead and bury it: then again."""
+    """Make a session's file and lock it. Another process may take the session for dead in between: then try again."""
     while True:
         name = secrets.token_hex(8)
         alive = _LockedFile(os.path.join(folder, name + ".alive"), os.O_CREAT | os.O_EXCL)

@@ -40,7 +40,7 @@ POLL_S = 0.25
 """How late a watch is at worst when a ring was lost, and how long a dead process keeps its leases. An idle broker does
 little else than this."""
 TAIL_LIMITS = HistoryLimits(revisions=1_000, max_bytes=8 * 1024 * 1024)
-"""What is kept in memory for watches. One that is further behind reads the file."""
+"""The changes that are kept in memory for watches. A watch that needs older ones reads the file."""
 FINAL_CAUSES = (apsw.CorruptError, apsw.NotADBError, FileNotFoundError)
 """What waiting does not mend: a watch must say so instead of being silent for ever."""
 
