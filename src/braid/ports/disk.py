@@ -6,8 +6,8 @@ when the call returns. Errors are the `DiskError` family, never `OSError`:
 
 - `DiskFull` when the device has no room; a write that failed so may have written a part;
 - `SyncFailed` when a sync fails. The kernel may then have dropped the unsynced pages *and* forgotten the failure, so a
-  second sync that succeeds proves nothing. Whoever gets this error must not confirm anything written since the last
-  good sync, ever;
+  second sync that succeeds proves nothing. A caller that gets this error must never confirm anything written since
+  the last good sync;
 - `FileMissing`, `FileTaken` as their names say; `DiskError` for the rest.
 """
 
@@ -39,14 +39,14 @@ class DiskFile(Protocol):
     def start_write(
         self, position: int, buffers: Sequence[Buffer], *, sync: bool, on_end: Callable[[BaseException | None], None]
     ) -> None:
-        """`write` for those who wait in no task: `on_end` is called once, from the loop and never from within this
-        call, with what went wrong or None. Raises only when nothing was begun; then nobody is called."""
+        """Start a `write` without a task: `on_end` is called once, from the loop and never from within this call, with
+        the error or None. Raises only when nothing was begun; then `on_end` is not called."""
 
     async def sync(self) -> None:
         """Return when everything written so far is durable."""
 
     async def read(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file."""
+        """Read up to `length` bytes; fewer only at the end of the file."""
 
     async def reserve(self, size: int) -> None:
         """Make the file at least `size` bytes long; new bytes read as zeros. Writes below `size` then need no new
@@ -63,7 +63,7 @@ class DiskFile(Protocol):
 
 class FolderLock(Protocol):
     async def release(self) -> None:
-        """Let others in. Releasing twice is fine."""
+        """Release the lock. Releasing twice is fine."""
 
 
 class Disk(Protocol):
@@ -77,24 +77,24 @@ class Disk(Protocol):
         in its beginning, may leave a shorter one."""
 
     async def list_folders(self, folder: str) -> list[str]:
-        """The names of the folders directly in `folder`, sorted. An absent folder is empty."""
+        """List the names of the folders directly in `folder`, sorted. An absent folder is empty."""
 
     async def list(self, folder: str) -> list[FileStat]:
-        """The plain files directly in `folder`, by name. An absent folder is empty."""
+        """List the plain files directly in `folder`, by name. An absent folder is empty."""
 
     async def stat(self, path: str) -> FileStat:
-        """`FileMissing` if there is no such file."""
+        """Describe a file. `FileMissing` if there is no such file."""
 
     async def make_folder(self, folder: str) -> None:
         """Create the folder and its parents, durably. Existing ones are fine."""
 
     async def sync_folder(self, folder: str) -> None:
-        """Make every name in the folder durable: those that were found by listing too, whose makers may have died
-        before they came so far. An absent folder has no names."""
+        """Make every name in the folder durable, also of files whose makers died before they synced the name. An absent
+        folder has no names."""
 
     async def lock(self, folder: str) -> FolderLock:
-        """Keep everybody else out of the folder, in this process and in others, until it is released or this process
-        ends. `FileTaken` if somebody has it. The folder must exist."""
+        """Lock the folder against this process and all others, until the lock is released or this process ends.
+        `FileTaken` if it is locked already. The folder must exist."""
 
     async def rename(self, source: str, target: str) -> None:
         """Rename a file, replacing `target` if it exists. Atomic and durable."""
@@ -110,8 +110,8 @@ class Disk(Protocol):
 
 
 async def lock_folder(disk: Disk, folder: str) -> FolderLock:
-    """`disk.lock` for a caller that may be cancelled. A lock that was taken for it meanwhile is released: nobody else
-    could, and the folder would be in use as long as the process lives."""
+    """Call `disk.lock` for a caller that may be cancelled. A lock that was taken meanwhile is released: no other code
+    could release it, and the folder would be locked as long as the process lives."""
     taking = asyncio.ensure_future(disk.lock(folder))
     try:
         return await asyncio.shield(taking)

@@ -1,15 +1,14 @@
 """`fdatasync` by the kernel's own threads (Linux AIO, through caio), and its end as an event of the loop.
 
-A thread of ours that syncs has to take Python's lock four times for it: for its job, behind the write, behind the sync,
-and to wake the loop; and whoever holds the lock meanwhile gives it up late. Measured here, a small write with its sync
-costs 100 µs of processor time so, and 28 if the loop writes into the page cache itself and the kernel syncs. At some
-thousand confirms a second that is the difference between a broker that has time and one that has none.
+A thread of ours that syncs has to take Python's lock four times: for its job, after the write, after the sync, and to
+wake the loop. Another thread that holds the lock meanwhile gives it up late. Measured here, a small write with its sync
+costs 100 µs of processor time that way, and 28 if the loop writes into the page cache itself and the kernel syncs. At
+some thousand confirms a second, that decides whether the broker keeps up.
 
 Not every system has it (containers may forbid the calls; there is a limit for the whole machine), so nothing depends on
-it: `KernelSyncs.of` says None, or `start` says no, and threads do the work.
+it: `KernelSyncs.of` returns None, or `start` returns False, and threads do the work.
 
-Who holds this must `close` it, also when its loop was closed before: then the ends of what was under way are told
-there.
+Call `close()` even after the loop has closed; pending syncs complete there.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 SYNCS_AT_ONCE: Final = 64
-"""The kernel sets some more aside, of 65,536 for the whole machine. One log has one sync under way."""
+"""The kernel reserves some more, of 65,536 for the whole machine. One log has one sync under way."""
 
 OnSynced = Callable[[int], None]
 """Takes 0, or the number of the error."""
 
 
 class KernelSyncs:
-    """Of one loop. Everything here happens on it."""
+    """The syncs of one loop. Everything here happens on that loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises what the system, the loop or the library objects with."""
+        """Set up syncs. Raises the errors of the system, the loop or the library."""
         self.loop: Final = loop
         aio = load()
         self._fdsync: Final[Callable[[int], Any]] = aio.Operation.fdsync
@@ -47,8 +46,8 @@ class KernelSyncs:
             return None
 
     def start(self, descriptor: int, on_synced: OnSynced) -> bool:
-        """Sync the file. `on_synced` is called later, from the loop. False: not begun, there is no room for it or the
-        kernel cannot do it with this file."""
+        """Sync the file. `on_synced` is called later, from the loop. Returns False when nothing was begun: there is no
+        room, or the kernel cannot sync this file."""
         if self._under_way >= SYNCS_AT_ONCE:
             return False
         operation = self._fdsync(descriptor)
@@ -80,7 +79,7 @@ class KernelSyncs:
                 self.loop.call_soon(self._tell)
 
     def close(self) -> None:
-        """Wait for what is under way, which blocks; whoever can, lets it end first."""
+        """Wait for the syncs under way. This blocks; a caller that can wait on the loop lets them end first."""
         if not self.loop.is_closed():
             self.loop.remove_reader(self._context.fileno)
         while self._under_way:
@@ -91,9 +90,9 @@ class KernelSyncs:
 
 
 def load() -> Any:
-    """The library, which takes 90 ms the first time."""
+    """Import the library, which takes 90 ms the first time."""
     from caio import linux_aio
 
-    if linux_aio is None:  # What caio says on a system without it.
+    if linux_aio is None:  # caio found no Linux AIO on this system.
         raise ImportError("this system has no asynchronous files")
     return linux_aio

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 LISTEN_BACKLOG = 1_024
-"""A thousand clients that reconnect at once after a restart are not refused."""
+"""A thousand clients that reconnect at the same time after a restart are not refused."""
 TLS_HANDSHAKE_S = 10.0
 """A client that connects and then says nothing has its socket for so long; asyncio's default is a minute."""
 
@@ -31,7 +31,7 @@ class Address(NamedTuple):
 class Listener(Protocol):
     @property
     def address(self) -> Address:
-        """Where it listens; the port is the real one if 0 was asked for."""
+        """Return where it listens; the port is the real one if 0 was asked for."""
 
     async def close(self) -> None:
         """Accept no more. Connections that exist go on. Closing twice is fine."""
@@ -42,7 +42,7 @@ class Accepted(Protocol):
     """A listener's protocol that wants to know when a TLS handshake has failed."""
 
     def on_accepted(self) -> None:
-        """If the connection is not made by now, it never will be."""
+        """Hear that the handshake is over: if the connection is not made by now, it never will be."""
 
 
 class Network(Protocol):
@@ -63,7 +63,7 @@ class SocketListener:
 
 
 class SocketNetwork:
-    """TCP, and TLS where a context is given. Small frames go out at once: asyncio sets TCP_NODELAY on every stream
+    """TCP, and TLS where a context is given. Small frames leave immediately: asyncio sets TCP_NODELAY on every stream
     socket, on both sides."""
 
     def __init__(self, *, client_tls: ssl.SSLContext | None = None, server_tls: ssl.SSLContext | None = None) -> None:

@@ -30,18 +30,18 @@ __all__ = ["SMALL_BYTES", "OsDisk", "OsFile", "OsLock"]
 T = TypeVar("T")
 
 PREPARE_PAUSE_S = 0.01
-"""Between two megabytes of zeros: the syncs of logs come first. A file of 64 MiB takes a second so."""
+"""The pause after each megabyte of zeros: the syncs of logs come first. A file of 64 MiB takes a second that way."""
 
 
 class OsDisk:
     def __init__(self, threads: int = 4, *, read_only: bool = False) -> None:
-        """`read_only`: files are opened to be read, which needs no permission to write them."""
+        """With `read_only`, files are opened for reading, which needs no permission to write them."""
         self._threads = Threads(threads, "braid-disk")
         self._mode = os.O_RDONLY if read_only else os.O_RDWR
         self._files: set[OsFile] = set()
         self._closed = False
         self._syncs: KernelSyncs | None = None
-        """Of the first loop that wrote; others get threads."""
+        """The syncs of the first loop that wrote; other loops use threads."""
         self._syncs_tried = False
 
     async def open(self, path: str, *, create: bool = False) -> OsFile:
@@ -49,7 +49,7 @@ class OsDisk:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # Nobody will ever hold this file, so nobody else can close it.
+            # The caller never gets this file, so it must be closed here.
             opening.add_done_callback(_close_unclaimed)
             raise
 
@@ -151,7 +151,7 @@ class OsDisk:
         return await self.call(work, *arguments)
 
     def kernel_syncs(self) -> KernelSyncs | None:
-        """Those of the running loop, if it has any."""
+        """Return the kernel syncs of the running loop, if it has any."""
         loop = asyncio.get_running_loop()
         if not self._syncs_tried:
             self._syncs_tried = True
@@ -159,7 +159,7 @@ class OsDisk:
         return self._syncs if self._syncs is not None and self._syncs.loop is loop else None
 
     def end_syncs(self, *, of_closed_loop: bool = False) -> None:
-        """Nobody else hears of their end when the loop that they belong to was closed."""
+        """Complete the syncs of a loop that was closed: no event of a loop will."""
         if self._syncs is not None and (self._syncs.loop.is_closed() or not of_closed_loop):
             self._syncs.close()
             self._syncs = None
@@ -259,8 +259,8 @@ def _list_folders(folder: str) -> list[str]:
 
 
 def _make_folder(folder: str) -> None:
-    """Each folder's name is synced before a folder is made in it. So whoever finds a folder knows that its parents are
-    durable, but must still sync the name of the folder itself: its maker may not have come so far."""
+    """Make folders, and sync each folder's name before a folder is made in it. So the parents of a folder that exists
+    are durable. Its own name must still be synced: its maker may have died before that."""
     folder = os.path.abspath(folder)
     missing = []
     while not os.path.isdir(folder) and folder != "/":
@@ -328,7 +328,7 @@ _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def _rename_exclusively(source: str, target: str) -> bool:
-    """False when the C library, the kernel or the filesystem cannot do it (NFS, for one)."""
+    """Return False when the C library, the kernel or the filesystem cannot do it (NFS, for one)."""
     if _renameat2 is None:
         return False
     if _renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:

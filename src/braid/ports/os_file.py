@@ -127,7 +127,7 @@ class OsFile:
         return await self._run(self._size)
 
     async def close(self) -> None:
-        """Refuse new calls, let the submitted ones end, close. All who wait here return when it is done."""
+        """Refuse new calls, let the submitted ones end, close. Every caller returns when the file is closed."""
         self._disk.end_syncs(of_closed_loop=True)
         with self._lock:
             last = not self._closing and self._calls == 0

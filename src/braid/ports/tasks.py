@@ -1,4 +1,4 @@
-"""Tasks that somebody owns: the owner that starts a task also ends it."""
+"""Tasks and their owner: the code that starts a task also ends it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of what runs at the same time. The first error is raised when all have ended; `asyncio.gather` would
-    leave the others running."""
+    """Run all at the same time and return their results. The first error is raised when all have ended;
+    `asyncio.gather` would leave the others running."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -21,7 +21,7 @@ async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def end(task: asyncio.Task[Any] | None) -> None:
-    """Cancel it, and return when it has ended. Raises what it had broken by before: nobody else would hear of it."""
+    """Cancel a task, and return when it has ended. Raises the error by which it had ended before."""
     if task is not None:
         task.cancel()
         await asyncio.wait([task])

@@ -4,9 +4,9 @@ Python's `ThreadPoolExecutor` with `wrap_future` costs 60 µs of processor time 
 its futures; this costs 26. The commit of a log makes one call for each group of batches, so a lone publish pays it once
 and its client waits for it.
 
-Work that was given is done, also if nobody waits for it any more, and in the order in which it was given as far as the
-number of threads allows. `start` calls back in the turn of the loop that the thread woke; who awaits the future of
-`call` goes on one turn later.
+Submitted work is done, also if its caller stopped waiting, and in the order of submission as far as the number of
+threads allows. `start` calls back in the iteration of the loop that the thread woke; a task that awaits the future of
+`call` resumes one iteration later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 Done = Callable[[Any, BaseException | None], None]
-"""Takes the result of the work, or None and what it raised."""
+"""Takes the result of the work, or None and the error that it raised."""
 
 _Job = tuple[
     asyncio.AbstractEventLoop | None, Done | None, Callable[[], None] | None, Callable[..., Any], tuple[object, ...]
@@ -41,7 +41,7 @@ class Threads:
         self, work: Callable[..., T], *arguments: object, on_end: Callable[[], None] | None = None
     ) -> asyncio.Future[T]:
         """Do `work` in a thread. The future belongs to the running loop; `on_end` is called in the thread when the work
-        has ended, before the future is done, whether or not anybody waits."""
+        has ended, before the future is done, whether or not the caller still waits."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._give((loop, partial(_finish, future), on_end, work, arguments))
@@ -58,13 +58,13 @@ class Threads:
         self._give((None, None, None, work, ()))
 
     def stop(self) -> None:
-        """End the threads when they have done what was given to them. Does not wait for it."""
+        """End the threads when they have done all submitted work. Does not wait for that."""
         self._stopped = True
         for _ in self._threads:
             self._jobs.put(None)
 
     def _give(self, job: _Job) -> None:
-        if self._stopped:  # Nobody would ever do it.
+        if self._stopped:  # No thread would ever do the work.
             raise RuntimeError(f"the threads {self._name} were stopped: they take no more work")
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
@@ -89,7 +89,7 @@ def _do(job: _Job) -> None:
     if on_end is not None:
         on_end()
     if loop is not None and done is not None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(done, result, error)
 
 
