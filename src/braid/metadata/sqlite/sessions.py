@@ -140,9 +140,9 @@ class StoreSession:
         self.notifications = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
-        self.notifications.bind(self._bell_path(self.name))
+        self.notifications.bind(self._socket_path(self.name))
 
-    def ring_others(self) -> None:
+    def notify_others(self) -> None:
         """Wake the other sessions. Never fails: the commit has happened, and a session that misses the byte polls."""
         with contextlib.suppress(OSError):
             for file in os.listdir(self._folder_fd):
@@ -150,9 +150,9 @@ class StoreSession:
                 if dot and kind == "bell" and name != self.name:
                     # A full socket has a byte already; a dead one is buried by the next probe.
                     with contextlib.suppress(OSError):
-                        self.notifications.sendto(b"!", self._bell_path(name))
+                        self.notifications.sendto(b"!", self._socket_path(name))
 
-    def silence(self) -> None:
+    def take_notifications(self) -> None:
         """Take the bytes that have arrived."""
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -177,7 +177,7 @@ class StoreSession:
         os.close(self._folder_fd)
         DeadSession(self._folder, self.name, self._alive).bury()
 
-    def _bell_path(self, name: str) -> str:
+    def _socket_path(self, name: str) -> str:
         # A socket's path may have 107 bytes; through the folder's descriptor it is short wherever the database lies.
         return f"/proc/self/fd/{self._folder_fd}/{name}.bell"
 

@@ -230,11 +230,11 @@ class SqliteStore:
 
     def _announce(self) -> None:
         """The thread has committed a change."""
-        self._session.ring_others()
+        self._session.notify_others()
         self._loop.call_soon_threadsafe(self._rung.set)
 
     def _on_notification(self) -> None:
-        self._session.silence()
+        self._session.take_notifications()
         self._rung.set()
 
     def _close_files(self) -> None:
