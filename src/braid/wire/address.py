@@ -17,7 +17,7 @@ _ADDRESS: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s]+)\]|(?P<host>[^\[\]\s:]+)
 
 
 def parse_url(url: str) -> tuple[Address, ...]:
-    """The brokers of a URL. Any of them will do to begin with."""
+    """Parse the brokers of a URL. A client may begin with any of them."""
     if not url.startswith(SCHEME):
         raise InvalidArgument(f"{url!r} is no broker URL: write {SCHEME}host:port, several brokers by comma")
     hosts = url.removeprefix(SCHEME).rstrip("/").split(",")

@@ -1,14 +1,14 @@
 """One connection: frames in, frames out, on an asyncio transport. Both ends use it.
 
 Incoming: all frames that one wake-up completed go to the handler in one call. Outgoing: frames gather until the end of
-the loop's turn and leave in one write, so that a burst of small replies costs one system call; large payloads are not
-copied to be joined with others. Frames that are many bytes together leave at once: so `congested` is true before the
-next of many senders looks at it, and all of them together exceed the high-water mark by one frame, not by one each.
+the loop's iteration and leave in one write, so that a burst of small replies costs one system call; large payloads are
+not copied to be joined with others. Frames that are many bytes together leave immediately. So `congested` is true
+before the next of many senders looks at it, and together they exceed the high-water mark by one frame, not by one each.
 
-Two limits keep a peer from costing unbounded memory (I12): the reader's frame limit, and the transport's write buffer:
-above the high-water mark `drained` makes those wait who can, and `on_congestion` tells the handler, who may stop
-reading. A client must not stop reading because it cannot write: with both ends waiting for the other to read, nothing
-would ever move again. The broker may; so only the broker does.
+Two limits keep a peer from costing unbounded memory (I12): the reader's frame limit, and the transport's write buffer.
+Above the high-water mark, senders that can wait do so in `drained`, and `on_congestion` tells the handler, which may
+stop reading. A client must not stop reading because it cannot write: with both ends waiting for the other to read,
+nothing would ever move again. The broker may; so only the broker does.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from braid.wire.operations import ErrorBody, encode, error_body
 
 WRITE_HIGH_WATER_BYTES: Final = 1 << 20
 GATHER_BYTES: Final = 64 << 10
-"""As soon as so much has gathered, it is written."""
+"""Gathered frames of this size are written before the iteration ends."""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""A peer that does not take what is left to be sent when the connection is closed loses it after this time."""
+"""How long a closed connection waits for the peer to take the rest; then the rest is dropped."""
 JOIN_BYTES: Final = 16 << 10
 """Payloads up to this size are joined with their neighbours; larger ones are written by themselves, uncopied."""
 
 
 class Handler(Protocol):
-    """Whoever owns the connection. All calls come from the loop, one at a time."""
+    """The owner of a connection. All calls come from the loop, one at a time."""
 
     def on_connected(self, connection: Connection) -> None: ...
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
-        """A `BraidError` raised here ends the connection, and the peer is told why."""
+        """Take frames. A `BraidError` raised here ends the connection, and the peer is told why."""
 
     def on_congestion(self, congested: bool) -> None:
-        """The write buffer has passed its high-water mark, or is empty enough again. The first comes in the middle of a
-        `send` or `flush`, so it must not send or close."""
+        """Hear that the write buffer has passed its high-water mark, or is empty enough again. The former comes in the
+        middle of a `send` or `flush`, so this must not send or close."""
 
     def on_lost(self, error: BraidError) -> None:
-        """The connection is over. Called once, also after `close`."""
+        """Hear that the connection is over. Called once, also after `close`."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -62,12 +62,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._made = False
         self._told = False
-        """The handler knows that it is over."""
+        """Whether the handler knows that the connection is over."""
         self._loop = asyncio.get_running_loop()
         self._out: list[Buffer] = []
         self._gathered_bytes = 0
         self._large = False
-        """Something in `_out` may be too large to be joined with others."""
+        """Whether something in `_out` may be too large to be joined with others."""
         self._flush_planned = False
         self._drained: asyncio.Future[None] | None = None
         self._reason: BraidError | None = None
@@ -84,8 +84,8 @@ class Connection(asyncio.BufferedProtocol):
         request: int = 0,
         flags: int = 0,
     ) -> None:
-        """Queue one frame. Never blocks; who can wait, awaits `drained()` first. The payload's buffers may be kept
-        until the peer has taken them: nobody may write into them any more."""
+        """Queue one frame. Never blocks; a caller that can wait awaits `drained()` first. The connection may keep the
+        payload's buffers until the peer has taken them: do not write into them any more."""
         if self.closing:
             return
         out = self._out
@@ -106,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self.flush)
 
     def queue(self, frame: bytes) -> None:
-        """Queue a small frame that is encoded already, and leave it to the caller to `flush` before the turn ends."""
+        """Queue a small frame that is encoded already. The caller must `flush` before the iteration ends."""
         if not self.closing:
             self._out.append(frame)
 
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
             self.send(kind, encode(error_body(error)), request=request, flags=Flags.REPLY | Flags.ERROR)
 
     def flush(self) -> None:
-        """Write what has gathered; before the connection is made, it waits for that."""
+        """Write what has gathered; before the connection is made, the frames wait for it."""
         self._flush_planned = False
         self._gathered_bytes = 0
         if not self._made or not self._out:
@@ -146,11 +146,11 @@ class Connection(asyncio.BufferedProtocol):
             write(b"".join(small) if len(small) > 1 else small[0])
 
     def cork(self) -> None:
-        """The caller will `flush` before the turn ends, so what is sent until then need not plan it."""
+        """Promise a `flush` before the iteration ends, so that frames until then need not schedule one."""
         self._flush_planned = True
 
     async def drained(self) -> None:
-        """Returns when the write buffer is below its high-water mark; raises when the connection is over."""
+        """Return when the write buffer is below its high-water mark; raise when the connection is over."""
         while self.congested and not self.closing:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """What the peer has not taken yet."""
+        """Return how many bytes the peer has not taken yet."""
         return self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
     # Ending.
 
     def close(self, reason: BraidError) -> None:
-        """Send what is queued, then close. `reason` is what waiters on this side get."""
+        """Send what is queued, then close. Waiters on this side get `reason`."""
         if self.closing:
             return
         self.flush()
@@ -183,14 +183,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_transport(self) -> None:
         if not self._made:
-            # It may never be: a TLS handshake can take as long as the peer likes.
+            # The connection may never be made: a TLS handshake can take as long as the peer likes.
             self._tell_lost()
         elif self._close_timer is None:
             self._transport.close()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self, reason: BraidError) -> None:
-        """Close at once, dropping what was not sent."""
+        """Close immediately, dropping what was not sent."""
         self._out.clear()
         if not self.closing:
             self._end(reason)
@@ -200,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tell_lost()
 
     def refuse(self, error: BraidError) -> None:
-        """The peer broke a rule: tell it which, as an unasked reply, and close."""
+        """Tell the peer which rule it broke, as an unasked reply, and close."""
         body: ErrorBody = error_body(error)
         self.send(0, encode(body), flags=Flags.REPLY | Flags.ERROR)
         self.close(error)
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closing:
             self._handler.on_connected(self)
         self.flush()
-        if self.closing:  # It was closed or refused before it was made, or as soon as it was.
+        if self.closing:  # The connection was closed or refused before it was made, or as soon as it was.
             self._close_transport()
 
     def on_accepted(self) -> None:

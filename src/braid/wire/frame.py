@@ -4,15 +4,15 @@
     │ length │ body   │ request│kind│flag│ 0  │ body, zeros to a multiple of 8 │ payload …
              │ length │ id     │              │
 
-`length` counts everything behind the 16-byte prefix. The body is a small MessagePack array (operations.py says which
-for each kind); the payload is raw bytes, in practice record batches, and begins at a multiple of 8 so that whoever
-received the frame into one buffer can read the batch's columns in place.
+`length` counts everything after the 16-byte prefix. The body is a small MessagePack array (operations.py says which for
+each kind); the payload is raw bytes, in practice record batches, and begins at a multiple of 8, so that a receiver with
+the frame in one buffer can read the batch's columns in place.
 
 A reply carries the request's kind and id with the flag REPLY, and ERROR if it failed. Request id 0 wants no reply.
 
-`FrameReader` takes bytes as they come and has no idea of sockets. It fills either its own scratch buffer, from which
-all complete small frames are cut at once, or, when a larger frame has begun, directly that frame's own buffer: its
-bytes are received where they stay. No length is believed before it was held against the limit.
+`FrameReader` takes bytes as they come and knows nothing of sockets. It fills either its own scratch buffer, from which
+all complete small frames are cut together, or, when a larger frame has begun, that frame's own buffer directly: its
+bytes are received where they stay. Every length is checked against the limit before it is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ assert PREFIX_BYTES == 16
 MAX_BODY_BYTES: Final = 4 << 20
 """Bodies are small; only the layout of a topic with many thousand segments comes near this."""
 MAX_FRAME_BYTES: Final = MAX_BATCH_BYTES + MAX_BODY_BYTES
-"""Behind the prefix: the largest batch, and any body."""
+"""After the prefix: the largest batch, and any body."""
 FIRST_FRAME_BYTES: Final = 64 << 10
 """Until a peer has said hello, it gets no more memory than this."""
 
@@ -56,8 +56,8 @@ _HEAP_BYTES: Final = 2 << 20
 larger ones comes from the system page by page, as it is written, and goes back."""
 
 _KEPT_BODY_BYTES: Final = 1 << 10
-"""Whoever keeps a payload keeps the whole buffer of its frame; but not with a body that is longer than this, or a small
-batch could hold on to megabytes."""
+"""A kept payload keeps the whole buffer of its frame, but not if the body is longer than this: a small batch could
+otherwise hold on to megabytes."""
 
 MAX_REQUEST_ID: Final = (1 << 32) - 1
 _ZEROS: Final = tuple(bytes(count) for count in range(8))
@@ -71,7 +71,7 @@ class Flags(IntFlag):
 
 REPLY: Final = int(Flags.REPLY)
 ERROR: Final = int(Flags.ERROR)
-"""As plain numbers, for those who look at every frame: `&` of an IntFlag takes 0.7 µs."""
+"""As plain numbers, for code that looks at every frame: `&` of an IntFlag takes 0.7 µs."""
 _KNOWN_FLAGS: Final = REPLY | ERROR
 
 
@@ -85,10 +85,12 @@ class Frame(NamedTuple):
 
 
 def encode_frame(kind: int, body: bytes = b"", *, request: int = 0, flags: int = 0, payload_bytes: int = 0) -> bytes:
-    """The frame up to its payload; the caller sends `payload_bytes` bytes right behind it."""
+    """Encode the frame up to its payload; the caller sends `payload_bytes` bytes directly after it."""
     size = len(body)
     if size > MAX_BODY_BYTES:
-        raise FrameTooLarge(f"a body of {size} bytes is above the limit of {MAX_BODY_BYTES}: ask for less at once")
+        raise FrameTooLarge(
+            f"a body of {size} bytes is above the limit of {MAX_BODY_BYTES}: ask for less in one request"
+        )
     if not payload_bytes:
         return PREFIX.pack(size, size, request, kind, flags, 0) + body
     gap = -size % 8
@@ -96,7 +98,7 @@ def encode_frame(kind: int, body: bytes = b"", *, request: int = 0, flags: int =
 
 
 class FrameReader:
-    """Give it room with `buffer`, tell it with `received` what came, get frames."""
+    """Receives bytes into `buffer()` and returns complete frames from `received()`."""
 
     __slots__ = ("_end", "_own", "_scratch", "_view", "limit", "partial_bytes")
 
@@ -111,13 +113,13 @@ class FrameReader:
         self._own: memoryview | None = None
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the memory for the next bytes; never empty."""
         view = self._view if self._own is None else self._own
         return view[self._end :]
 
     def received(self, count: int) -> list[Frame]:
-        """`count` bytes were written into `buffer()`: the frames that are complete now. After an error nothing that
-        follows on the stream means anything, and the reader is of no more use."""
+        """Take `count` bytes that were written into `buffer()`, and return the frames that are complete now. After an
+        error, the rest of the stream means nothing, and the reader is of no more use."""
         self._end += count
         own = self._own
         if own is None:
@@ -164,7 +166,7 @@ class FrameReader:
         return frames
 
     def _begin_own(self, at: int, size: int) -> None:
-        # What was in this memory before, nobody sees: a frame is handed on when all of it has arrived.
+        # No reader sees what was in this memory before: a frame is handed on when all of it has arrived.
         frame = memoryview(unfilled(size) if size <= _HEAP_BYTES else mmap.mmap(-1, size))
         rest = self._end - at
         frame[:rest] = self._view[at : self._end]
@@ -179,7 +181,7 @@ class FrameReader:
         if body_length > length or body_length > MAX_BODY_BYTES:
             raise ProtocolError(f"a frame of {length} bytes says that its body has {body_length}")
         if 0 < length - body_length < -body_length % 8:
-            raise ProtocolError(f"a frame of {length} bytes ends within the padding behind its body of {body_length}")
+            raise ProtocolError(f"a frame of {length} bytes ends within the padding after its body of {body_length}")
 
 
 def _whole_frame(view: memoryview) -> Frame:

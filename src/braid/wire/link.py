@@ -1,10 +1,10 @@
 """One connection to one broker, from the side that asks: a client's, or another broker's. Requests with their replies,
 and pushes.
 
-A link is used by everything in its process that talks to that broker. Requests are pipelined; each has a future. Pushes
-go to whoever registered under the channel or session that they name. When the connection ends, every open request fails
-with the reason, and every registered receiver is told once; nobody reconnects here (client/pool.py does, and
-broker/peers/links.py).
+Everything in a process that talks to one broker uses one link. Requests are pipelined; each has a future. Pushes go to
+the receiver that is registered under the channel or session that they name. When the connection ends, every open
+request fails with the reason, and every registered receiver is told once. A link does not reconnect (client/pool.py
+does, and broker/peers/links.py).
 """
 
 from __future__ import annotations
@@ -58,34 +58,35 @@ SILENT_PERIODS: Final = 3
 """So many heartbeat periods without a byte from the broker end the link."""
 
 TURN_FRAMES: Final = 16
-"""Of many that came together, so many are looked at before those go on who waited for them."""
+"""Of many replies that came together, so many are handled before their waiters resume."""
 EARLY_SESSIONS: Final = 64
 """Sessions for which something was pushed before they were opened here; only the last push to each is kept."""
 
 T = TypeVar("T")
 
 OnReply = Callable[[Frame | None, BraidError | None], None]
-"""Gets the reply, or the error that the broker answered or the link ended with."""
+"""Gets the reply, or the error of the broker's answer or of the link's end."""
 
 
 class ChannelReceiver(Protocol):
-    """Gets what the broker pushes on one channel."""
+    """Gets the broker's pushes on one channel."""
 
     def on_delivery(self, delivery: Delivery, payload: memoryview) -> None: ...
 
     def on_need(self, need: Need) -> None: ...
 
     def on_closed(self, error: Closed | BraidError) -> None:
-        """The broker closed the channel, or the link is over. Whoever expects nothing more forgets the channel."""
+        """Hear that the broker closed the channel, or that the link is over. A receiver that expects nothing more
+        forgets the channel."""
 
 
 class SessionReceiver(Protocol):
-    """Gets what the broker pushes for one consumer's session."""
+    """Gets the broker's pushes for one consumer's session."""
 
     def on_assignment(self, assignment: Assignment) -> None: ...
 
     def on_session_lost(self, error: BraidError) -> None:
-        """The link is over, or another consumer took the name. Nothing follows."""
+        """Hear that the link is over, or that another consumer took the name. Nothing follows."""
 
 
 class Link:
@@ -118,18 +119,18 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything from it."""
+        """Tell whether no request, channel or session uses the link."""
         return not (self._requests or self._channels or self._sessions)
 
     def request(self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = ()) -> asyncio.Future[Frame]:
-        """Send a request. The future has the reply, or the error that the broker answered or the link ended with."""
+        """Send a request. The future gets the reply, or the error of the broker's answer or of the link's end."""
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.call(kind, body, payload, partial(_settle, future))
         return future
 
     def call(self, kind: Kind, body: bytes, payload: Sequence[Buffer], on_reply: OnReply) -> None:
-        """Send a request. `on_reply` is called once, later: with the reply, or with the error. For those who send so
-        many that a future for each would count."""
+        """Send a request. `on_reply` is called once, later: with the reply, or with the error. For senders of so many
+        requests that a future for each would cost."""
         if self.connection.closing:
             asyncio.get_running_loop().call_soon(on_reply, None, self.connection.end_reason().again())
             return
@@ -140,18 +141,18 @@ class Link:
         self._last_request = number
         self._requests[number] = on_reply
 
-    # A turn of the loop: what it brought is looked at first, then those go on who waited for it, then all that they
-    # sent leaves in one write. If it brought much, this happens several times, so that the broker has something to do
-    # before the last of it was looked at. Who gives up waiting meanwhile does not hear of an answer in the last of it.
+    # When replies arrive, waiting senders resume and their next batches leave in one write, all in the same iteration
+    # of the loop. If many replies arrive together, this happens several times, so that the broker has something to do
+    # before the last reply is handled. A waiter that gives up meanwhile does not hear of a reply that is still to come.
 
     def wake_at_end(self, futures: list[asyncio.Future[None]]) -> None:
-        """Wake those who wait on the futures, when what came together was looked at; empties the list. Only for those
-        who are just told of a reply."""
+        """Resume the waiters of the futures when the replies that came together are handled; empties the list. Only a
+        callback of a reply may call this."""
         self._woken += futures
         futures.clear()
 
     def call_at_end(self, depart: Callable[[], None]) -> None:
-        """Call `depart`, which may send something, when the turn ends."""
+        """Call `depart`, which may send something, when the iteration ends."""
         if not self._departures and not self._receiving:
             self._loop.call_soon(self._depart)
         self._departures.append(depart)
@@ -171,11 +172,11 @@ class Link:
         return decode(reply, frame.body)
 
     def send(self, kind: Kind, body: bytes) -> None:
-        """Send something that has no reply."""
+        """Send a request that has no reply."""
         self.connection.send(kind, body)
 
     def open_channel(self, receiver: ChannelReceiver) -> int:
-        """A number for a new channel. From now on its pushes go to `receiver`; the caller sends OPEN."""
+        """Return a number for a new channel. From now on its pushes go to `receiver`; the caller sends OPEN."""
         self._last_channel += 1
         self._channels[self._last_channel] = receiver
         return self._last_channel
@@ -184,7 +185,7 @@ class Link:
         self._channels.pop(channel, None)
 
     def open_session(self, session: int, receiver: SessionReceiver) -> None:
-        """From now on this session's pushes go to `receiver`, also one that came together with the reply to JOIN."""
+        """Send this session's pushes to `receiver` from now on, also a push that came with the reply to JOIN."""
         early = self._early.pop(session, None)
         if self.lost.done():  # Between the reply to JOIN and now.
             receiver.on_session_lost(self.lost.result().again())
@@ -199,7 +200,7 @@ class Link:
         self._sessions.pop(session, None)
 
     def resolved(self, topology: Topology) -> Topology:
-        """With this broker's address where it says HERE."""
+        """Return the topology with this broker's address where it says HERE."""
         here = format_address(self.address)
         topics = []
         for topic in topology.topics:
@@ -209,7 +210,7 @@ class Link:
         return replace(topology, topics=tuple(topics))
 
     def ack_topology(self, generation: int) -> None:
-        """Tell the broker that what it told up to this generation counts here now."""
+        """Tell the broker that this process uses the routing up to this generation."""
         self.send(Kind.TOPOLOGY_ACK, encode(TopologyAck(generation)))
 
     def close(self, reason: BraidError) -> None:
@@ -225,7 +226,7 @@ class Link:
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
         for first in range(0, len(frames), TURN_FRAMES):
-            if self.connection.closing:  # by what came before, or by one of those who went on
+            if self.connection.closing:  # by an earlier frame, or by a waiter that resumed
                 return
             self._receiving = True
             self.connection.cork()
@@ -238,7 +239,7 @@ class Link:
             finally:
                 try:
                     self._end_turn()
-                except BaseException:  # What ends a step by an error ends the program, but nobody may hang (wakeup.py).
+                except BaseException:  # An error that leaves a step ends the program, but no task may hang (wakeup.py).
                     self._loop.call_soon(self.on_frames, frames[first + TURN_FRAMES :])
                     raise
 
@@ -255,7 +256,7 @@ class Link:
         if not frame.request:  # The broker says why it closes the connection.
             reason = error_from(decode(ErrorBody, frame.body))
             if isinstance(reason, Unauthenticated):
-                # The token has expired that this link began with. The next link brings a fresh one, or is refused.
+                # This link's token has expired. The next link brings a fresh one, or is refused.
                 reason = ConnectionLost(f"the broker ended the connection: {reason}")
             self.connection.abort(reason)
             return
@@ -297,12 +298,12 @@ class Link:
                 self._on_topology(self.resolved(topology))
                 self.ack_topology(topology.generation)
             case _:
-                pass  # A push that this build does not know is news that it cannot use.
+                pass  # A push of a later version, which this build cannot use.
 
     def _keep(self, push: Assignment | Expelled) -> None:
         if isinstance(self._early.get(push.session), Expelled):
             return  # An assignment that was under way when the session ended.
-        if len(self._early) >= EARLY_SESSIONS:  # The oldest is of a session that has left.
+        if len(self._early) >= EARLY_SESSIONS:  # The oldest belongs to a session that has left.
             del self._early[next(iter(self._early))]
         self._early[push.session] = push
 
@@ -341,7 +342,7 @@ class Link:
 
 
 def _reason_of(error: OSError) -> str:
-    """In words of the system's, or of TLS; asyncio's own name the address once more."""
+    """Describe an error in the words of the system or of TLS; asyncio's own words repeat the address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its TLS certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -356,7 +357,7 @@ def _settle(future: asyncio.Future[Frame], frame: Frame | None, error: BraidErro
         future.set_result(frame)
     else:
         future.set_exception(error or ConnectionLost("the link ended"))
-        future.exception()  # Whoever waits gets it; nobody need wait.
+        future.exception()  # A waiter gets it; without a waiter, asyncio must not complain.
 
 
 async def connect_link(
@@ -368,7 +369,7 @@ async def connect_link(
     timeout_s: float,
     on_topology: Callable[[Topology], None],
 ) -> Link:
-    """Connect and say hello. `ConnectFailed` when nobody answers; what the broker refuses by is raised as it is."""
+    """Connect and say hello. `ConnectFailed` when nothing answers; an error that the broker answers is raised as is."""
     name = format_address(address)
     link = Link(address, on_topology)
     given_up = ConnectionLost(f"connecting to broker {name} was given up")
@@ -403,7 +404,7 @@ async def connect_link(
 
 
 async def within(future: asyncio.Future[T], timeout_s: float | None, what: str) -> T:
-    """The future's result, if it comes in time."""
+    """Return the future's result, if it comes in time."""
     try:
         async with asyncio.timeout(timeout_s):
             return await future

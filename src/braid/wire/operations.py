@@ -94,7 +94,7 @@ class HelloReply(_Body, frozen=True):
 
 
 class TopologyRequest(_Body, frozen=True):
-    """Asks for the routing of these topics, and to be told of its changes on this connection from then on."""
+    """Asks for the routing of these topics, and for pushes of its changes on this connection from then on."""
 
     topics: tuple[str, ...]
     """Paths: tenant/namespace/name."""
@@ -103,7 +103,7 @@ class TopologyRequest(_Body, frozen=True):
 
 
 HERE: Final = "."
-"""As an owner's address: the address by which the client has reached the broker that says so."""
+"""As an owner's address: the address by which the client has reached the answering broker."""
 
 
 class SegmentRoute(_Body, frozen=True):
@@ -114,7 +114,7 @@ class SegmentRoute(_Body, frozen=True):
     parents: tuple[int, ...]
     children: tuple[int, ...]
     owner: str
-    """`host:port`, or HERE; empty while nobody serves the segment."""
+    """`host:port`, or HERE; empty while no broker serves the segment."""
     epoch: int = 0
 
 
@@ -189,11 +189,11 @@ class Assignment(_Body, frozen=True):
     term: int = 0
     """Counts the controllers of the topic."""
     grants: tuple[int, ...] = ()
-    """One for each of `segments`: counts who was given it in this term."""
+    """One for each of `segments`: counts how often the segment was given to a consumer in this term."""
 
 
 class Expelled(_Body, frozen=True):
-    """The session is over, by no wish of its own: another consumer took its name, or its subscription was deleted."""
+    """The broker ended the session: another consumer took its name, or its subscription was deleted."""
 
     session: int
     code: str
@@ -238,12 +238,12 @@ class Opened(_Body, frozen=True):
     end: int
     """Where the segment ended at this moment, as consumers see it."""
     placement: int = 0
-    """With a session: another number than before when the cursor was set to this offset by anything but acks, or when
-    records may be lost that consumers have seen. While it is the same, a consumer may go on behind what it has."""
+    """With a session: changes when anything but an ack set the cursor to this offset, or when records that consumers
+    have seen may be lost. While it is the same, a consumer may go on after the records that it has."""
 
 
 class Delivery(_Body, frozen=True):
-    """The payload is one or several whole batches, one behind the other."""
+    """The payload is one or several whole batches, one after the other."""
 
     channel: int
     end: int
@@ -322,7 +322,7 @@ class AdminReply(_Body, frozen=True):
 
 
 class PeerRequest(_Body, frozen=True):
-    """What one broker asks of another. The two know each other by the cluster's secret; clients are refused."""
+    """A question of one broker to another. Brokers know each other by the cluster's secret; clients are refused."""
 
     call: str
     arguments: dict[str, Any]
@@ -352,12 +352,12 @@ def decode(kind: type[B], body: bytes | memoryview) -> B:
 
 
 def error_body(error: BraidError) -> ErrorBody:
-    """What a peer is told. `details` are the error's own public fields, if they can travel."""
+    """Encode an error for a peer. `details` are the error's own public fields, if they can travel."""
     return ErrorBody(error.code, str(error), error.retriable, _own_fields(vars(error)))
 
 
 def error_from(body: ErrorBody) -> BraidError:
-    """The error that a peer told us of. A code that this build does not know becomes a plain `BraidError`."""
+    """Decode an error of a peer. A code that this build does not know becomes a plain `BraidError`."""
     kind = BraidError.by_code.get(body.code, BraidError)
     error = kind.__new__(kind, body.message)
     error.args = (body.message,)
@@ -368,7 +368,7 @@ def error_from(body: ErrorBody) -> BraidError:
 
 
 def _own_fields(fields: dict[str, Any]) -> dict[str, int | str]:
-    """Those that an error may have of its own; never what every error has, whatever a peer calls its details."""
+    """Return the details that are an error's own fields; a peer must not set the fields that every error has."""
     return {
         name: value
         for name, value in fields.items()

@@ -1,7 +1,8 @@
-"""Waiting for something together with many others, and going on: what `send` is made of.
+"""Many tasks that wait on one future and resume together: how `send` waits.
 
-All records of a batch share its fate, so all tasks that sent one wait on one future. Cancelling one of them cancels the
-future, which wakes all: each asks `cancelled_itself`, and if it was not, waits again on a new one.
+All records of a batch are confirmed or fail together, so all tasks that sent one wait on one future. Cancelling one
+task cancels the future, which wakes all. Each task then asks `cancelled_itself`; if it was not, it waits again on a new
+future.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from contextvars import Context
 
 @types.coroutine
 def wait_on(future: asyncio.Future[None]) -> Generator[asyncio.Future[None], None, None]:
-    """Wait until `wake(future)`. What `await future` does, but for looking at the future when it is over."""
+    """Wait until `wake(future)`, as `await future` does, but without looking at the future's result."""
     future._asyncio_future_blocking = True
     yield future
 
 
 def wake(futures: list[asyncio.Future[None]]) -> None:
-    """Go on with every task that waits on one of the futures, in order; empties the list. To be called by a callback of
-    the loop's: no task can step another.
+    """Resume every task that waits on one of the futures, in order; empties the list. Only a callback of the loop may
+    call this: no task can step another.
 
-    `set_result` plans one callback for each of them, through the loop, which takes longer than all else that a `send`
-    does. So they are stepped here, each in its own context, which is what the loop would do. For that one has to read
-    whom a future would call, which asyncio offers to nobody but its own `repr`. A future that collects its callbacks
-    itself was measured: a task that waits on anything but a plain `asyncio.Future` costs as much as the way through the
-    loop. An asyncio that shows nothing gets `set_result`.
+    `set_result` would schedule one callback for each task, through the loop, which takes longer than everything else in
+    a `send`. So the tasks are stepped here, each in its own context, as the loop would do. This needs the callbacks of
+    a future, which asyncio shows only to its own `repr`. A future that collects its callbacks itself was measured: a
+    task that waits on anything but a plain `asyncio.Future` costs as much as the way through the loop. Where asyncio
+    does not show the callbacks, `set_result` is used.
     """
     loop = futures[0].get_loop()
     over: asyncio.Future[None] = loop.create_future()
@@ -39,7 +40,7 @@ def wake(futures: list[asyncio.Future[None]]) -> None:
             waiting = iter(_waiting_on(futures.pop()))  # The future goes with its last task, not with the last of all.
             for step, context in waiting:
                 context.run(step, over)
-    finally:  # What ends a step by an error ends the program, but the others must not hang meanwhile.
+    finally:  # An error that leaves a step ends the program, but the other tasks must not hang meanwhile.
         for step, context in waiting:
             loop.call_soon(step, over, context=context)
         if futures:
@@ -48,7 +49,7 @@ def wake(futures: list[asyncio.Future[None]]) -> None:
 
 
 def _waiting_on(future: asyncio.Future[None]) -> Sequence[tuple[Callable[..., object], Context]]:
-    """The callbacks of a future, with their contexts."""
+    """Return the callbacks of a future, with their contexts."""
     try:
         found: Sequence[tuple[Callable[..., object], Context]] | None = future._callbacks
     except AttributeError:
