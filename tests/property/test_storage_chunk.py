@@ -11,7 +11,7 @@ from braid.model.errors import ChunkCorrupt
 from braid.model.ids import Offset
 from braid.storage.chunk import RUN_BYTES, Index, decode_footer, encode_footer, footer_size, read_footer
 from braid.storage.log.producers import ProducerTable
-from braid.storage.log.wal import FrameWalk, next_batch_behind_damage, whole_batch_at
+from braid.storage.log.wal import FrameWalk, next_batch_after_damage, whole_batch_at
 from tests.kits.storage import Bytes, make_chunk, make_header, stamped_batch
 
 U16, U64, I64 = st.integers(0, 2**16 - 1), st.integers(0, 2**62), st.integers(-(2**62), 2**62)
@@ -157,7 +157,7 @@ def test_a_walk_over_flipped_bits_ends_before_the_damage_and_raises_nothing(
     assert walk.position == (len(data) if in_padding else starts[frame])
     assert found == [(start, offset) for offset, start in enumerate(starts[:-1]) if start < walk.position]
     if not in_padding:
-        behind = asyncio.run(next_batch_behind_damage(Bytes(bytes(flipped)), walk, len(data), {}, all_synced=True))
+        behind = asyncio.run(next_batch_after_damage(Bytes(bytes(flipped)), walk, len(data), {}, all_synced=True))
         expected = (starts[frame + 1], frame + 1) if frame + 1 < len(contents) else None
         assert (behind and (behind[0], behind[1].base_offset)) == expected
 
@@ -169,4 +169,4 @@ def test_a_walk_over_anything_raises_nothing(data: bytes, position: int) -> None
     assert (walk.position, found) == (0, [])
     assert walk.reason is not None
     assert asyncio.run(whole_batch_at(Bytes(data), position, len(data))) is None
-    assert asyncio.run(next_batch_behind_damage(Bytes(data), walk, len(data), {}, all_synced=True)) is None
+    assert asyncio.run(next_batch_after_damage(Bytes(data), walk, len(data), {}, all_synced=True)) is None

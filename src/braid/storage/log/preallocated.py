@@ -20,20 +20,20 @@ import contextlib
 from braid.model.errors import DiskError, FileMissing
 from braid.ports.disk import Disk
 
-FIRST_SPARES = 2
-MOST_SPARES = 8
+FIRST_FILES = 2
+MOST_FILES = 8
 CALM_S = 5.0
 
 
 class PreallocatedFiles:
     """Shared by all logs of a broker; they all use the same file size."""
 
-    def __init__(self, disk: Disk, folder: str, file_bytes: int, most: int = MOST_SPARES) -> None:
+    def __init__(self, disk: Disk, folder: str, file_bytes: int, most: int = MOST_FILES) -> None:
         self._disk = disk
         self._folder = folder
         self._file_bytes = file_bytes
         self._most = most
-        self._wanted = min(FIRST_SPARES, most)
+        self._wanted = min(FIRST_FILES, most)
         self._ready: list[str] = []
         self._made = 0
         self._refill: asyncio.Task[None] | None = None
@@ -55,9 +55,9 @@ class PreallocatedFiles:
         if not self._ready:
             self._wanted = min(self._wanted + 1, self._most)
             return False
-        spare = self._ready.pop()
+        taken = self._ready.pop()
         try:
-            await self._disk.publish(spare, target)
+            await self._disk.publish(taken, target)
         except FileMissing:
             return False
         return True

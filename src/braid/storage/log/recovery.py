@@ -37,7 +37,7 @@ from braid.storage.log.wal import (
     base_of,
     close_file,
     last_nonzero,
-    next_batch_behind_damage,
+    next_batch_after_damage,
     wal_name,
     whole_batch_at,
 )
@@ -235,12 +235,12 @@ class _Recovery:
         if not self.result.files:
             runs.setdefault(HEADER_BYTES, base)  # a log's first batch is a BEGIN: where the next one stands is known
         walk = FrameWalk(file, end, 0, base, self.result.last_epoch, self.result.incarnation)
-        behind_damage = False
+        after_damage = False
         while True:
             while window := await walk.next_window():
                 for position, header in window:
-                    index.add(header, position, starts_run=behind_damage)
-                    behind_damage = behind_damage and header.is_control
+                    index.add(header, position, starts_run=after_damage)
+                    after_damage = after_damage and header.is_control
                     self.result.producers.apply(header, header.base_offset)
                     found.first_epoch = found.first_epoch or header.epoch
                     found.last_epoch = header.epoch
@@ -261,13 +261,13 @@ class _Recovery:
                     f"later epoch, should follow there; the file or its name has been changed"
                 )
             all_synced = footer is not None or next_base is not None
-            behind = await next_batch_behind_damage(file, walk, end, runs, all_synced)
-            if behind is None or (next_base is not None and behind[1].base_offset >= next_base):
+            after = await next_batch_after_damage(file, walk, end, runs, all_synced)
+            if after is None or (next_base is not None and after[1].base_offset >= next_base):
                 break
-            position, header = behind
+            position, header = after
             lost = Damage(stat.name, walk.position, found.next_offset, header.base_offset, walk.reason or "unreadable")
             found.damage = (*found.damage, lost)
-            behind_damage = True
+            after_damage = True
             walk = FrameWalk(file, end, position, header.base_offset, walk.epoch, walk.incarnation)
         if footer is not None and found.next_offset < footer.next_offset:
             lost = Damage(stat.name, walk.position, found.next_offset, footer.next_offset, walk.reason or "unreadable")

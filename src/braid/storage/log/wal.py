@@ -154,7 +154,7 @@ async def last_nonzero(source: ByteSource, start: int, end: int) -> int:
     return start
 
 
-async def next_batch_behind_damage(
+async def next_batch_after_damage(
     source: ByteSource, walk: FrameWalk, end: int, runs: Mapping[int, Offset], all_synced: bool
 ) -> tuple[int, BatchHeader] | None:
     """Return the first batch of this log after the place where `walk` stopped, if the record that is missing there had
@@ -177,8 +177,8 @@ async def next_batch_behind_damage(
                 first = first or (position + at, header)
                 if all_synced or header.synced_before > walk.expected:
                     return first
-                behind = position + at + header.size
-                believed = FrameWalk(source, end, behind, header.next_offset, header.epoch, header.incarnation)
+                after = position + at + header.size
+                believed = FrameWalk(source, end, after, header.next_offset, header.epoch, header.incarnation)
             at = data.find(MAGIC, at + 1)
         if position + len(data) >= end or len(data) <= len(MAGIC):
             return None
