@@ -14,7 +14,7 @@
 
 Every ASSIGNED has a higher epoch than all records before it. A record's owner and epoch are the fence: they do not
 change while one owner serves, drains and seals, so a write under a record that still names (owner, epoch) is a write of
-the rightful owner. The package cluster/ownership has the table of who acts in which state.
+the rightful owner. The package cluster/ownership has the table of which broker acts in which state.
 
 `clean` tells whether records are lost with an owner that is gone. While it is true, any broker (of `holders`, if these
 are named) can read everything that was ever confirmed, so the leader may give the segment to another one by itself. It
