@@ -56,7 +56,7 @@ class Owners:
         return self.table.known((name.topic.path, name.descriptor))
 
     def of_topic(self, path: str) -> dict[str, Ownership]:
-        """By descriptor."""
+        """Return the records of a topic by descriptor."""
         found = ((descriptor, self.table.get((path, descriptor))) for descriptor in self._by_topic.get(path, {}))
         return {descriptor: record for descriptor, record in found if record is not None}
 

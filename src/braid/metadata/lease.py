@@ -54,7 +54,7 @@ class HeldLease:
             self._over = True
             raise
         except MetadataUncertain as error:
-            raise MetadataUnavailable(f"nobody knows whether lease {self._id} was renewed: {error}") from error
+            raise MetadataUnavailable(f"it is not known whether lease {self._id} was renewed: {error}") from error
         self._deadline = max(self._deadline, requested_at + self._ttl_s)
 
     async def revoke(self) -> None:

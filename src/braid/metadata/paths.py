@@ -49,7 +49,7 @@ def _part(name: str) -> str:
 
 
 def topic_path(tenant: str, namespace: str, name: str) -> str:
-    """A topic inside keys: `tenant/namespace/name`, each part percent-encoded."""
+    """Encode a topic for keys: `tenant/namespace/name`, each part percent-encoded."""
     return f"{_part(tenant)}/{_part(namespace)}/{_part(name)}"
 
 
@@ -69,7 +69,7 @@ def broker(broker_id: str) -> str:
 
 
 def broker_of(key: str) -> str:
-    """The id of the broker that a key below `BROKERS_PREFIX` registers."""
+    """Return the id of the broker that a key below `BROKERS_PREFIX` registers."""
     return unquote(key.removeprefix(BROKERS_PREFIX))
 
 
@@ -102,13 +102,13 @@ def layout(topic: str) -> str:
 
 
 def topic_of_layout(key: str) -> str | None:
-    """The topic path whose layout this key is; None for any other key below `TOPICS_PREFIX`."""
+    """Return the topic path whose layout this key is; None for any other key below `TOPICS_PREFIX`."""
     topic = key.removeprefix(TOPICS_PREFIX)
     return topic if topic != key and topic.count("/") == 2 else None
 
 
 def topic_of(key: str) -> str | None:
-    """The topic path that any key below `TOPICS_PREFIX` belongs to."""
+    """Return the topic path that any key below `TOPICS_PREFIX` belongs to."""
     match key.split("/"):
         case ["", "topics", tenant, namespace, name, *_]:
             return f"{tenant}/{namespace}/{name}"
@@ -125,7 +125,7 @@ def controller(topic: str) -> str:
 
 
 def topic_of_controller(key: str) -> str | None:
-    """The topic path whose controller this key names; None for any other key below `TOPICS_PREFIX`."""
+    """Return the topic path whose controller this key names; None for any other key below `TOPICS_PREFIX`."""
     match key.split("/"):
         case ["", "topics", tenant, namespace, name, "controller"]:
             return f"{tenant}/{namespace}/{name}"
@@ -146,7 +146,7 @@ def subscription(topic: str, name: str) -> str:
 
 
 def subscription_of(key: str) -> str | None:
-    """The name of the subscription that this key describes; None for a consumer's key."""
+    """Return the name of the subscription that this key describes; None for a consumer's key."""
     match key.split("/"):
         case ["", "topics", _, _, _, "subscriptions", name]:
             return unquote(name)
@@ -233,7 +233,7 @@ def current_chunk(topic: str, descriptor: str) -> str:
 
 
 def chunk_base(key: str) -> Offset | None:
-    """The base offset of the chunk that this key describes; None for `cur`."""
+    """Return the base offset of the chunk that this key describes; None for `cur`."""
     last = key.rpartition("/")[2]
     return Offset(int(last)) if len(last) == OFFSET_DIGITS and last.isascii() and last.isdigit() else None
 

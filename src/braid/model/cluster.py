@@ -16,7 +16,7 @@ class BrokerState(Enum):
     DRAINING = "draining"
     """Its segments are moving away; it gets no new ones."""
     DRAINED = "drained"
-    """It has none left and gets none until somebody activates it."""
+    """It has no segments left and gets none until it is activated again."""
     STOPPING = "stopping"
     """It hands over what it has by itself, and will be gone."""
 

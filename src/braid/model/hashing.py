@@ -26,7 +26,7 @@ def key_hash(key: bytes | bytearray | memoryview) -> int:
 
 
 def key_hashes(keys: Iterable[bytes | bytearray | memoryview]) -> npt.NDArray[np.uint16]:
-    """The hash of each key, in order. For an Arrow array: `key_hashes(array.to_pylist())`."""
+    """Return the hash of each key, in order. For an Arrow array: `key_hashes(array.to_pylist())`."""
     digests: array[int] = array("I", list(map(mmh3_32_uintdigest, keys)))
     return (np.frombuffer(digests, dtype=np.uint32) >> np.uint32(16)).astype(np.uint16)
 

@@ -36,5 +36,5 @@ MAX_RANDOM_ID: Final = (1 << 53) - 1
 
 
 def random_id(random: Random) -> int:
-    """A number from 1 on that nobody else draws."""
+    """Draw a number from 1 on, so large that no other draw gets it."""
     return random.randint(1, MAX_RANDOM_ID)

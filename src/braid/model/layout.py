@@ -59,7 +59,7 @@ FULL_RANGE: Final = HashRange(0, LAST_HASH)
 
 
 def tiles(ranges: Sequence[HashRange], whole: HashRange) -> bool:
-    """Whether the ranges, given in order of their starts, cover `whole` exactly: no gap, no overlap."""
+    """Tell whether the ranges, given in order of their starts, cover `whole` exactly: no gap, no overlap."""
     return (
         bool(ranges)
         and ranges[0].start == whole.start
@@ -99,7 +99,7 @@ class Layout(msgspec.Struct, frozen=True, rename="camel", dict=True):
 
     @classmethod
     def initial(cls, segments: int = 1) -> Layout:
-        """A new topic: `segments` ranges of equal size, give or take one hash."""
+        """Lay out a new topic: `segments` ranges of equal size, give or take one hash."""
         if not 1 <= segments <= MAX_INITIAL_SEGMENTS:
             raise InvalidLayout(f"{segments} segments were asked for; a topic begins with 1 to {MAX_INITIAL_SEGMENTS}")
         ring = LAST_HASH + 1
@@ -130,7 +130,7 @@ class Layout(msgspec.Struct, frozen=True, rename="camel", dict=True):
         return [segment.hash_range.start for segment in self.active]
 
     def find_active(self, key_hash: int) -> SegmentInfo:
-        """The one segment that takes writes of this hash."""
+        """Return the one segment that takes writes of this hash."""
         if key_hash not in FULL_RANGE:
             raise InvalidLayout(f"{key_hash} is no key hash: hashes are 0 to {LAST_HASH}")
         return self.active[bisect_right(self._active_starts, key_hash) - 1]

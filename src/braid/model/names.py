@@ -29,7 +29,7 @@ _DESCRIPTOR: Final = re.compile(r"([0-9a-f]{4})-([0-9a-f]{4})-(0|[1-9][0-9]{0,17
 
 
 def check_name(what: str, name: str) -> str:
-    """`name`, if it follows the rule; `what` says in the error whose name it is ("subscription", "broker", …)."""
+    """Return `name` if it follows the rule; `what` says in the error whose name it is ("subscription", "broker", …)."""
     if _NAME.fullmatch(name) is None or len(name) > MAX_NAME_CHARS:
         raise InvalidName(
             f"{name!r} is no {what} name: use 1 to {MAX_NAME_CHARS} letters, digits, '_', '-', '.' or '=', "
@@ -88,7 +88,7 @@ class SegmentName(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def at(cls, topic_path: str, descriptor: str) -> SegmentName:
-        """By the parts that keys, folders and objects are named by."""
+        """Make a name from the parts that keys, folders and objects are named by."""
         return cls.parse(f"{_SEGMENT_SCHEME}{topic_path}/{descriptor}")
 
     @classmethod

@@ -1,7 +1,7 @@
 """The network, as far as Braid uses one: byte streams between protocols, as asyncio defines them.
 
 `SocketNetwork` is TCP on the running loop; `testing/sim/network.py` is the simulated one. Errors are `OSError`, as
-everywhere in asyncio: `ConnectionRefusedError` when nobody listens, others as the system reports them. `connect` has
+everywhere in asyncio: `ConnectionRefusedError` when nothing listens, others as the system reports them. `connect` has
 no time limit of its own: a host that does not answer takes minutes, so callers set one.
 """
 

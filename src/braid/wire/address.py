@@ -25,7 +25,7 @@ def parse_url(url: str) -> tuple[Address, ...]:
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
-    """`host:port`, `host`, `[::1]:port`."""
+    """Parse `host:port`, `host`, `[::1]:port`."""
     match = _ADDRESS.fullmatch(text.strip())
     port = match["port"] or str(default_port) if match else ""
     if match is None or int(port) > 65_535:

@@ -265,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler.on_congestion(False)
 
     def eof_received(self) -> bool:
-        self.close(ConnectionLost(f"{self.peer} closed the connection"))  # nobody half-closes in this protocol
+        self.close(ConnectionLost(f"{self.peer} closed the connection"))  # this protocol has no half-closed connections
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,10 +1,12 @@
-"""What a broker has to do about one segment now. A pure function of its record and of what the broker serves.
+"""Decides what a broker has to do about one segment now. A pure function of its record and of what the broker serves.
 
-    the record names                           served here          not served here
-    this broker, the epoch served, no move     serve on             —
-    this broker, the epoch served, a move      hand it over         —
-    this broker, another epoch                 let it go            open it
-    another broker or none, or it is SEALED    let it go            nothing
+    the record names                                        the broker
+    this broker, and it does not serve the segment          opens it
+    this broker, the epoch that it serves                   serves on
+    this broker, the epoch that it serves, log has failed   abandons it and opens it again
+    this broker, the epoch that it serves, a move           hands it over
+    this broker, another epoch than it serves               lets it go
+    another broker or none, or it is SEALED                 lets it go, if it serves it
 
 A broker opens a segment in the epoch of its record only if the record is ASSIGNED and it was not tried in that epoch;
 otherwise it takes the segment again first, in the next epoch. A move that is in the record goes on when the segment is
@@ -32,7 +34,7 @@ class OwnerAction(Enum):
     LET_GO = "let-go"
     """Stop serving immediately: another owner, or another epoch, has the segment (I3)."""
     NOT_OURS = "not-ours"
-    """Serve nothing: the segment is another broker's, or nobody's."""
+    """Serve nothing: another broker owns the segment, or none does."""
 
 
 def decide(

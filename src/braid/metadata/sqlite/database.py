@@ -6,8 +6,8 @@
     leases    time to live, end, and the session and boot that it belongs to
 
 Leases end at `clock.monotonic()`, which counts from the machine's boot, so an end stands with the boot's id, and a
-lease of another boot is over. Nobody sees a key of a lease that is over: a reader that finds one deletes it first, and
-a writer deletes it before it does anything else, in the same commit and at a revision of its own.
+lease of another boot is over. No reader sees keys of a lease that is over: a reader that finds one deletes it, and
+a writer deletes it before anything else, in the same commit and at a revision of its own.
 """
 
 from __future__ import annotations
@@ -149,11 +149,11 @@ class Database:
             state.floor, state.history_bytes = state.revision, 0
 
     def has_news(self) -> bool:
-        """Whether anybody has written since `events` last read everything to the end."""
+        """Tell whether any process has written since `events` last read everything to the end."""
         return self._file.version() != self._followed
 
     def events(self, prefix: str, after: Revision) -> Page:
-        """The next changes after a revision; `MetadataCompacted` when some of them are pruned."""
+        """Return the next changes after a revision; `MetadataCompacted` when some of them are pruned."""
         with self._file.reading("watch"):
             version = self._file.version()
             state = self._state()

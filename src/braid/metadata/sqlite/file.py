@@ -51,7 +51,7 @@ class MetadataFile:
 
     @contextmanager
     def writing(self, request: str) -> Iterator[None]:
-        """The body runs in a write transaction, which is rolled back when the body raises."""
+        """Run the body in a write transaction, which is rolled back when the body raises."""
         with self._translated(request):
             self._check_in_place()
             with self._lock.held():
@@ -65,7 +65,7 @@ class MetadataFile:
 
     @contextmanager
     def reading(self, request: str) -> Iterator[None]:
-        """The body reads one snapshot."""
+        """Let the body read one snapshot."""
         with self._translated(request):
             self._check_in_place()
             self.connection.execute("BEGIN")
@@ -113,7 +113,7 @@ class MetadataFile:
             self.connection.execute("ROLLBACK")
 
     def _check_in_place(self) -> None:
-        """A file that was deleted or replaced under us is still open here, but nobody else sees what we write to it."""
+        """Check that the file is in place: others would not see writes to a file that was deleted or replaced."""
         found = os.stat(self.path)
         if (found.st_dev, found.st_ino) != self._identity:
             raise FileNotFoundError("the file was replaced by another one while it was open; restart this process")

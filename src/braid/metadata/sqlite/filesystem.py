@@ -42,7 +42,7 @@ remote, and the rest promise nothing about shared memory."""
 
 
 def filesystem_of(path: str, mountinfo: str) -> str:
-    """The type of the filesystem that holds `path`, an absolute path without links, by the text of `mountinfo`."""
+    """Return the type of the filesystem that holds `path`, absolute and without links, by the text of `mountinfo`."""
     found, found_length = "unknown", -1
     for line in mountinfo.splitlines():
         mount, _, source = line.partition(" - ")

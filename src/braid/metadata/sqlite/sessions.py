@@ -53,7 +53,7 @@ class _LockedFile:
         return True
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to this file."""
+        """Tell whether the path still leads to this file."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -76,7 +76,7 @@ os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
 def boot_id() -> str:
-    """Names the time since the machine was started: a lease of another boot belongs to nobody."""
+    """Names the time since the machine was started: a lease of another boot has no holder."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 

@@ -130,7 +130,7 @@ class SqliteStore:
         await self._run(self._database.compact)
 
     async def close(self) -> None:
-        """Close the file. The leases that this store granted end now: nobody is left to renew them."""
+        """Close the file. The leases that this store granted end now: no process is left to renew them."""
         if self._closed:
             return
         self._check_process("close")

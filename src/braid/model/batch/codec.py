@@ -22,7 +22,7 @@ _ZSTD_LEVEL: Final = 1
 
 
 def compress(codec: Codec, raw: bytes | bytearray | memoryview) -> tuple[bytes, Any] | None:
-    """The two parts of the compressed body, or None when it would not save an eighth of `raw`.
+    """Return the two parts of the compressed body, or None when it would not save an eighth of `raw`.
 
     Below that it is not worth what it costs: a reader must unpack it into memory of its own.
     """
@@ -33,7 +33,7 @@ def compress(codec: Codec, raw: bytes | bytearray | memoryview) -> tuple[bytes, 
 
 
 def decompress(codec: Codec, stored: memoryview, raw_length: int) -> memoryview:
-    """The raw body, exactly `raw_length` bytes, or `BatchCorrupt`. Never allocates more than that."""
+    """Return the raw body, exactly `raw_length` bytes, or `BatchCorrupt`. Never allocates more than that."""
     if raw_length > MAX_RAW_BYTES:
         raise BatchTooLarge(f"a decompressed body of {raw_length} bytes is above the limit of {MAX_RAW_BYTES}")
     if len(stored) <= CHECKSUM_BYTES:

@@ -64,7 +64,7 @@ _PAIR: Final = struct.Struct("<2i")
 def decode_arrow(
     batch: Data, header: BatchHeader | None = None, position: int = 0, *, columns: Sequence[str] = COLUMNS
 ) -> Any:
-    """The records as a `pyarrow.RecordBatch` of the named columns of `RECORD_SCHEMA`, in the order asked.
+    """Return the records as a `pyarrow.RecordBatch` of the named columns of `RECORD_SCHEMA`, in the order asked.
 
     Without compression the arrays stand on the memory of `batch`, which must not change while they live. Pass the
     header that `verify` returned, so that the checksums are not computed twice. A control batch has no rows.
@@ -81,7 +81,7 @@ def decode_arrow(
 def decode_messages(
     batch: Data, header: BatchHeader | None = None, position: int = 0, *, segment: int = 0, topic: str = ""
 ) -> list[Message]:
-    """The records as objects; their bytes are copies. A control batch has none. About `header`, see `decode_arrow`.
+    """Return the records as objects; their bytes are copies. A control batch has none. `header`: see `decode_arrow`.
 
     A batch does not say where it stands: `segment` and `topic` are what the messages are told.
     """

@@ -35,7 +35,7 @@ ALL_BUT_BYTES: Final = DIRECTORY_BYTES + BUFFERS * 7
 
 
 def largest_body(count: int, payload_bytes: int, header_entries: int = 0) -> int:
-    """An upper bound of the raw body of `count` records whose keys, values and headers have `payload_bytes` in all.
+    """Return an upper bound of the raw body of `count` records with `payload_bytes` of keys, values and headers in all.
 
     A producer that gathers records keeps these three numbers and closes a batch before the bound passes its limit.
     """
@@ -77,7 +77,7 @@ class Draft:
         return int(ends[-1])
 
     def add_binary(self, slot: int, lengths: npt.NDArray[np.int64], parts: Sequence[Any]) -> None:
-        """The offsets at `slot` and the bytes in the slot after it."""
+        """Add the offsets at `slot` and the bytes in the slot after it."""
         total = self.add_lists(slot, lengths)
         self.add(slot + 1, total, parts)
 
@@ -90,7 +90,7 @@ class Draft:
             self.add_array(TIMESTAMPS, timestamps)
 
     def finish(self, codec: Codec, producer_id: int, first_sequence: int) -> bytearray:
-        """The batch in one piece."""
+        """Return the batch in one piece."""
         raw_length = self._raw_length(codec)
         out = joined((HEADER_SPACE, DIRECTORY.pack(*self._lengths), *self._parts), HEADER_BYTES + raw_length)
         body_length = raw_length
@@ -106,7 +106,7 @@ class Draft:
         return out
 
     def gather(self, codec: Codec, producer_id: int, first_sequence: int) -> list[Data]:
-        """The batch as buffers that follow each other, without a copy of what was added unless it is compressed. The
+        """Return the batch as buffers that follow each other. Nothing is copied unless it is compressed. The
         first begins with the header and may be renumbered; the others are still the caller's memory."""
         if codec is not Codec.NONE:
             return [self.finish(codec, producer_id, first_sequence)]

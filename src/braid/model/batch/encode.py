@@ -59,7 +59,7 @@ def encode_batch(
     producer_id: int = 0,
     first_sequence: int = 0,
 ) -> bytearray:
-    """One batch, ready to be stamped. Without `timestamps`, every record gets `now_us`.
+    """Encode one batch, ready to be stamped. Without `timestamps`, every record gets `now_us`.
 
     `BatchTooLarge` before anything large is allocated. A codec that does not save an eighth is not used.
     """
@@ -90,7 +90,7 @@ def encode_table(
     producer_id: int = 0,
     first_sequence: int = 0,
 ) -> bytearray:
-    """The batch of `gather_table` in one piece."""
+    """Encode the batch of `gather_table` in one piece."""
     parts = gather_table(table, now_us=now_us, codec=codec, producer_id=producer_id, first_sequence=first_sequence)
     return bytearray().join(parts)
 
@@ -103,7 +103,7 @@ def gather_table(
     producer_id: int = 0,
     first_sequence: int = 0,
 ) -> list[Data]:
-    """One batch from a `pyarrow.Table` or `RecordBatch` with the columns key?, value, timestamp?, headers?.
+    """Encode one batch from a `pyarrow.Table` or `RecordBatch` with the columns key?, value, timestamp?, headers?.
 
     Keys and values may be of any binary or string type, timestamps of any unit (without a zone: UTC) or int64
     microseconds; a null timestamp is `now_us`, a null key no key, a null map no headers. The bytes are those that
@@ -151,7 +151,7 @@ def _whole(time_us: object) -> int:
 
 
 def encode_one(value: Data, key: Data | None, timestamp: int, producer_id: int, first_sequence: int) -> bytearray:
-    """What the general way makes of one record, without its fixed costs."""
+    """Encode one record as the general way would, without its fixed costs."""
     try:
         value_length = len(value)
         key_length = len(key) if key is not None else 0

@@ -256,7 +256,7 @@ def _checksum(data: bytes | bytearray | memoryview, start: int, stop: int) -> in
 
 
 def body_of(data: bytes | bytearray | memoryview, header: BatchHeader, position: int = 0) -> memoryview:
-    """The stored body, as a view."""
+    """Return the stored body, as a view."""
     start = position + HEADER_BYTES
     return memoryview(data)[start : start + header.body_length]
 
@@ -310,7 +310,7 @@ def fresh_header(
     producer_id: int,
     first_sequence: int,
 ) -> bytes:
-    """The header of a batch of records that no owner has stamped yet."""
+    """Make the header of a batch of records that no owner has stamped yet."""
     lowest_hash, highest_hash = key_range
     first_time, last_time = time_range
     header = _UNSUMMED.pack(
@@ -362,7 +362,7 @@ def renumber(batch: bytearray, producer_id: int, first_sequence: int) -> None:
 
 
 def control_batch(flag: Flag) -> bytearray:
-    """A batch without records that marks a place in the log."""
+    """Make a batch without records that marks a place in the log."""
     header = BatchHeader(
         codec=Codec.NONE,
         flags=int(flag),

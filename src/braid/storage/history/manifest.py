@@ -75,7 +75,7 @@ async def write_segment_manifest(
 
 
 async def read_segment_manifest(objects: Objects, topic_path: str, descriptor: str) -> SegmentManifest | None:
-    """The newest manifest; None for a segment that has none."""
+    """Read the newest manifest; None for a segment that has none."""
     data = await _read(objects, segment_folder(topic_path, descriptor))
     return _decode(data, SegmentManifest) if data is not None else None
 

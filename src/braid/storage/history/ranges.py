@@ -94,7 +94,7 @@ def _walk(span: Span, name: str, header_at: Callable[[int], BatchHeader]) -> Ite
 
 
 async def footer_of(objects: Objects, footers: FooterCache, name: str, chunk: ChunkDescriptor) -> Footer:
-    """The footer of a chunk, if it agrees with what the catalog says of it."""
+    """Return the footer of a chunk, if it agrees with what the catalog says of it."""
     try:
         footer = await footers.get(NO_LOG, name, ObjectBytes(objects, name), chunk.size)
         if (footer.base_offset, footer.next_offset) != (chunk.base_offset, chunk.next_offset):
@@ -127,7 +127,7 @@ class HistoryReader:
     async def read(
         self, first: int, until: int, max_bytes: int = DEFAULT_READ_BYTES
     ) -> AsyncIterator[list[StoredBatch]]:
-        """The batches that hold the offsets from `first` up to but not including `until`, in order."""
+        """Yield the batches that hold the offsets from `first` up to but not including `until`, in order."""
         if first < self.earliest or until > self.next_offset:
             text = f"offsets {first}–{until} of {self._folder} were asked for; chunks hold"
             text = f"{text} {self.earliest}–{self.next_offset}"

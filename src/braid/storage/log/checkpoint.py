@@ -49,7 +49,7 @@ def encode(checkpoint: LogCheckpoint) -> bytes:
 
 
 def decode(data: bytes) -> LogCheckpoint | None:
-    """None for anything that is not a whole checkpoint of ours."""
+    """Decode a checkpoint; None for anything that is not a whole checkpoint of ours."""
     if len(data) < 8 or data[:4] != _MAGIC or crc32c(data[8:]) != int.from_bytes(data[4:8], "little"):
         return None
     try:

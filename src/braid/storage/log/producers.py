@@ -68,7 +68,7 @@ class ProducerTable:
         return len(self._batches)
 
     def check(self, header: BatchHeader) -> Duplicate | None:
-        """Whether the batch is a retry. `OutOfSequence` if it neither continues nor repeats what is stored."""
+        """Return where the batch is stored, if it is a retry. `OutOfSequence` if it neither continues nor repeats."""
         producer, first = header.producer_id, header.first_sequence
         if producer == 0:
             return None
@@ -102,7 +102,7 @@ class ProducerTable:
         )
 
     def has_later_era(self, header: BatchHeader) -> bool:
-        """Whether the producer, a derived one, has come to a later era than this batch belongs to."""
+        """Tell whether the producer, a derived one, has come to a later era than this batch belongs to."""
         known = self._batches.get(header.producer_id)
         return (
             known is not None
@@ -144,7 +144,7 @@ class ProducerTable:
         return table
 
     def extended(self, later: ProducerTable) -> ProducerTable:
-        """This table and what a later one of the same log adds; what both know counts once."""
+        """Return this table with what a later one of the same log adds; batches in both count once."""
         table = self.copy()
         for producer, known in later._batches.items():
             for batch in known:

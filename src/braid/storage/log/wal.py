@@ -30,7 +30,7 @@ def wal_name(base_offset: int) -> str:
 
 
 def base_of(name: str) -> Offset | None:
-    """The base offset that a file's name states; None for a name that is not a WAL file's."""
+    """Return the base offset that a file's name states; None for a name that is not a WAL file's."""
     match = _NAME.fullmatch(name)
     return Offset(int(match[1])) if match and int(match[1]) <= MAX_OFFSET else None
 
@@ -92,7 +92,7 @@ class FrameWalk:
         self.reason: str | None = None
 
     async def next_window(self) -> list[tuple[int, BatchHeader]]:
-        """The positions and headers of the next whole batches; empty when the walk has stopped."""
+        """Return the positions and headers of the next whole batches; empty when the walk has stopped."""
         found: list[tuple[int, BatchHeader]] = []
         length = WINDOW_BYTES
         while not found and self.reason is None:
@@ -129,7 +129,7 @@ class FrameWalk:
         return found
 
     def may_follow(self, header: BatchHeader) -> bool:
-        """Whether epoch and incarnation can come after the ones before."""
+        """Tell whether epoch and incarnation can come after the ones before."""
         if header.epoch == self.epoch:
             return self.incarnation in (0, header.incarnation)
         return header.epoch > self.epoch

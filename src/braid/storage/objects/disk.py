@@ -157,7 +157,7 @@ class DiskObjects:
 
     @contextlib.contextmanager
     def _answers(self, doing: str, name: str) -> Iterator[None]:
-        """Turn what the disk says into what `Objects` promises. A full disk stays one: somebody must make room."""
+        """Turn errors of the disk into those of `Objects`. `DiskFull` passes unchanged: an operator must make room."""
         try:
             yield
         except FileTaken as error:
@@ -226,7 +226,7 @@ def _joined(folder: str, name: str) -> str:
 
 
 def pieces(parts: Sequence[Buffer], limit: int) -> Iterator[list[memoryview]]:
-    """The same bytes in groups of `limit` bytes (the last may be smaller), cut but never copied."""
+    """Return the same bytes in groups of `limit` bytes (the last may be smaller), cut but never copied."""
     group: list[memoryview] = []
     room = limit
     for part in parts:

@@ -30,7 +30,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_folder(folder: str) -> str:
-    """The empty folder is the whole store."""
+    """Check a folder's name. The empty folder is the whole store."""
     return checked_name(folder) if folder else folder
 
 

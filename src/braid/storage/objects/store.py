@@ -1,7 +1,7 @@
 """Where chunks and manifests live: a flat space of immutable, named objects.
 
 One interface, two implementations: `disk.py` over the disk port (`local` and `shared_fs`), because durability
-on a filesystem is ours to enforce, and `remote.py` over obstore (S3 and whatever else that library speaks).
+on a filesystem is ours to enforce, and `remote.py` over obstore (S3 and the other clouds of that library).
 
 Names are `/`-separated paths of the characters `A-Za-z0-9._-=%`. A name is created once and never overwritten. Errors:
 `ObjectExists`, `ObjectMissing`, and `ObjectStoreUnavailable` for everything that is not an answer: it may be tried
@@ -30,7 +30,7 @@ class Objects(Protocol):
         """Return exactly these bytes; fewer only where the object ends. `ObjectMissing` if it is not there."""
 
     async def stat(self, name: str) -> ObjectStat:
-        """`ObjectMissing` if it is not there."""
+        """Describe an object. `ObjectMissing` if it is not there."""
 
     async def list(self, prefix: str) -> list[ObjectStat]:
         """List all objects below the folder `prefix` (a name without its last `/`), at any depth, by name."""
