@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from braid.cluster.balancing.plan import BalancePlan, Proposed
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, SegmentPlacement, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterLoad, SegmentPlacement, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad, busiest_of
 
@@ -76,10 +76,10 @@ def cluster(
     cpu: Mapping[str, float] | None = None,
     history: Mapping[SegmentRef, int] | None = None,
     copies_history: bool = False,
-) -> ClusterView:
+) -> ClusterLoad:
     """Brokers with their segments and the bytes per second of each; dead ones have no report."""
     gone = set(dead)
-    return ClusterView(
+    return ClusterLoad(
         brokers=tuple(
             BrokerView(id=broker, state=(states or {}).get(broker, BrokerState.ACTIVE), live=broker not in gone)
             for broker in rates

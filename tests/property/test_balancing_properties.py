@@ -12,7 +12,7 @@ from braid.cluster.balancing.balance import HOUR_S, plan
 from braid.cluster.balancing.plan import BalancePlan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.model.cluster import BrokerState, ClusterView, RecentMove, SegmentRef
+from braid.model.cluster import BrokerState, ClusterLoad, RecentMove, SegmentRef
 from tests.kits.balancing import MB, NOON_US, SECOND_US, after, cluster, ref
 
 RARELY = st.sampled_from([False] * 7 + [True])
@@ -21,7 +21,7 @@ TOPICS = ("public/default/a", "public/default/b", "t/n/c")
 
 class Case(NamedTuple):
     rates: dict[str, dict[SegmentRef, int]]
-    view: ClusterView
+    view: ClusterLoad
     policy: BalancePolicy
     history: list[RecentMove]
 
@@ -73,11 +73,11 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(rates, view, policy, history)
 
 
-def available(view: ClusterView) -> set[str]:
+def available(view: ClusterLoad) -> set[str]:
     return {broker.id for broker in view.brokers if broker.live and broker.state is BrokerState.ACTIVE}
 
 
-def check_moves(found: BalancePlan, view: ClusterView) -> None:
+def check_moves(found: BalancePlan, view: ClusterLoad) -> None:
     owners = {segment.ref: segment for segment in view.owned}
     for move in found.moves:
         assert move.target in available(view)

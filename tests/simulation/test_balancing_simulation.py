@@ -18,7 +18,7 @@ from braid.cluster.balancing.balance import HOUR_S, plan, remembered
 from braid.cluster.balancing.plan import BalancePlan, PlanDraft, Proposed, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally, place_all
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, RecentMove, SegmentPlacement, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterLoad, RecentMove, SegmentPlacement, SegmentRef
 from braid.model.load import LoadReport, Meter, SegmentLoad, busiest_of
 from tests.kits.balancing import MB, NOON_US, SECOND_US, ref
 
@@ -167,8 +167,8 @@ class World:
                 busiest=busiest_of(loads),
             )
 
-    def view(self) -> ClusterView:
-        return ClusterView(
+    def view(self) -> ClusterLoad:
+        return ClusterLoad(
             brokers=tuple(self.brokers.values()),
             owned=tuple(
                 SegmentPlacement(

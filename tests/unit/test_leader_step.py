@@ -154,7 +154,7 @@ def test_balancing_leaves_alone_what_is_on_its_way() -> None:
         record("DRAINING", "a", to="b"),
         record("SEALED", "a", to="b"),
     ]
-    view = snapshot_of(records).cluster_view(copies_history=False)
+    view = snapshot_of(records).cluster_load(copies_history=False)
     assert [each.moving for each in view.owned] == [False, True, True, True, True]
     assert {each.owner for each in view.owned} == {"a"}
 

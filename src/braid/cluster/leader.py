@@ -123,7 +123,7 @@ class Leader:
 
     def balance_plan(self) -> BalancePlan:
         """Return what balancing would do now, whether or not it is enabled. Every broker can tell."""
-        view = self.snapshot().cluster_view(copies_history=self.config.copies_history)
+        view = self.snapshot().cluster_load(copies_history=self.config.copies_history)
         return plan(view, self.config.policy, self._past.remembered(self.config.policy), self._clock.now_us())
 
     def start(self, lease: Lease) -> None:

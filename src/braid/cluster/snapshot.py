@@ -17,7 +17,7 @@ from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.placement import Tally
 from braid.metadata.store import Compare
 from braid.metadata.view import Known
-from braid.model.cluster import BrokerState, BrokerView, ClusterView, SegmentPlacement, SegmentRef
+from braid.model.cluster import BrokerState, BrokerView, ClusterLoad, SegmentPlacement, SegmentRef
 from braid.model.layout import SegmentInfo
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
@@ -88,7 +88,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return Tally(self.brokers.values(), self.loads, owned)
 
-    def cluster_view(self, *, copies_history: bool) -> ClusterView:
+    def cluster_load(self, *, copies_history: bool) -> ClusterLoad:
         """Return the values that balancing decides on."""
         owned = tuple(
             SegmentPlacement(
@@ -100,7 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             for each in self.segments()
             if each.known is not None
         )
-        return ClusterView(
+        return ClusterLoad(
             brokers=tuple(self.brokers.values()), owned=owned, loads=self.loads, copies_history=copies_history
         )
 

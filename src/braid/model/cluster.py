@@ -71,7 +71,9 @@ class RecentMove(msgspec.Struct, frozen=True, kw_only=True):
     """Whether balancing began it. Others only keep their segment and brokers quiet for a while."""
 
 
-class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What balancing decides on: brokers, the segments that they own, and their reports."""
+
     brokers: tuple[BrokerView, ...]
     owned: tuple[SegmentPlacement, ...]
     """Every segment that has an owner."""

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from braid.cluster.balancing.plan import BalancePlan, Note, PlanDraft, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.placement import Tally
-from braid.model.cluster import ClusterView, RecentMove, SegmentRef
+from braid.model.cluster import ClusterLoad, RecentMove, SegmentRef
 
 HOUR_S: Final = 3_600
 _US: Final = 1_000_000
@@ -39,7 +39,7 @@ def remembered(history: Iterable[RecentMove], policy: BalancePolicy, now: int) -
     return tuple(move for move in history if now - move.at < keep_us)
 
 
-def plan(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> BalancePlan:
+def plan(view: ClusterLoad, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> BalancePlan:
     """Plan what to move now; `now` is in µs since 1970. `history` has all moves that were begun lately."""
     draft = PlanDraft(view)
     obstacle = _obstacle(view, policy, draft.tally, now)
@@ -80,7 +80,7 @@ class _Candidate(NamedTuple):
     target: str
 
 
-def _obstacle(view: ClusterView, policy: BalancePolicy, tally: Tally, now: int) -> Note | None:
+def _obstacle(view: ClusterLoad, policy: BalancePolicy, tally: Tally, now: int) -> Note | None:
     """Tell why nothing at all is to be decided now."""
     if len(tally.available) < 2:
         return Note(remark=Remark.ALONE, text="fewer than two brokers are active and live: there is nowhere to move to")
@@ -106,7 +106,7 @@ def _obstacle(view: ClusterView, policy: BalancePolicy, tally: Tally, now: int) 
     return None
 
 
-def _cooling_down(view: ClusterView, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> _CoolingDown:
+def _cooling_down(view: ClusterLoad, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> _CoolingDown:
     """Return what rests. A move that has not ended keeps its brokers at rest: its load is yet to arrive."""
     moving = {segment.ref for segment in view.owned if segment.moving}
     segments, brokers = set(moving), set[str]()
@@ -118,7 +118,7 @@ def _cooling_down(view: ClusterView, policy: BalancePolicy, history: Sequence[Re
     return _CoolingDown(segments, brokers)
 
 
-def _best(view: ClusterView, policy: BalancePolicy, draft: PlanDraft, cooling_down: _CoolingDown) -> _Candidate | None:
+def _best(view: ClusterLoad, policy: BalancePolicy, draft: PlanDraft, cooling_down: _CoolingDown) -> _Candidate | None:
     """Find the move that gains most, as if the moves that were planned already were done."""
     tally, loads = draft.tally, draft.tally.bytes_per_s
     mean = tally.mean_bytes_per_s()
@@ -163,7 +163,7 @@ def _most_of_others(tally: Tally, source: str, target: str) -> int:
     return max((tally.bytes_per_s[each] for each in tally.available if each not in (source, target)), default=0)
 
 
-def _cost(view: ClusterView, policy: BalancePolicy, tally: Tally, segment: SegmentRef) -> float:
+def _cost(view: ClusterLoad, policy: BalancePolicy, tally: Tally, segment: SegmentRef) -> float:
     """Return the cost of copying the history, in bytes per second over the time in which the move must pay."""
     return tally.reported[segment].history_bytes / policy.payback_s if view.copies_history else 0.0
 
@@ -179,7 +179,7 @@ def _too_much(tally: Tally, broker: str) -> str:
     return f"{broker} has {tally.bytes_per_s[broker] / tally.mean_bytes_per_s():.2f} times the mean load"
 
 
-def _why_none(view: ClusterView, policy: BalancePolicy, draft: PlanDraft) -> list[Note]:
+def _why_none(view: ClusterLoad, policy: BalancePolicy, draft: PlanDraft) -> list[Note]:
     moving = [segment.ref for segment in view.owned if segment.moving]
     rested = _best(view, policy, draft, _CoolingDown(moving, ()))
     if rested is not None:

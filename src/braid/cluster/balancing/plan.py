@@ -11,7 +11,7 @@ from enum import Enum
 import msgspec
 
 from braid.cluster.placement import Tally
-from braid.model.cluster import ClusterView, SegmentRef
+from braid.model.cluster import ClusterLoad, SegmentRef
 
 
 class Remark(Enum):
@@ -78,7 +78,7 @@ class BalancePlan(msgspec.Struct, frozen=True, kw_only=True):
 class PlanDraft:
     """The plan while it is made: the moves so far, and the cluster as it would be after them."""
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(self, view: ClusterLoad) -> None:
         self.tally = Tally(view.brokers, view.loads, view.owned)
         self.moves: list[Proposed] = []
         self.sources: set[str] = set()
