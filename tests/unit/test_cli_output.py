@@ -309,6 +309,8 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert "braid.cli.main" in loaded
     assert not loaded & {
         "rich",
+        "asyncio",
+        "ssl",
         "pyarrow",
         "numpy",
         "fastapi",

@@ -6,7 +6,6 @@ stands before, then the environment, then the default.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -48,6 +47,8 @@ class Target(msgspec.Struct, frozen=True):
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Client]:
         """A client that has reached one of the brokers, for a person who waits."""
+        import asyncio
+
         from braid.client.retry import retrying
 
         client = self.connect()
@@ -133,6 +134,7 @@ def with_target(command: Callable[..., T]) -> Callable[..., T]:
 
 def ask(target: Target, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """Connect, ask, and return the answer."""
+    import asyncio  # not above: asyncio and ssl would be a third of the time of `braid --help`
 
     async def asked() -> T:
         async with target.connected() as client:
