@@ -1,4 +1,4 @@
-"""One call of `send_many` or `send_table`: many records on their way to their writers, and their ids."""
+"""One call of `send_many` or `send_table`: gives many records to their writers, and collects their ids."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class BulkSend:
         """With several writers: the place of each of these records among those that the program gave."""
 
     async def add(self, values: list[Any], keys: list[bytes | None] | None) -> bool:
-        """Give a slice of records to their writers. False: a given record has failed. Then the rest, which would wait
-        just as long, is not given."""
+        """Give a slice of records to their writers. Returns False after a failure: the rest would wait just as long, so
+        the caller gives no more."""
         if len(values) >= COLUMNAR_RECORDS and is_small(values[0]):
             return await self.add_table(as_table(values, keys))
         for span, places in self._add_columns(all_bytes("value", values), keys):
@@ -87,7 +87,7 @@ class BulkSend:
         return all(span.batch.error is None for span in self._spans)
 
     def _cut_table(self, rows: Any) -> Iterator[tuple[int, int]]:
-        """Where each batch of the rows ends, and its size."""
+        """Yield the end and the size of each batch of the rows."""
         count, size = rows.num_rows, table_size(rows)
         if size <= self._batch_bytes and count <= self._batch_records:
             yield count, size

@@ -1,32 +1,33 @@
-"""A producer whose work may be repeated, by anybody, anywhere, at the same time, and is stored once.
+"""A producer whose work may be repeated by any process, anywhere, at the same time, and is stored once.
 
-It is told who it is (`app`, `part`, `era`) instead of drawing an id, and takes *blocks*, tables of rows. Whoever is the
-same and gives the same blocks sends the same batches under the same numbers, and the logs recognise what they have
-(model/identity.py, storage/log/producers.py). For that nothing here may depend on time, on the network or on chance:
+The caller gives the producer its identity (`app`, `part`, `era`), from which its id is derived, and *blocks*: tables of
+rows. A producer with the same identity and the same blocks sends the same batches under the same numbers, and the logs
+recognise the batches that they have (model/identity.py, storage/log/producers.py). So nothing here may depend on time,
+on the network or on chance:
 
     block ─┬─► the segment of each row: by its key's hash; rows without a key all to one, the next one for each block
            └─► one batch for each segment that gets rows, numbered from 0 in the era, in the order of the blocks
 
-Attempts must find the same layout: after a split, the same rows would go to logs that know nothing of them.
+All attempts must find the same layout: after a split, the same rows would go to logs that do not know them.
 
-**A repeat that is not the same.** The numbers alone would take another row under a known number for the old one, and
-lose it. So a batch that a log has already is compared with what is stored, as far as the log still says where: the
-headers' halves that the producers wrote, which hold the checksum of the rows. `RepeatDiffers` if they are not equal.
+**A repeat that is not the same.** By its number alone, a different row would pass for the old row, and be lost. So
+the producer compares a batch that the log has already with the stored batch, if the log still knows its offset. It
+compares the part of the header that producers write, which holds the checksum of the rows, and raises `RepeatDiffers`
+if the two are not equal.
 
-A repeat that comes later fails before it stores anything in that segment behind the difference; of attempts that run at
-the same time, a few batches may be under way by then. A segment is *fresh* when the last batch sent to it was new to
-its log. Blocks for fresh segments follow each other without waiting. If one is not fresh, as none is at the start, the
-next block waits until this one is confirmed and compared. And what is compared is enough: a log remembers the last 8
-batches of a producer. Whoever stores a batch as new has sent the batch before it just then, which was the last one that
-the log had from this producer, so its place was known. So between what one attempt has stored and what another adds
-behind it, there is always a batch that both had and that was compared.
+A later repeat fails before it stores anything in that segment after the difference. When attempts run at the same
+time, a few more batches may be in flight by then. A segment is *fresh* when the last batch sent to it was new to its
+log. Blocks for fresh segments follow each other without waiting. If a segment is not fresh, as at the start, the next
+block waits until this block is confirmed and compared. These comparisons are enough. A log remembers the last 8 batches
+of a producer. An attempt that stores a new batch has just sent the batch before it, which was then the last of this
+producer in the log, so its offset was known. So between the batches of one attempt and the batches that another adds
+after them, there is always a batch that both sent and that was compared.
 
-Compared is the content, not the time: rows without a timestamp get the time of the batch, which is in the header alone,
-and the first one counts.
+The comparison covers the content, not the time: rows without a timestamp get the time of the batch, which is only in
+the header, and the first time counts.
 
-**A repeat that comes too late.** At the end of a repeat, the last batch of each segment is new, or stored at a place
-that the log remembers. If neither, a later era has begun (`Written.past`), or the first attempt had more rows, which is
-another way to differ.
+**A repeat that comes too late.** At the end of a repeat, the last batch of each segment is new, or the log remembers
+its offset. Otherwise a later era has begun (`Written.past`), or the first attempt had more rows, so the two differ.
 """
 
 from __future__ import annotations
@@ -61,17 +62,20 @@ class Written(msgspec.Struct, frozen=True):
     duplicates: int
     """How many of them had been stored before."""
     past: bool
-    """Whether a later era has begun, so long ago that nothing could be compared: see the top of this module."""
+    """Whether a later era began so long ago that nothing could be compared: see the top of this module."""
 
 
 class _Given(NamedTuple):
     batch: ProducerBatch
     timed: bool
-    """Whether its rows brought their times."""
+    """Whether its rows have their own timestamps."""
 
 
 class RepeatableProducer:
-    """Made by `Client.repeatable_producer`. One task at a time gives blocks."""
+    """Writes blocks of rows once, however often they are given; `Client.repeatable_producer` makes it.
+
+    One task at a time may give blocks.
+    """
 
     def __init__(
         self, client: Client, topic: TopicName, options: ProducerOptions, *, app: str, part: int, era: int
@@ -88,21 +92,24 @@ class RepeatableProducer:
         self._fresh: set[int] = set()
         """Segments whose last batch was new to their log."""
         self._past: set[int] = set()
-        """Segments that have come to a later era."""
+        """Segments in which a later era has begun."""
         self._outrun: set[int] = set()
-        """Segments whose last batch is stored, far before the last one that the era has there."""
+        """Segments whose last batch is stored, far before the last batch of the era."""
         self._records = 0
         self._duplicates = 0
 
     async def add(self, block: Any) -> None:
-        """Give an Arrow table of rows (columns value, and if wanted key, timestamp, headers), at least one, which
-        become one batch in each segment that gets some. Waits for room, and as long as the top of this module says."""
+        """Write an Arrow table of at least one row (columns value, and if wanted key, timestamp, headers).
+
+        The rows become one batch in each segment that gets some. `add` waits for room, and for comparisons as the top
+        of this module says.
+        """
         await self.producer.open()
         timed = "timestamp" in block.column_names
         for writer, rows in self._routed(block):
             try:
                 batch = writer.add_table(rows, rows.num_rows, rows.nbytes)
-            except OutOfSequence as error:  # of a block before this one
+            except OutOfSequence as error:  # an earlier block failed
                 raise self._out_of_sequence(error) from error
             self._given.append(_Given(batch, timed))
         self._blocks += 1
@@ -113,12 +120,12 @@ class RepeatableProducer:
             await self._review(self._given.popleft())
 
     async def finish(self) -> Written:
-        """Wait until everything is stored."""
+        """Wait until all blocks are stored."""
         await self._review_all()
         if self._outrun:
             raise RepeatDiffers(
                 f"all rows for segment {min(self._outrun)} of {self.topic} were written as era {self._era} before, and "
-                f"many more behind them: the first try had more rows"
+                f"many more after them: the first try had more rows"
             )
         return Written(self._records, self._duplicates, bool(self._past))
 
@@ -157,7 +164,7 @@ class RepeatableProducer:
             await self._review(self._given.popleft())
 
     async def _review(self, given: _Given) -> None:
-        """What became of the oldest batch that was not looked at yet."""
+        """Wait for the outcome of a batch, and compare it if the log had it already."""
         batch = given.batch
         await batch.settled()
         try:
@@ -202,7 +209,7 @@ class RepeatableProducer:
         )
 
     async def _stored_header(self, batch: ProducerBatch) -> BatchHeader | None:
-        """Of the batch that is stored where this one is said to be; None if that is not kept any more."""
+        """Read the header that is stored at the offset of this batch. None if the log no longer has it."""
         first = batch.base_offset
         reading = read_segment_range(
             self._client, self.topic.path, self.producer.topic_id, batch.segment, first, first + batch.count
@@ -216,13 +223,13 @@ class RepeatableProducer:
         except PermissionDenied as error:
             raise PermissionDenied(
                 f"{self.topic.path} has these rows already, and they cannot be compared with what is stored: {error}; "
-                f"who repeats a write must be allowed to consume the topic, too"
+                f"a program that repeats a write must be allowed to consume the topic, too"
             ) from error
         return None
 
 
 def _content(header: BatchHeader, *, timed: bool) -> tuple[int, ...]:
-    """What the producer said of a batch."""
+    """Return the fields of the header that the producer set."""
     content = (
         header.producer_id,
         header.first_sequence,

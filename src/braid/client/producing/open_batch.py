@@ -1,8 +1,8 @@
-"""Batches while they are being filled, and what a program holds to learn what became of its records.
+"""Batches while they fill, and the receipts and ids by which a program learns the outcome of its records.
 
-A record costs a few list operations here and nothing else: no task, no future, no encoding. All records of a batch
-share its action, so their senders share a few futures (wakeup.py), and a receipt is only the batch and a number.
-Encoding happens once, when the batch leaves (`ProducerBatch.encode`), in loops that run in C.
+A record costs a few list operations here: no task, no future, no encoding. All records of a batch have one outcome, so
+their senders share a few futures (wakeup.py), and a receipt is only the batch and a number. The batch is encoded once,
+when it leaves (`ProducerBatch.encode`), in loops that run in C.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from braid.model.message import MessageId
 from braid.wire.wakeup import cancelled_itself, wait_on
 
 RECORD_BYTES: Final = 22
-"""What a record costs in a batch besides its key, value and headers (model/batch/draft.py, `largest_body`)."""
+"""The bytes of a record in a batch besides its key, value and headers (model/batch/draft.py, `largest_body`)."""
 GROUP: Final = 128
-"""Records whose senders share a future. What asyncio keeps for each task that waits on one is freed with the future, so
-if thousands shared one, their going on would look to Python's garbage collector like thousands of new objects: it would
-run so often that it took a fifth of the time."""
+"""How many senders share a future. asyncio keeps an object for each waiting task until the future is freed. If
+thousands of senders shared one future, their resuming would look to Python's garbage collector like thousands of new
+objects, and its runs would take a fifth of the time."""
 UNKNOWN_OFFSET: Final = -1
-"""Of a record that is stored, at an offset that the broker no longer remembers."""
+"""The offset of a record that is stored, when the broker no longer remembers where."""
 
 
 class ProducerBatch:
-    """Records for one segment. Filled by the producer, then owned by the segment's writer until it is settled."""
+    """Records for one segment. The producer fills the batch; the segment's writer then owns it until it is settled."""
 
     __slots__ = (
         "answer",
@@ -68,51 +68,51 @@ class ProducerBatch:
         self.segment = segment
         self.opened_at = opened_at
         self.deadline = deadline
-        """The loop's time at which its records are given up."""
+        """The loop's time at which the records time out."""
         self.now_us = now_us
-        """The time of records that bring none."""
+        """The timestamp of records that have none."""
         self.values: list[bytes] = []
         self.keys: list[bytes | None] | None = None
-        """None: no record has a key. May be shorter than `values`: the last ones have none."""
+        """None if no record has a key. The list may be shorter than `values`: the last records have no key."""
         self.headers: dict[int, Headers] | None = None
         self.timestamps: dict[int, int] | None = None
         self.table: Any = None
         """An Arrow table instead of the lists."""
         self.size = 0
-        """Bytes, about as many as will be sent."""
+        """About how many bytes will be sent."""
         self.count = 0
-        """Records; set when the batch is closed."""
+        """How many records; set when the batch is closed."""
         self.submitted = False
-        """Whether it has records for which nobody waits in `send`."""
+        """Whether a record of it came by `submit`."""
         self.looked_at = False
-        """Whether somebody asked a receipt, or waits, for what became of it."""
+        """Whether the program has asked for its outcome, or waits for it."""
 
         self.data: Sequence[Data] | None = None
-        """Encoded, as buffers that follow each other, the first of which begins with the header; from then on it has
-        its number."""
+        """The encoded batch, as consecutive buffers that begin with the header. An encoded batch has its sequence
+        number."""
         self.first_sequence = 0
         self.answer: BraidError | None = None
-        """What the broker refused it with in this round; None: not answered yet, or stored."""
+        """The broker's refusal in this round. None: there is no reply yet, or the batch is stored."""
         self.doubtful = False
-        """It was sent, and whether it was stored then is not known: it must never be sent under another number."""
+        """The batch was sent and may be stored, so it must never be sent under another number."""
 
         self.sent_header: BatchHeader | None = None
-        """Kept of a batch under a fixed identity, for comparing it with what is stored under its number."""
+        """With a fixed identity: the header as it was sent, to compare with the batch that the log has stored."""
 
         self.done = False
         self.duplicate = False
-        """It was stored before it was sent, or before it was sent again."""
+        """The log had the batch already when the confirmed copy arrived."""
         self.past_era = False
-        """Its producer, a derived one, has begun a later era."""
+        """The producer has a derived id, and has begun a later era."""
         self.base_offset = 0
         self.error: BraidError | None = None
         self.future: asyncio.Future[None] | None = None
-        """The one that the next task waits on."""
+        """The future on which the next task waits."""
         self.futures: list[asyncio.Future[None]] = []
-        """All that somebody waits on."""
+        """All futures on which tasks wait."""
 
     def pad_keys(self) -> list[bytes | None]:
-        """The keys, one for each value."""
+        """Return the list of keys, filled up to one key for each value."""
         keys = self.keys
         if keys is None:
             keys = self.keys = []
@@ -121,7 +121,7 @@ class ProducerBatch:
         return keys
 
     def add_headers(self, headers: Headers) -> None:
-        """Of the record that was added last."""
+        """Set the headers of the record that was added last."""
         if self.headers is None:
             self.headers = {}
         self.headers[len(self.values) - 1] = headers
@@ -159,7 +159,7 @@ class ProducerBatch:
         return data
 
     def settle(self, base_offset: int, error: BraidError | None) -> None:
-        """Say once and for all what became of it, and let go of its records. The caller wakes those who wait."""
+        """Set the outcome and release the records. The caller wakes the waiting tasks."""
         self.done = True
         self.base_offset = base_offset
         self.error = error
@@ -167,7 +167,7 @@ class ProducerBatch:
         self.keys = self.headers = self.timestamps = self.table = self.data = None
 
     async def settled(self) -> None:
-        """Returns when it is known what became of it, be it good or bad. May be waited for by many, and cancelled."""
+        """Wait until the outcome is known, good or bad. Many tasks may wait, and each may be cancelled."""
         while not self.done:
             future = self.future
             if future is None or future.done():
@@ -179,7 +179,7 @@ class ProducerBatch:
                     raise
 
     def waiting(self) -> asyncio.Future[None]:
-        """A new future to wait on. Many share it (wakeup.py), but no more than `GROUP`."""
+        """Make a new future to wait on. At most `GROUP` tasks share it (wakeup.py)."""
         future = self.future = asyncio.get_running_loop().create_future()
         self.futures.append(future)
         return future
@@ -190,7 +190,7 @@ class ProducerBatch:
 
 
 class Receipt(msgspec.Struct, gc=False, eq=False):
-    """What `submit` returns: await it, ask it later, or drop it: `flush` reports what nobody looked at."""
+    """The result of `submit`. Await it, ask it later, or drop it: `flush` reports failures that were not looked at."""
 
     # gc=False: a batch never refers to its receipts, so there are no cycles for the collector to look for.
     batch: ProducerBatch
@@ -200,7 +200,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         return self.batch.done
 
     def result(self) -> MessageId:
-        """Where the record is stored. `InvalidStateError` before it is known; raises what it failed with."""
+        """Return the record's id, or raise its error. Raises `InvalidStateError` while the outcome is not known."""
         batch = self.batch
         batch.looked_at = True
         if not batch.done:
@@ -209,7 +209,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         return id_at(batch, self.number)
 
     def exception(self) -> BraidError | None:
-        """What the record failed with, or None. `InvalidStateError` before it is known."""
+        """Return the record's error, or None. Raises `InvalidStateError` while the outcome is not known."""
         self.batch.looked_at = True
         if not self.batch.done:
             raise asyncio.InvalidStateError("what became of the record is not known yet; await the receipt")
@@ -236,10 +236,10 @@ class BatchSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageIds(Sequence[MessageId]):
-    """The ids of many records in the order in which they were given. They are runs: an id is made when asked for."""
+    """The ids of many records, in the order in which the program gave them. An id is made when it is asked for."""
 
     def __init__(self, spans: Sequence[BatchSpan], order: npt.NDArray[np.int64] | None = None) -> None:
-        """`order`: which number of all records of the spans each given record is; None: the same."""
+        """`order` has the number of each given record among all records of the spans. None: the order is the same."""
         self._spans = spans
         self._order = order
         self._starts = [0]
@@ -285,10 +285,10 @@ class MessageIds(Sequence[MessageId]):
 
 
 def cut_points(sizes: npt.NDArray[np.int64], room_bytes: int, batch_bytes: int, max_records: int) -> list[int]:
-    """Where to cut records of these sizes: the first piece has up to `room_bytes`, the others up to `batch_bytes`.
+    """Cut records of these sizes into pieces: the first has up to `room_bytes`, the others up to `batch_bytes`.
 
-    Returns the ends of the pieces, the last of which is the number of records. A record that is larger than a
-    batch is a piece of its own; only the first piece may be empty, when its first record does not fit.
+    Returns the ends of the pieces; the last end is the number of records. A record that is larger than a batch is its
+    own piece. Only the first piece may be empty: then its first record does not fit.
     """
     ends = np.cumsum(sizes)
     cuts: list[int] = []

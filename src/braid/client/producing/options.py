@@ -14,17 +14,17 @@ CODECS: Final = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd":
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.0
-    """How long a batch that is not full waits for more records. 0: it leaves at the end of the loop's turn, or, if it
-    is small and another is under way, with the answer to that."""
+    """How long a batch that is not full waits for more records. With 0, a batch leaves at the end of the loop's
+    iteration; a small batch waits for the reply to the batch before it."""
     max_batch_bytes: int = 1 << 20
-    """A batch that has this many bytes is full. A larger record is a batch of its own."""
+    """A batch of this many bytes is full. A larger record gets its own batch."""
     max_batch_records: int = 65_536
     compression: str | None = None
-    """`lz4` or `zstd`, per batch, where it saves something."""
+    """`lz4` or `zstd`, for each batch that becomes smaller by it."""
     max_in_flight_bytes: int = 16 << 20
-    """Above so many unconfirmed bytes, `send` waits."""
+    """Above this many unconfirmed bytes, `send` waits."""
     timeout_s: float = 30.0
-    """For so long after a record was given, what can be retried is retried."""
+    """How long a record is retried after the program gave it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.linger_s <= 60:

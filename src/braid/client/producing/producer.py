@@ -1,20 +1,19 @@
 """Publishing records to one topic.
 
-The producer batches by itself, clocked by the brokers, as the log's group commit is by its disk: without linger, a
-record leaves at the end of the loop's turn with everything else that came in that turn. While a batch is under way, the
-next one waits for its answer if it is small (2 ms at most); while 8 are, new records gather. So one waiting task gets
-its answer after one round trip, and thousands of them share batches. A turn that brings confirms is the same turn in
-which those go on who waited for them, and in which leaves what they send next: nothing is planned for another one
-(link.py).
+The producer makes batches by itself, at the pace of the brokers, as the log's group commit does at the pace of its
+disk. Without linger, a record leaves at the end of the loop's iteration, with every other record of that iteration.
+While a batch is in flight, a small next batch waits for its reply, for 2 ms at most. While 8 batches are in flight, new
+records gather. So one waiting task gets its reply after one round trip, and thousands of tasks share batches. When
+confirms arrive, waiting senders resume and their next batches leave in the same iteration of the loop (link.py).
 
     send / submit / send_many / send_table   →   ProducerBatch, one open in each writer   →   SegmentWriter
 
 There is one writer for each segment.
-Records with a key go to the segment whose range has the key's hash. Records without one go to the segments in turn, a
-batch at a time. Each writer keeps strict order and stores once what it sends again (segment_writer.py tells how).
+The partitioner chooses the segment of a record (partitioner.py). Each writer keeps strict order, and a batch that it
+sends again is stored once (segment_writer.py).
 
-Memory is bounded (I12): above `max_in_flight_bytes` unconfirmed, `send`, `send_many` and `send_table` wait; `submit`,
-which cannot wait, goes on to a hard limit and then raises `ProducerFull`.
+Memory is bounded (I12). Above `max_in_flight_bytes` unconfirmed bytes, `send`, `send_many` and `send_table` wait.
+`submit` cannot wait: it takes records up to a higher limit and then raises `ProducerFull`.
 """
 
 from __future__ import annotations
@@ -72,18 +71,18 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 TICKS: Final = 16
-"""Deadlines are looked at so often within a timeout."""
+"""How often within a timeout the producer looks at deadlines."""
 SUBMIT_ROOM: Final = 8
-"""`submit` may gather so many times `max_in_flight_bytes`."""
+"""`submit` takes records up to this many times `max_in_flight_bytes`."""
 EXIT_WAIT_S: Final = 1.0
-"""When its block is left by an error, a producer waits this long for what is under way."""
+"""How long a producer waits for unconfirmed records when an error leaves its `async with` block."""
 REMEMBERED_FAILURES: Final = 1_024
-"""Failed batches that `flush` looks through for one that nobody has looked at. They are small: their records are gone.
-"""
+"""How many failed batches are kept until `flush` reports the first that the program has not looked at. A failed batch
+is small: its records are gone."""
 
 
 class Producer:
-    """Made by `Client.producer`. Values, keys and header values are bytes; text is taken as UTF-8."""
+    """Publishes to one topic; `Client.producer` makes it. Values, keys and header values are bytes, or text (UTF-8)."""
 
     def __init__(
         self,
@@ -92,13 +91,13 @@ class Producer:
         options: ProducerOptions,
         identify: Callable[[int], ProducerIdentity] | None = None,
     ) -> None:
-        """`identify`: who the producer is in the topic of this id; None: someone new, whose ids are drawn."""
+        """`identify` returns the fixed identity of the producer in the topic of this id. Without it, ids are random."""
         self.client: Final = client
         self.topic: Final = topic
         self.options: Final = options
         self.codec: Final = CODECS[options.compression]
         self.identity: ProducerIdentity | None = None
-        """If it is fixed; known when the producer is open."""
+        """The fixed identity, if there is one; known when the producer is open."""
         self._identify = identify
         self.in_flight: Final = InFlightBytes(options.max_in_flight_bytes, self._on_crowded)
         self.partitioner = Partitioner()
@@ -106,7 +105,7 @@ class Producer:
         self._only: SegmentWriter | None = None
         """The writer, if the topic has one active segment."""
         self._fast: SegmentWriter | None = None
-        """The same, unless a `send` has to wait for room."""
+        """The same writer, unless a `send` has to wait for room."""
         self._topic_id = 0
         self._layout_epoch = 0
         self._full_bytes = options.max_batch_bytes
@@ -120,7 +119,7 @@ class Producer:
     # Life.
 
     async def open(self) -> Self:
-        """Learn where the topic's segments are; `async with` and `send` do it. `TopicNotFound` if it does not exist."""
+        """Learn where the topic's segments are. `async with` and `send` call this. Raises `TopicNotFound`."""
         if not self.partitioner.writers:
             if self._opening is None:
                 self._opening = asyncio.get_running_loop().create_task(self._open(), name=f"open {self.topic.path}")
@@ -142,9 +141,9 @@ class Producer:
             self._opening = None
 
     async def flush(self) -> None:
-        """Wait until everything given so far is settled, without lingering.
+        """Wait until all records so far are confirmed or have failed, without lingering.
 
-        Raises the first failure since the last flush that nobody has looked at, by `send` or by a receipt.
+        Raises the first failure since the last flush that the program has not seen by `send` or by a receipt.
         """
         for writer in self.partitioner.writers:
             writer.flush()
@@ -156,7 +155,7 @@ class Producer:
                 batch.raise_error()
 
     async def close(self) -> None:
-        """Take no more records, wait for those that were given, and raise as `flush` does. Closing twice is fine."""
+        """Take no more records, wait for the given records, and raise as `flush` does. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -179,18 +178,18 @@ class Producer:
             async with asyncio.timeout(EXIT_WAIT_S):
                 await self.flush()
         except (BraidError, TimeoutError):
-            pass  # The error that is under way is the one to see.
+            pass  # The caller must see the error that left the block.
         finally:
             await self.end()
 
     def abandon(self) -> None:
-        """Close without waiting: what is not confirmed fails with `ClientClosed`, and may be stored or not."""
+        """Close without waiting. Unconfirmed records fail with `ClientClosed`; they may be stored or not."""
         self._closed = True
         for writer in self.partitioner.writers:
             writer.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
 
     async def end(self) -> None:
-        """Close without waiting for any broker. Nothing of the producer runs afterwards."""
+        """Close without waiting for any broker. No task or timer of the producer runs afterwards."""
         self.abandon()
         if self._tick is not None:
             self._tick.cancel()
@@ -211,9 +210,10 @@ class Producer:
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
     ) -> MessageId:
-        """Publish a record and wait until it is stored. Returns where.
+        """Publish a record and wait until it is stored. Returns its `MessageId`.
 
-        `timestamp`: µs since 1970 or a datetime; without it, now. Cancelling stops the waiting, not the record.
+        `timestamp` is µs since 1970 or a datetime; the default is now. Cancelling ends the wait; the record is still
+        sent.
         """
         writer = self._fast
         if (
@@ -274,10 +274,10 @@ class Producer:
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
     ) -> Receipt:
-        """Publish a record without waiting. The receipt can be awaited, or asked later; or `flush` reports for all.
+        """Publish a record without waiting. Await the receipt, ask it later, or let `flush` report every failure.
 
-        Whoever submits without end must `await flush()` now and then: `ProducerFull` is raised when far more waits to
-        be confirmed than `max_in_flight_bytes`. The producer must be open (`async with`).
+        A program that submits without end must `await flush()` now and then: `submit` raises `ProducerFull` when far
+        more than `max_in_flight_bytes` is unconfirmed. The producer must be open (`async with`).
         """
         writer = self._only
         if (
@@ -313,7 +313,7 @@ class Producer:
         headers: Headers | None,
         timestamp: int | datetime.datetime | None,
     ) -> Receipt:
-        """The general way: any writer, any type, any size."""
+        """Add a record of any type and size to the batch of its segment."""
         data = as_bytes("value", value)
         key_data = None if key is None else as_bytes("key", key)
         header_bytes = headers_bytes(headers) if headers else 0
@@ -343,8 +343,8 @@ class Producer:
     async def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
         """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids.
 
-        When some fail, no more are given, and the first failure is raised once all that were given are settled: those
-        that did not fail are stored.
+        After a failure no more records are sent. The first failure is raised when all sent records are settled; the
+        sent records that did not fail are stored.
         """
         await self.open()
         bulk = BulkSend(self, self.partitioner)
@@ -367,7 +367,7 @@ class Producer:
         return await bulk.stored()
 
     async def pace(self) -> None:
-        """Between two batches: let the loop send, and wait while too much is under way."""
+        """Let the loop send between two batches, and wait while too much is unconfirmed."""
         if self.in_flight.crowded:
             await self.in_flight.room(0)
         else:
@@ -377,13 +377,13 @@ class Producer:
     def topic_id(self) -> int:
         return self._topic_id
 
-    # What the writers ask and tell.
+    # Called by the writers.
 
     def new_id(self) -> int:
-        return self.client.random.getrandbits(63) or 1  # The highest bit is that of derived ids.
+        return self.client.random.getrandbits(63) or 1  # derived ids have the highest bit
 
     def check_room(self) -> None:
-        """Whether another batch may be begun."""
+        """Raise if no batch may begin: the producer is closed or full."""
         if self._closed:
             raise ClientClosed("the producer is closed")
         limit = SUBMIT_ROOM * self.in_flight.limit
@@ -394,7 +394,7 @@ class Producer:
             )
 
     def on_closed(self, writer: SegmentWriter, batch: ProducerBatch) -> None:
-        """The batch takes no more records."""
+        """Count a batch that takes no more records."""
         self.in_flight.add(batch.size)
         self.partitioner.on_closed(writer)
 
@@ -406,7 +406,7 @@ class Producer:
         self.in_flight.remove(batch.size)
 
     async def topic_map(self) -> TopicMap:
-        """The topic's routing, if it is still the topic and the layout that the writers were made for."""
+        """Return the topic's routing, if the topic and its layout are still those of the writers."""
         routing = self.client.routing
         path = self.topic.path
         topic = await routing.topic(path)

@@ -1,4 +1,4 @@
-"""Records as programs give them: values, keys, pairs, tables, times and headers, checked and measured."""
+"""Records as programs give them: values, keys, pairs, tables, times and headers. They are checked and measured here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from braid.model.errors import InvalidArgument
 MAX_RECORD_BYTES: Final = MAX_BODY_BYTES - 1_024
 """Only compression can make a larger record fit into a batch. The rest is for the fields of the batch."""
 MANY_RECORDS: Final = 1 << 16
-"""`send_many` looks at its records in slices of at most this many: the first are under way while it sees the rest."""
+"""The largest slice of records that `send_many` handles together. It sends a slice before it looks at the next."""
 COLUMNAR_RECORDS: Final = 1_024
 COLUMNAR_VALUE_BYTES: Final = 512
-"""From so many records on, `send_many` makes columns of them at once, which is less work for each; fewer gather with
-others. Large values are copied only once if they wait as they are, so they do."""
+"""`send_many` turns this many small records directly into columns, which costs less for each. Fewer records join the
+open batch. Large values join it too: then they are copied only once."""
 
 OFFSET_BYTES: Final = 4
-"""Of a row of a binary column; `RECORD_BYTES` has them in it."""
+"""The offset of a row in a binary column; `RECORD_BYTES` includes it."""
 
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
@@ -34,10 +34,10 @@ _INT64: Final = 1 << 63
 
 
 def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
-    """Values as they were given, and keys if there are, of slices of the records. All are values, or all are pairs.
+    """Yield slices of the records: the values as given, and the keys if there are any.
 
-    If all are as long as the first, a slice of small ones is a batch: what is still in the processor's cache when it is
-    looked at again costs half.
+    All records are values, or all are pairs. If all records are as long as the first, a slice of small records is a
+    batch: records that are still in the processor's cache cost half.
     """
     if isinstance(records, bytes | str | bytearray | memoryview):
         raise InvalidArgument("send_many takes many values; use send for one")
@@ -55,7 +55,7 @@ def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any
 
 
 def _slices(records: Iterable[Any], batch_bytes: int) -> Iterator[list[Any]]:
-    if type(records) is list:  # The usual case, and a slice of one costs a tenth of what iterating does.
+    if type(records) is list:  # The usual case: slicing a list costs a tenth of iterating.
         first, count = 0, slice_records(records[0], batch_bytes) if records else 0
         while part := records[first : first + count]:
             yield part
@@ -73,7 +73,7 @@ def _slices(records: Iterable[Any], batch_bytes: int) -> Iterator[list[Any]]:
 
 
 def slice_records(first: Any, batch_bytes: int) -> int:
-    """How many records like this one `send_many` looks at together."""
+    """Return how many records like the first `send_many` handles together."""
     fields = first if type(first) is tuple else (first,)
     if not all(field is None or is_small(field) for field in fields):
         return MANY_RECORDS
@@ -86,13 +86,13 @@ def is_small(value: Any) -> bool:
 
 
 def as_table(values: list[Any], keys: list[bytes | None] | None) -> Any:
-    """As columns. Arrow looks at each value's type while it copies it, so only if it objects is there need to look."""
+    """Make columns. Arrow checks the type of each value while it copies, so we check only if Arrow objects."""
     try:
         made = {"value": pa.array(values, pa.binary())}
     except (pa.ArrowException, TypeError, UnicodeError):
         made = {"value": pa.array(all_bytes("value", values), pa.binary())}
     if made["value"].null_count:
-        all_bytes("value", values)  # which says that None is no value
+        all_bytes("value", values)  # raises the error: None is no value
     if keys is not None:
         made["key"] = pa.array(keys, pa.binary())
     return pa.table(made)
@@ -128,7 +128,7 @@ def as_microseconds(timestamp: object) -> int:
 
 
 def headers_bytes(headers: object) -> int:
-    """Roughly how many bytes they will take; `InvalidArgument` if they cannot be headers."""
+    """Return roughly how many bytes the headers will take. Raises `InvalidArgument` if these cannot be headers."""
     total = 0
     try:
         for name, value in headers.items():  # type: ignore[attr-defined]
@@ -141,14 +141,14 @@ def headers_bytes(headers: object) -> int:
 
 
 def table_size(rows: Any) -> int:
-    """About what all rows take in a batch."""
+    """Return about how many bytes all rows take in a batch."""
     columns_bytes: int = rows.nbytes
     counted_twice = OFFSET_BYTES * sum(name in rows.column_names for name in ("key", "value"))
     return columns_bytes + (RECORD_BYTES - counted_twice) * int(rows.num_rows)
 
 
 def row_sizes(rows: Any) -> npt.NDArray[np.int64]:
-    """About what each row takes in a batch."""
+    """Return about how many bytes each row takes in a batch."""
     sizes = np.full(rows.num_rows, RECORD_BYTES, np.int64)
     for name in ("key", "value"):
         if name in rows.column_names:
