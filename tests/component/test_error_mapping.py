@@ -8,7 +8,7 @@ import pytest
 
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
-from braid.client.producing.segment_writer import NOT_STORED
+from braid.client.producing.retry_decision import NOT_STORED
 from braid.model.errors import BraidError, Fenced, NotServing, ShuttingDown
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation

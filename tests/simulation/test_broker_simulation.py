@@ -15,7 +15,8 @@ from braid.broker.segments.delivery import Channel
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.client.consuming import stream
 from braid.client.producing import segment_writer as writer
-from braid.client.producing.segment_writer import BatchOutcome, RetryAction, SegmentWriter
+from braid.client.producing.retry_decision import BatchOutcome, RetryAction
+from braid.client.producing.segment_writer import SegmentWriter
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.client.producing.segment_writer import BatchOutcome, RetryAction, decide_retries
+from braid.client.producing.retry_decision import BatchOutcome, RetryAction, decide_retries
 from braid.model.errors import BraidError, BrokenInvariant, ConnectionLost, LogBusy, OutOfSequence, PermissionDenied
 
 A, R, F, U = RetryAction.AGAIN, RetryAction.RENUMBER, RetryAction.FAIL, RetryAction.UNKNOWN

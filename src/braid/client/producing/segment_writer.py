@@ -1,28 +1,28 @@
-"""One producer's way to one segment: strict order, and what is sent again is stored once (I10).
+"""One producer's way to one segment: strict order, and a batch that is sent again is stored once (I10).
 
 A writer numbers its records 0, 1, 2, … under a random producer id. The broker stores a batch if its number continues
 what it has from that producer. If it already has the batch, it replies with the offsets that it assigned the first
 time; it remembers the last 8 batches. So at most 8 are in flight, and it is always safe to send the oldest unconfirmed
 batch and all batches after it again, in order, with their old numbers.
 
-A *round* is one pass of the unconfirmed batches over one link. When something in it is refused or the link is lost, the
-writer sends nothing new and waits until every batch of the round has its answer (a lost link answers for all). Then
-`decide_retries` decides about all of them at once:
+A *round* is one pass of the unconfirmed batches over one link. When the broker refuses a batch or the link is lost, the
+writer sends no new batch and waits until every batch of the round has its reply. (A lost link counts as a reply to
+each.) Then `decide_retries` (retry_decision.py) decides about all of them together:
 
-- The oldest can be retried: all go again, in order, after a pause, by refreshed routing. That later ones were out of
-  sequence was only a consequence.
-- The oldest is refused for good: its records fail. Those behind it cannot be stored under their numbers any more, as
-  there would be a gap. They go on under a new producer id, numbered from 0, but only those of which it is certain that
-  they were not stored under the old one: each copy that was ever sent has been answered, by a refusal that says so.
-  The others are *doubtful*, and fail with `TimedOut`: whether they are stored is not known.
-- The oldest is out of sequence and its every copy was refused: the broker remembers 10,000 producers and has
+- The oldest batch can be retried. All batches go again, in order, after a pause and with refreshed routing. Later
+  batches were out of sequence only because of the oldest.
+- The oldest batch is refused for good: its records fail. The batches after it cannot be stored under their numbers any
+  more, because there would be a gap. A batch goes on under a new producer id, numbered from 0, if it is certainly not
+  stored under the old id: every copy was refused, by an error that says so. The other batches are *doubtful*. They
+  fail with `TimedOut`: whether they are stored is not known.
+- The oldest batch is out of sequence and every copy of it was refused. A broker remembers 10,000 producers, and it has
   forgotten this one. The writer goes on under a new id, too.
 
-Replies belong to the round in which their request was sent; those of an earlier round are not looked at.
+A reply belongs to the round of its request. The writer ignores replies of earlier rounds.
 
-A batch that is not confirmed by its deadline fails with `TimedOut`. It stays in its place and is sent again as long as
-batches behind it, which may have been stored, still hope: without it they would be out of sequence. When all that was
-sent has timed out, the writer forgets it and goes on under a new id.
+A batch that is not confirmed by its deadline fails with `TimedOut`. It keeps its place and is sent again while later
+batches, which may have been stored, still have time: without it they would be out of sequence. When all sent batches
+have timed out, the writer forgets them and goes on under a new id.
 
 A producer with a fixed identity (idempotent.py) has writers that never take another id, because another process must
 be able to reproduce the same numbers. Such a writer cannot renumber or skip a batch. Its first failure fails every
@@ -34,26 +34,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
+from braid.client.producing.retry_decision import NOT_STORED, BatchOutcome, RetryAction, decide_retries
 from braid.client.routing import OwnerSearch
 from braid.model.batch.header import Codec, parse_header, renumber
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
-    BrokenInvariant,
     ConnectionLost,
     InvalidArgument,
-    LogBusy,
-    Moved,
-    NotServing,
-    OutOfSequence,
-    Overloaded,
     ProtocolError,
-    StaleRoute,
     TimedOut,
 )
 from braid.model.identity import ERA_RECORDS
@@ -66,96 +59,47 @@ if TYPE_CHECKING:
     from braid.client.producing.producer import Producer
 
 MAX_BATCHES_IN_FLIGHT: Final = 8
-"""As many as a broker remembers of one producer (storage/log/producers.py): a batch that is sent again gets its
+"""As many as a broker remembers of one producer (storage/log/producers.py), so a batch that is sent again gets its
 offset."""
 
 EARLY_BYTES: Final = 64 << 10
-"""While nothing is under way, a batch that has so many leaves in the middle of a turn: the broker works while the rest
-of the turn's records are being given. Only without linger and compression: who asks for these wants large batches."""
+"""While nothing is in flight, a batch of this size leaves before the end of the loop's iteration, so the broker works
+while the program still gives records. This holds only without linger and compression: programs that set them want
+large batches."""
 
 ANSWER_WAIT_S: Final = 0.002
-"""While something is under way, a batch of less than `EARLY_BYTES` stays open until that is answered, but no longer
-than this. What comes meanwhile joins it: a broker nearby has less to do and answers sooner, and to one far away the way
-takes longer than this anyway."""
+"""While something is in flight, a batch of less than `EARLY_BYTES` stays open for its reply, but no longer than this.
+Records that come meanwhile join the batch. So a broker nearby has less to do and replies sooner; the way to a distant
+broker takes longer than this anyway."""
 
 LINGER_SLACK_S: Final = 0.0005
-"""A timer may fire this much early; a batch that is so near to the end of its linger has lingered."""
-
-NOT_STORED: Final = (LogBusy, Overloaded, NotServing, Moved, StaleRoute, OutOfSequence)
-"""Refusals which say that this copy of the batch was not stored and will not be."""
-
-
-class RetryAction(Enum):
-    """What is to be done with a batch when its round is over."""
-
-    AGAIN = "again"
-    """Send it under its number."""
-    RENUMBER = "renumber"
-    """Send it under a new producer id: it is certain that it is not stored."""
-    FAIL = "fail"
-    """Its answer is final."""
-    UNKNOWN = "unknown"
-    """It cannot be sent again, and whether it is stored is not known."""
-
-
-class BatchOutcome(NamedTuple):
-    """A batch as `decide_retries` sees it."""
-
-    stored: bool
-    error: BraidError | None
-    doubtful: bool
-    first_sequence: int
-
-
-def decide_retries(outcomes: Sequence[BatchOutcome]) -> list[RetryAction]:
-    """What to do with the batches of a round, oldest first. The oldest that is not stored decides about the rest."""
-    actions: list[RetryAction] = []
-    again = False  # something in front goes again under its number: what is behind it is judged another time
-    gap = False  # something in front is not stored and never will be under its number
-    for batch in outcomes:
-        error = batch.error
-        if batch.stored or again:
-            actions.append(RetryAction.AGAIN)
-            continue
-        if error is None:
-            raise BrokenInvariant("I10: a batch without an answer was judged")
-        out_of_sequence = isinstance(error, OutOfSequence)
-        if not gap and error.retriable:
-            actions.append(RetryAction.AGAIN)
-            again = True
-            continue
-        if not (out_of_sequence or error.retriable) or (out_of_sequence and not gap and not batch.first_sequence):
-            actions.append(RetryAction.FAIL)
-        else:
-            actions.append(RetryAction.UNKNOWN if batch.doubtful else RetryAction.RENUMBER)
-        gap = True
-    return actions
+"""A timer may fire this much early, so a batch this near to the end of its linger leaves."""
 
 
 class SegmentWriter:
     def __init__(self, producer: Producer, segment: int) -> None:
         self.segment: Final = segment
         self.open: ProducerBatch | None = None
-        """Takes records."""
+        """The batch that takes records."""
         self._producer = producer
         self._options = producer.options
         self._codec = producer.codec
         self._loop = asyncio.get_running_loop()
         self._closed_batches: deque[ProducerBatch] = deque()
-        """Full, or cut off by something behind them; never sent yet, so without a number."""
+        """Batches that take no more records and were never sent, so they have no number yet."""
         self._sent: deque[ProducerBatch] = deque()
-        """Numbered; the oldest unconfirmed one and all behind it."""
+        """Numbered batches: the oldest unconfirmed batch and all after it."""
         self._identity = producer.identity
         self._id = self._identity.id if self._identity is not None else producer.new_id()
         self._next_sequence = self._identity.first_sequence if self._identity is not None else 0
         self._ended: BraidError | None = None
-        """Why nothing is sent any more; only with a fixed identity."""
+        """The error that ended this writer; only with a fixed identity."""
         self._link: Link | None = None
         self._route = b""
         self._round = 0
         self._unanswered = 0
         self._broken = False
-        """Something in this round was refused: nothing new is sent until the round is over."""
+        """A batch of this round was refused: nothing new is sent until the round is over."""
         self._connecting: asyncio.Task[None] | None = None
         self._owner = OwnerSearch(producer.client.routing, producer.topic.path, segment, producer.client.backoff())
         self._last_error: BraidError | None = None
@@ -176,8 +120,7 @@ class SegmentWriter:
     # Filling.
 
     def begin(self) -> ProducerBatch:
-        """Open a batch. Unless it stays open for more, it leaves at the end of the loop's turn, with all that came in
-        that turn."""
+        """Open a batch. Unless it waits for more records, it leaves at the end of the loop's iteration."""
         producer = self._producer
         producer.check_room()
         if self._ended is not None:
@@ -194,7 +137,7 @@ class SegmentWriter:
         return batch
 
     def on_threshold(self) -> None:
-        """The open batch has `cut_bytes`, or as many records as it may."""
+        """React to an open batch that has `cut_bytes` bytes or the largest number of records."""
         batch = self.open
         if batch is None:
             return
@@ -206,13 +149,13 @@ class SegmentWriter:
                 self._link.connection.flush()
 
     def close_open(self) -> None:
-        """What is open takes no more records."""
+        """Let the open batch take no more records."""
         if self.open is not None:
             self._closed_batches.append(self._take_open(self.open))
             self._depart_soon()
 
     def add_table(self, table: object, count: int, size: int) -> ProducerBatch:
-        """A batch of an Arrow table, behind everything that is open."""
+        """Add an Arrow table as one batch, after the open batch."""
         self.close_open()
         batch = self.begin()
         batch.table, batch.count, batch.size = table, count, size
@@ -220,7 +163,7 @@ class SegmentWriter:
         return batch
 
     def flush(self) -> None:
-        """Do not linger."""
+        """Send what may be sent, without lingering."""
         self.close_open()
         self.dispatch()
 
@@ -247,7 +190,7 @@ class SegmentWriter:
         self.dispatch()
 
     def _arm_timer(self, batch: ProducerBatch) -> None:
-        """A batch that has left leaves its timer for the next one."""
+        """Start the timer, unless it runs: a batch that has left leaves its timer to the next batch."""
         if self._timer is None:
             left_s = batch.opened_at + self._wait_s(batch) - self._loop.time()
             self._timer = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._on_timer)
@@ -288,13 +231,13 @@ class SegmentWriter:
         return wait_s > 0 and self._loop.time() < batch.opened_at + wait_s - LINGER_SLACK_S
 
     def _wait_s(self, batch: ProducerBatch) -> float:
-        """How long it stays open for what may still come."""
+        """Return how long the batch stays open for more records."""
         if self._options.linger_s > 0:
             return self._options.linger_s
         return ANSWER_WAIT_S if self._sent and batch.size < EARLY_BYTES else 0.0
 
     def _number(self, batch: ProducerBatch, link: Link) -> bool:
-        """Encode it under the next number. False: it can never be sent, and has failed."""
+        """Encode the batch under the next number. Returns False if it can never be sent and has failed."""
         try:
             self._check_era(batch)
             data = batch.encode(self._codec, self._id, self._next_sequence)
@@ -306,7 +249,7 @@ class SegmentWriter:
         except BraidError as error:
             self._refuse(batch, error)
             return False
-        except Exception as error:  # what Arrow or numpy say to a strange table; the writer must live on
+        except Exception as error:  # Arrow or numpy refuse a strange table; the writer must live on
             refusal = InvalidArgument(f"the records cannot be encoded: {error}")
             refusal.__cause__ = error
             self._refuse(batch, refusal)
@@ -323,11 +266,11 @@ class SegmentWriter:
                 raise InvalidArgument(
                     f"{numbered} records were written to segment {self.segment} in era {self._identity.era}, and "
                     f"{batch.count} more do not fit: an era numbers {ERA_RECORDS} records in a segment; write fewer "
-                    f"at once, or from more writers"
+                    f"in one era, or from more writers"
                 )
 
     def _refuse(self, batch: ProducerBatch, error: BraidError) -> None:
-        """It was never sent, and cannot be."""
+        """Fail a batch that cannot be sent."""
         self._settle(batch, 0, error)
         if self._identity is not None:
             self.fail_all(error)
@@ -338,11 +281,11 @@ class SegmentWriter:
         self._unanswered += 1
         link.call(Kind.PUBLISH, self._route, batch.data, partial(self._on_reply, batch, self._round))
 
-    # Answers.
+    # Replies.
 
     def _on_reply(self, batch: ProducerBatch, outcomes: int, reply: Frame | None, error: BraidError | None) -> None:
         if outcomes != self._round:
-            return  # The writer has left that link.
+            return  # The writer has left that round.
         link = self._link
         assert link is not None
         self._unanswered -= 1
@@ -353,7 +296,7 @@ class SegmentWriter:
                 error = ConnectionLost(f"the broker's confirm cannot be read: {unreadable}")
         if error is not None:
             if not link.alive:
-                # Whatever ended the link, it is no answer to this batch.
+                # The error that ended the link is no reply to this batch.
                 error = error if isinstance(error, ConnectionLost) else ConnectionLost(f"the link ended: {error}")
             self._on_refused(batch, error)
         if self._broken:
@@ -362,14 +305,14 @@ class SegmentWriter:
         elif self._closed_batches:
             self.dispatch()
         elif self.open is not None:
-            self._depart_soon()  # Those who are woken now may add to it.
+            self._depart_soon()  # The senders that wake now may add to it.
         elif not self._sent:
             self.cut_bytes = self._early_bytes
 
     def _on_stored(self, batch: ProducerBatch, published: Published, link: Link) -> None:
         self._owner.worked()
         self._last_error = None
-        if batch.done:  # Timed out before; now it is stored after all.
+        if batch.done:  # It timed out before, and is stored after all.
             batch.answer = None
             batch.data = None
         else:
@@ -395,7 +338,7 @@ class SegmentWriter:
         self._last_error = error
 
     def _end_round(self) -> None:
-        """Every batch of the round has its answer."""
+        """Decide about the batches of a round in which every batch has its reply."""
         self._leave_round()
         sent = list(self._sent)
         actions = decide_retries(
@@ -428,16 +371,16 @@ class SegmentWriter:
             self._connect()
 
     def _start_anew(self, batches: Sequence[ProducerBatch]) -> None:
-        """Go on under another producer id, with these batches first."""
+        """Continue under another producer id, with these batches first."""
         if self._identity is not None:
-            return  # This writer has no other id: it has ended.
+            return  # A writer with a fixed identity has no other id: it has ended.
         self._id = self._producer.new_id()
         self._next_sequence = 0
         for batch in batches:
             assert batch.data is not None
             assert not batch.doubtful
             if batch.done:
-                continue  # Timed out; nobody waits for it any more.
+                continue  # It timed out, and its senders have their error.
             header = batch.data[0]
             assert isinstance(header, bytearray)
             renumber(header, self._id, self._next_sequence)
@@ -446,7 +389,7 @@ class SegmentWriter:
             self._sent.append(batch)
 
     def _leave_round(self) -> None:
-        """Replies that come from now on to what was sent until now are not looked at."""
+        """End the round. Later replies to its requests are ignored."""
         self._round += 1
         self._unanswered = 0
         self._broken = False
@@ -475,7 +418,7 @@ class SegmentWriter:
             self._connect()
 
     async def _find_link(self) -> None:
-        """A link to the segment's owner, tried until there is nothing left to send."""
+        """Connect to the segment's owner. Try again until it works or there is nothing left to send."""
         while not self.idle:
             try:
                 if self._last_error is not None:
@@ -497,7 +440,7 @@ class SegmentWriter:
     # Giving up.
 
     def expire(self, now: float, open_age_s: float) -> None:
-        """Fail what has passed its deadline; close what has been open for so long."""
+        """Fail batches that have passed their deadline; close a batch that has been open for this long."""
         if self._identity is not None and (late := self._late(now)) is not None:
             self.fail_all(self._timed_out(late, "whether they are stored is not known"))
             return
@@ -529,12 +472,12 @@ class SegmentWriter:
         return error
 
     def _give_up(self, batch: ProducerBatch, outcome: str) -> None:
-        keep = batch.data  # It may have to be sent again, see the top of this module.
+        keep = batch.data  # The batch may have to be sent again, see the top of this module.
         self._settle(batch, 0, self._timed_out(batch, outcome))
         batch.data = keep
 
     def fail_all(self, error: BraidError) -> None:
-        """Nothing that waits here can be sent any more."""
+        """Fail every batch of this writer."""
         self.close_open()
         if self._identity is not None:
             self._ended = self._ended or error
@@ -559,11 +502,11 @@ class SegmentWriter:
             return
         batch.settle(base_offset, error)
         if batch.futures:
-            # Not at once: whoever goes on will call the writer that is just settling this.
+            # Later: a sender that resumes will call this writer, which is in the middle of settling.
             self._loop.call_soon(wake, batch.futures)
         self._producer.on_settled(batch)
 
 
 def _first_failure(sent: Sequence[ProducerBatch], actions: Sequence[RetryAction]) -> BraidError | None:
-    """What the first batch was refused with that cannot go again under its number."""
+    """Return the error of the first batch that cannot go again under its number."""
     return next((batch.answer for batch, action in zip(sent, actions) if action is not RetryAction.AGAIN), None)
