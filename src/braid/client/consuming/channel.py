@@ -1,19 +1,19 @@
 """One channel: one segment's batches on their way from its owner to this client.
 
-The broker sends only what it has credit for, in bytes. Credit and what waits here together never exceed the window, so
-a consumer that stops reading costs one window for each segment (I12). Credit is given back in large pieces, when half
-of the window is free, not for each delivery. A single batch may be larger than the credit that is left, or than the
-whole window: the broker then says what it needs (NEED), and gets it as soon as what waits here leaves room for it, in
-the worst case when nothing waits any more.
+The broker sends only as many bytes as it has credit for. Credit and waiting bytes together never exceed the window, so
+a consumer that stops reading costs one window for each segment (I12). The client gives credit back when half of the
+window is free, not after each delivery. A single batch may be larger than the remaining credit, or than the whole
+window. The broker then says how much it needs (NEED), and gets this credit when the waiting deliveries leave room; at
+the latest, when nothing waits.
 
-A channel is opened without credit. The answer tells where the broker begins; only then is credit given. So a delivery
-never comes before it is known where it belongs.
+A channel is opened without credit. The reply says at which offset the broker begins; only then does the client give
+credit. So no delivery arrives before its place is known.
 
-When a sealed segment has been delivered to its end, nothing more comes; but a subscription's channel still takes acks,
+After a sealed segment was delivered to its end, no more deliveries come. But a subscription's channel still takes acks,
 and still hears when its subscription is set to another place.
 
-Everything that arrives is checked before anybody sees it: checksums, and that each batch begins where the last one
-ended (I1). A delivery that fails the check ends the channel.
+The client checks every delivery before the application sees it: the checksums, and that each batch begins where the
+last one ended (I1). A delivery that fails a check ends the channel.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from braid.wire.operations import (
 )
 
 DEFAULT_WINDOW_BYTES: Final = 8 << 20
-"""Enough that a broker can read ahead while the application works on what it has."""
+"""Enough for a broker to read ahead while the application works on its records."""
 MIN_WINDOW_BYTES: Final = 64 << 10
 MAX_WINDOW_BYTES: Final = 1 << 30
 
 
 class SegmentGrant(NamedTuple):
-    """By which a consumer may read a segment for its subscription, as its assignment says. The owner of the segment
-    lets nobody read by a lower one than it has seen."""
+    """Lets a consumer read a segment for its subscription; it comes with the assignment. The owner of the segment
+    refuses a grant that is lower than one it has seen."""
 
     subscription: str
     term: int
@@ -72,8 +72,8 @@ def checked_window(window_bytes: int | None) -> int:
 
 
 def credit_to_grant(window: int, waiting: int, credit: int, needed: int) -> int:
-    """How many more bytes the broker may send: it has `credit` left, needs `needed` for its next batch (0: it did not
-    say), and `waiting` bytes that it sent were not taken yet."""
+    """Return how many more bytes the broker may send. It has `credit` left and needs `needed` for its next batch (0: it
+    did not say); `waiting` bytes that it sent were not taken yet."""
     free = window - waiting - credit
     if needed > credit:
         if needed <= credit + free:
@@ -83,7 +83,7 @@ def credit_to_grant(window: int, waiting: int, credit: int, needed: int) -> int:
 
 
 class ClientChannel:
-    """Whoever makes one opens it. `on_news` is called when something arrived, or when the channel is over."""
+    """The consumer's end of a channel. `on_news` is called when something arrived, or when the channel is over."""
 
     def __init__(self, link: Link, topic: str, segment: int, window: int, on_news: Callable[[], None]) -> None:
         self.link: Final = link
@@ -91,32 +91,32 @@ class ClientChannel:
         self.topic: Final = topic
         self.segment: Final = segment
         self.begins = 0
-        """Where the broker begins: at the subscription's cursor, or at the offset that was asked for."""
+        """The offset at which the broker begins: the subscription's cursor, or the offset of the request."""
         self.placement = 0
-        """Changes when the subscription is set to another place: what was known of it before counts no more."""
+        """Changes when the subscription is set to another place: older positions no longer count."""
         self.end = 0
-        """Where the segment ended when the broker last said so, as consumers see it."""
+        """The end of the segment, as consumers see it, when the broker last sent it."""
         self.ended = False
-        """The segment is sealed, and all of it has arrived here."""
+        """Whether the segment is sealed and all of it has arrived."""
         self.over: BraidError | None = None
-        """Why the channel is closed; None while it is open, and when it was closed because the segment has ended."""
+        """The error that closed the channel. None while it is open, and when the end of the segment closed it."""
         self.waiting_bytes = 0
-        """What has arrived and was not taken."""
+        """Bytes that have arrived and were not taken."""
         self._window = window
         self._on_news = on_news
         self._arrived: deque[_Arrived] = deque()
         self._credit = 0
         self._needed = 0
         self._expected = 0
-        """Where the next batch begins (I1)."""
+        """The offset at which the next batch must begin (I1)."""
         self._takes_acks = False
         self._wanted = 0
-        """The first offset that is handed out next."""
+        """The offset from which the next delivery is handed out."""
 
     async def open(
         self, topic_id: int, *, timeout_s: float, read_grant: SegmentGrant | None = None, offset: int = 0
     ) -> None:
-        """At the subscription's cursor, or without one at `offset`."""
+        """Open the channel at the subscription's cursor, or without a subscription at `offset`."""
         subscription, term, grant = read_grant if read_grant is not None else ("", 0, 0)
         request = Open(self.number, self.topic, topic_id, self.segment, 0, 0, offset, subscription, term, grant)
         try:
@@ -130,20 +130,20 @@ class ClientChannel:
         self._takes_acks = read_grant is not None
 
     def begin(self, wanted: int) -> None:
-        """Let the broker send. What it sends below `wanted` is left out: it may begin at a cursor that is behind what
-        the application has already."""
+        """Let the broker send. Records below `wanted` are left out: the broker's cursor may be lower than the
+        application's position."""
         assert wanted >= self.begins, "what lies before the broker's position cannot be handed out"
         self._wanted = wanted
         self._grant()
 
     @property
     def working(self) -> bool:
-        """Whether something may still come."""
+        """Whether deliveries may still come."""
         return self.over is None and not self.ended
 
     @property
     def delivered(self) -> bool:
-        """Whether anything has come."""
+        """Whether anything has arrived."""
         return self._expected > self.begins
 
     @property
@@ -151,7 +151,7 @@ class ClientChannel:
         return bool(self._arrived)
 
     def take(self) -> ReceivedBatch | None:
-        """The oldest delivery that was not taken yet. Taking it makes room for others."""
+        """Return the oldest delivery that was not taken yet. This makes room for others."""
         if not self._arrived:
             return None
         payload, parts = self._arrived.popleft()
@@ -161,21 +161,21 @@ class ClientChannel:
         return ReceivedBatch(self.topic, self.segment, payload, parts, start, self._wanted)
 
     def ack(self, offset: int) -> None:
-        """Everything below `offset` is consumed. Nobody answers: an ack that is lost is sent again after reopening."""
+        """Ack everything below `offset`, without a reply. A lost ack is sent again on the next channel."""
         self.link.send(Kind.ACK, encode(Ack(self.number, offset)))
 
     async def ack_surely(self, offset: int, timeout_s: float, *, durable: bool) -> None:
-        """Returns when the broker has taken the ack; if `durable`, when it is stored."""
+        """Ack everything below `offset`, and wait until the broker has the ack; if `durable`, until it is stored."""
         request = self.link.request(Kind.ACK, encode(Ack(self.number, offset, durable)))
         await within(request, timeout_s, f"the ack of segment {self.segment} of {self.topic} was not answered")
 
     async def close(self, timeout_s: float) -> None:
-        """Give the channel up; what waits here is dropped."""
+        """Close the channel and drop the waiting deliveries."""
         request = self.abandon()
         await within(request, timeout_s, f"closing segment {self.segment} of {self.topic} was not answered")
 
     def abandon(self) -> asyncio.Future[Frame]:
-        """Give the channel up without waiting for the broker's word; what waits here is dropped."""
+        """Close the channel without waiting for the broker's reply, and drop the waiting deliveries."""
         self.link.forget_channel(self.number)
         self._arrived.clear()
         self.waiting_bytes = 0
@@ -183,7 +183,7 @@ class ClientChannel:
         request.add_done_callback(_look_at)
         return request
 
-    # What the link calls.
+    # Called by the link.
 
     def on_delivery(self, delivery: Delivery, payload: memoryview) -> None:
         if self.over is not None:
@@ -198,7 +198,7 @@ class ClientChannel:
         self.end = delivery.end
         self._needed = 0
         if parts[-1].header.next_offset <= self._wanted:
-            self._grant()  # All of it was handed out before, or it is a control batch.
+            self._grant()  # All its records were handed out before, or it is a control batch.
             return
         self.waiting_bytes += len(payload)
         self._arrived.append(_Arrived(payload, parts))
@@ -231,7 +231,7 @@ class ClientChannel:
         expected = self._expected
         first = parts[0].header
         if expected == self.begins and first.base_offset < expected < first.next_offset:
-            expected = first.base_offset  # Batches come whole: the first one may begin earlier.
+            expected = first.base_offset  # Batches travel whole: the first may begin earlier.
         for header, _ in parts:
             if header.base_offset != expected:
                 raise BrokenInvariant(

@@ -1,15 +1,15 @@
 """The checkpoint consumer: reads a topic in order from positions that the caller keeps.
 
-It belongs to no subscription and leaves nothing on the brokers. `checkpoint()` says where the application has come to,
-as bytes that it may store beside its results; a consumer that begins at those bytes goes on exactly there. In them,
+It belongs to no subscription and leaves nothing on the brokers. `checkpoint()` returns the positions of the application
+as bytes, to be stored beside its results. A consumer that begins at those bytes continues exactly there. In them,
 
     {"version": 1, "topic": "public/default/orders", "topicId": 7, "positions": {"0": "END", "1": 17, "2": 0}}
 
 a number is the next offset of a segment, and END says that the segment is sealed and was read to its end. END is kept
 as long as the layout has the segment: without it, a restored consumer would read the segment again.
 
-Order across layouts: a segment is read only when every ancestor of it was read to its end (I4). Which ones may be read
-is a pure function of the segments and the positions.
+Order across layouts: a segment is read only when each of its ancestors was read to its end (I4). A pure function of
+segments and positions, `readable_segments`, says which segments may be read.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Version(msgspec.Struct):
 
 
 def readable_segments(parents: Mapping[int, Iterable[int]], positions: Mapping[int, Position]) -> tuple[int, ...]:
-    """The segments that may be read now: not read to their end, while every ancestor that the layout has is."""
+    """Return the segments that may be read now: they have records left, and their ancestors in the layout have none."""
 
     def ancestors_read(segment: int) -> bool:
         seen: set[int] = set()
@@ -96,8 +96,8 @@ def readable_segments(parents: Mapping[int, Iterable[int]], positions: Mapping[i
 
 
 def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -> dict[int, Position]:
-    """Positions for exactly the segments of a layout. One that is new begins at its first record, because its parents
-    are read before it; one that is gone must have been read."""
+    """Return positions for exactly the segments of a layout. A new segment begins at its first record, because its
+    parents are read before it. A segment that is gone must have been read to its end."""
     known = set(segments)
     lost = sorted(segment for segment, position in positions.items() if position != END and segment not in known)
     if lost:
@@ -109,7 +109,7 @@ def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -
 
 
 def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> dict[int, Position]:
-    """Where to begin: at `earliest`, at `latest`, or at a time in µs, at which the segments were asked."""
+    """Return the first positions for `earliest`, `latest`, or the time in µs that the request named."""
 
     def first(segment: SegmentPositions) -> Position:
         if start == "earliest":
@@ -122,7 +122,7 @@ def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> d
 
 
 class CheckpointConsumer(Consumer):
-    """Made by `client.checkpoint_consumer`."""
+    """Reads a topic from positions that the caller keeps; `client.checkpoint_consumer` makes it."""
 
     def __init__(
         self,
@@ -138,16 +138,16 @@ class CheckpointConsumer(Consumer):
         self._start = _checked_start(start, topic)
         self._topic_id = 0
         self._positions: dict[int, Position] = {}
-        """Of segments that are not being read: they wait for their ancestors, or have ended."""
+        """The positions of segments that are not being read: they wait for their ancestors, or have ended."""
         self._readers: dict[int, SegmentReader] = {}
         self._ending: dict[SegmentReader, None] = {}
-        """Those whose last delivery is on its way to the application."""
+        """Readers whose last delivery is on its way to the application."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._started = False
         self._closed = False
 
     def checkpoint(self) -> bytes:
-        """Where the application has come to: behind the last record that it got of each segment."""
+        """Return the positions of the application: in each segment, after the last record that it got."""
         if not self._started:
             raise InvalidArgument("the consumer has not begun, so it has no positions: use it in `async with`")
         positions = self._positions | {segment: reader.handed for segment, reader in self._readers.items()}
@@ -166,13 +166,13 @@ class CheckpointConsumer(Consumer):
         except BaseException:
             self._client.forget_consumer(self)
             raise
-        if isinstance(self._failure, ClientClosed):  # Meanwhile.
+        if isinstance(self._failure, ClientClosed):  # It was closed meanwhile.
             await self.end()
             raise self._failure.again()
         self._started = True
 
     async def close(self) -> None:
-        """End reading. `checkpoint` still answers."""
+        """End reading. `checkpoint` still works."""
         if self._closed:
             return
         await self.end()
@@ -252,8 +252,8 @@ class CheckpointConsumer(Consumer):
                 error = failure
 
     async def _read_channel(self, reader: SegmentReader, owner: OwnerSearch) -> BraidError | None:
-        """Open a channel where the reader stands. Returns None when the segment has ended, and the error when the
-        channel worked and then broke in a way that may pass."""
+        """Open a channel at the reader's position. Returns None when the segment has ended, and the error when the
+        channel worked and then failed in a way that may pass."""
         over = asyncio.Event()
 
         def on_news() -> None:
@@ -274,7 +274,7 @@ class CheckpointConsumer(Consumer):
         assert channel.over is not None
         reader.channel = None
         if isinstance(channel.over, OffsetOutOfRange) or (channel.delivered and may_pass(channel.over)):
-            return channel.over  # Opening again tells what is there now.
+            return channel.over  # Opening again shows which offsets exist now.
         raise channel.over
 
     def _out_of_range(self, reader: SegmentReader, error: OffsetOutOfRange) -> OffsetOutOfRange:
@@ -304,14 +304,14 @@ class CheckpointConsumer(Consumer):
             self._ending[reader] = None
 
     def _finish(self, reader: SegmentReader) -> None:
-        """The application has all of a segment that has ended: its children may be read now."""
+        """Finish a segment that has ended and of which the application has everything: now its children may be read."""
         self._ending.pop(reader, None)
         del self._readers[reader.segment]
         self._positions[reader.segment] = END
         self._in_background(reader.segment, partial(self._read_children, reader.segment))
 
     async def _read_children(self, segment: int) -> None:
-        """The segment was sealed before the layout that has its children became visible, so this may take a moment."""
+        """Wait for the layout that has the children, and read them. It becomes visible a moment after the seal."""
         backoff = self._client.backoff()
         while True:
             try:
@@ -325,7 +325,7 @@ class CheckpointConsumer(Consumer):
 
 
 def _checked_start(start: str | bytes | datetime.datetime, topic: TopicName) -> str | int | ConsumerCheckpoint:
-    """`earliest`, `latest`, a time in µs since 1970, or a checkpoint of this topic."""
+    """Return `earliest`, `latest`, a time in µs since 1970, or a checkpoint of this topic."""
     if isinstance(start, bytes | bytearray | memoryview):
         checkpoint = ConsumerCheckpoint.from_bytes(bytes(start))
         if checkpoint.topic != topic.path:

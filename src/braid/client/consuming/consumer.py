@@ -1,15 +1,15 @@
-"""What all consumers share: they take deliveries from the channels of several segments and hand them out in turn.
+"""The base of all consumers: takes deliveries from the channels of several segments and hands them out in turn.
 
     channel ─ take ─► delivery ─ hand out ─► application
       `waiting`         `taken`                `handed`
 
-A `SegmentReader` is one segment on its way to the application, with two positions in it. A delivery that was taken left
-the channel and will not be asked for again; its records count as handed out when the application got them, one by one
-or all at once. What was taken but not handed out is dropped when the reader becomes invalid: another consumer has the
-segment now, or its subscription was set to another place. After a lost connection the reader stays, gets another
-channel, and goes on where it was.
+A `SegmentReader` is one segment on its way to the application, with two positions. A taken delivery has left the
+channel and is not fetched again. Its records count as handed out when the application gets them, one by one or all
+together. Records that were taken but not handed out are dropped when the reader becomes invalid: another consumer has
+the segment now, or the subscription was set to another place. After a lost connection the reader stays, gets another
+channel, and continues at its position.
 
-Segments take turns by deliveries, so one with a long backlog does not keep the others waiting.
+Segments take turns, one delivery each, so a segment with a long backlog does not delay the others.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ NO_MESSAGES: Final[Iterator[Message]] = iter(())
 
 
 class SegmentReader:
-    """One segment, as far as it has come to the application."""
+    """The positions of one segment on its way to the application."""
 
     def __init__(self, segment: int, offset: int) -> None:
         self.segment: Final = segment
         self.taken = offset
-        """The offset behind the last record that left a channel."""
+        """The offset after the last record that left a channel."""
         self.handed = offset
-        """The offset behind the last record that the application got."""
+        """The offset after the last record that the application got."""
         self.valid = True
-        """Whether what was taken may still be handed out. Read also by the thread of a blocking consumer."""
+        """Whether taken records may still be handed out. The thread of a blocking consumer reads this, too."""
         self.channel: ClientChannel | None = None
         self.queued = False
-        """Whether it waits for its turn."""
+        """Whether the reader waits for its turn."""
 
     @property
     def has_batch(self) -> bool:
@@ -50,12 +50,12 @@ class SegmentReader:
 
     @property
     def finished(self) -> bool:
-        """The segment has ended, and the application got all of it."""
+        """Whether the segment has ended and the application got all of it."""
         channel = self.channel
         return channel is not None and channel.ended and not channel.has_batch and self.handed >= self.taken
 
     def end(self) -> None:
-        """Hand out nothing more of it."""
+        """Hand out no more records of this segment."""
         self.valid = False
         self.channel = None
 
@@ -66,13 +66,14 @@ class Fetched(NamedTuple):
 
 
 class Consumer(ABC):
-    """Use it with `async with`; it belongs to its client's event loop. One task at a time should receive."""
+    """Receives records of one topic. Use it with `async with`, in its client's event loop; one task at a time
+    receives."""
 
     def __init__(self, topic: str) -> None:
         self.topic: Final = topic
         """The path `tenant/namespace/name`."""
         self._failure: BraidError | None = None
-        """Why nothing more can be received."""
+        """The error that ended receiving."""
         self._news = asyncio.Event()
         self._turns: deque[SegmentReader] = deque()
         self._current: Fetched | None = None
@@ -82,7 +83,7 @@ class Consumer(ABC):
     # Receiving.
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when none came within `timeout` seconds."""
+        """Return the next message, or None if none came within `timeout` seconds."""
         message = self._next_message()
         if message is None:
             deadline = _deadline(timeout)
@@ -93,7 +94,7 @@ class Consumer(ABC):
         return message
 
     async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
-        """What came next of one segment, whole; None when nothing came within `timeout` seconds."""
+        """Return the next delivery of one segment, or None if none came within `timeout` seconds."""
         taken = await self.take(timeout)
         if taken is None:
             return None
@@ -104,7 +105,7 @@ class Consumer(ABC):
         return self
 
     async def __anext__(self) -> Message:
-        """Never stops by itself: ended by `break`, by an error, or by `ClientClosed` when somebody closes it."""
+        """Return the next message. The iteration ends only by `break`, by an error, or when the consumer is closed."""
         message = self._next_message()
         while message is None:
             await self._news_before(None)
@@ -112,7 +113,7 @@ class Consumer(ABC):
         return message
 
     async def take(self, timeout: float | None = None) -> Fetched | None:
-        """The next delivery, for somebody who hands out its records and sets `reader.handed` accordingly."""
+        """Return the next delivery. The caller hands out its records and sets `reader.handed` accordingly."""
         taken = self._take()
         if taken is None:
             deadline = _deadline(timeout)
@@ -123,11 +124,11 @@ class Consumer(ABC):
         return taken
 
     def may_hand_out(self, taken: Fetched) -> bool:
-        """Whether the records of this delivery still belong to this consumer. From any thread."""
+        """Whether the records of this delivery still belong to this consumer. Any thread may ask."""
         return taken.reader.valid and self._failure is None
 
     def check_usable(self) -> None:
-        """Raises why nothing more can be done with the consumer, if so. From any thread."""
+        """Raise the error that ended the consumer, if there is one. Any thread may ask."""
         if self._failure is not None:
             raise self._failure.again()
 
@@ -151,7 +152,7 @@ class Consumer(ABC):
     def _take(self) -> Fetched | None:
         self.check_usable()
         if (current := self._current) is not None:
-            # Somebody changed from messages to batches: the rest of the delivery comes first.
+            # The program changed from messages to batches: the rest of the delivery comes first.
             self._current = None
             self._messages = NO_MESSAGES
             if current.reader.valid and current.reader.handed < current.batch.next_offset:
@@ -169,7 +170,7 @@ class Consumer(ABC):
         return None
 
     def _arrived(self, reader: SegmentReader) -> None:
-        """Its channel has something new to say."""
+        """Queue a reader whose channel has news, and wake the application."""
         self._list(reader)
         self._news.set()
 
@@ -179,7 +180,7 @@ class Consumer(ABC):
             self._turns.append(reader)
 
     def _on_nothing_left(self, reader: SegmentReader) -> None:  # noqa: B027 — most have nothing to do here
-        """The application asked for more, and this reader's channel had nothing in its turn."""
+        """Called when this reader had its turn and its channel had nothing."""
 
     async def _news_before(self, deadline: float | None) -> bool:
         self._news.clear()
@@ -193,14 +194,14 @@ class Consumer(ABC):
     # Ending.
 
     def _fail(self, error: BraidError) -> None:
-        """From now on receiving raises this."""
+        """Make receiving raise this error from now on."""
         if self._failure is None:
             self._failure = error
             self._news.set()
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin to receive; `async with` does it."""
+        """Begin to receive; `async with` calls this."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -208,7 +209,7 @@ class Consumer(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """Close without waiting for any broker. Nothing of the consumer runs afterwards."""
+        """Close without waiting for any broker. No task of the consumer runs afterwards."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -220,7 +221,7 @@ class Consumer(ABC):
         try:
             await self.close()
         except BraidError:
-            if error is None:  # Otherwise it would hide what the application did wrong.
+            if error is None:  # Otherwise it would hide the application's own error.
                 raise
 
 
@@ -229,7 +230,7 @@ def closed_error(what: str) -> ClientClosed:
 
 
 def may_pass(error: BraidError) -> bool:
-    """Whether trying again may help. A question that was not answered in time may be answered the next time."""
+    """Whether trying again may help. A request that timed out may succeed the next time."""
     return error.retriable or isinstance(error, TimedOut)
 
 

@@ -1,9 +1,8 @@
-"""What one delivery brought: record batches of one segment, still as the broker sent them.
+"""The record batches of one delivery, as the broker sent them.
 
-The batches stay the bytes that arrived. What an application wants of them is made when it asks: Arrow columns that
-stand on those bytes, a list of values, or one object for each record; so the cost of receiving is a cost per delivery.
-The first batch may begin before the offset that is wanted, because batches travel whole: the records before it are left
-out.
+The batches stay the bytes that arrived. They are decoded when the application asks: into Arrow columns that use those
+bytes, a list of values, or one object for each record. So receiving costs per delivery, not per record. Batches travel
+whole, so the first batch may begin before the wanted offset; the records before that offset are left out.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from braid.model.message import Message
 
 
 class Part(NamedTuple):
-    """One checked batch and where it begins in the payload."""
+    """One checked batch, and its position in the payload."""
 
     header: BatchHeader
     position: int
 
 
 def checked_parts(payload: memoryview) -> list[Part]:
-    """The batches of a delivery, each with its checksums verified. Control batches are among them."""
+    """Find the batches of a delivery, control batches included, and verify the checksums of each."""
     parts = []
     position = 0
     size = len(payload)
@@ -49,7 +48,7 @@ class ReceivedBatch:
         self.segment: Final = segment
         self.base_offset: Final = base_offset
         self.next_offset: Final = next_offset
-        """The offset behind the last record."""
+        """The offset after the last record."""
         self._payload = payload
         self._parts = [part for part in parts if part.header.next_offset > base_offset]
 
@@ -65,19 +64,19 @@ class ReceivedBatch:
         return self.columns(COLUMNS)
 
     def columns(self, names: Sequence[str]) -> Any:
-        """A `pyarrow.Table` of only these columns: what is not asked for is not looked at."""
+        """Return a `pyarrow.Table` of only these columns. The others are not decoded."""
         if not self._parts:
             return RECORD_SCHEMA.empty_table().select(list(names))
         return pa.Table.from_batches(self._rows(names))
 
     def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """The batches as they were stored, each with its header, checked. The first may begin before `base_offset`."""
+        """Yield the stored batches, each with its checked header. The first may begin before `base_offset`."""
         for header, position in self._parts:
             if not header.is_control:
                 yield header, self._payload[position : position + header.size]
 
     def values(self) -> list[bytes]:
-        """The values alone, in order: the fast way to Python objects."""
+        """Return the values alone, in order: the fast way to Python objects."""
         values: list[bytes] = []
         for rows in self._rows(("value",)):
             values += rows.column(0).to_pylist()
@@ -92,7 +91,7 @@ class ReceivedBatch:
         return messages[early:] if early else messages
 
     def batch_headers(self) -> list[BatchHeader]:
-        """Of the batches that hold the records, as they are stored."""
+        """Return the stored headers of the batches that hold the records."""
         return [header for header, _ in self._parts]
 
     def _rows(self, names: Sequence[str]) -> Iterator[Any]:
@@ -106,7 +105,7 @@ class ReceivedBatch:
         return max(self.base_offset - self._parts[0].header.base_offset, 0) if self._parts else 0
 
     def since(self, offset: int) -> ReceivedBatch:
-        """The records from this offset on; the whole batch if it begins there or later."""
+        """Return the records from this offset on; the whole batch if it begins there or later."""
         if offset <= self.base_offset:
             return self
         end = max(self.next_offset, offset)

@@ -1,9 +1,9 @@
-"""A stream consumer's session: its place in the group of its subscription, at the topic's controller, wherever that is.
+"""A stream consumer's session: its place in the group of its subscription, at the topic's controller.
 
-Any broker may be asked to JOIN: the map names the controller, or the broker that is asked becomes it, or it says which
-one is (`Moved`). When the session is lost, because the link is, or because the controller is none any more, it is
-joined again under the same name, until that cannot work. The segments that the consumer has are not touched by that;
-the next assignment tells which it keeps.
+The consumer sends JOIN to the controller that the map names, or to any broker. That broker becomes the controller, or
+names it (`Moved`). When the link is lost or the broker stops being the controller, the session is lost. Then the
+consumer joins again under the same name, until that cannot work. It keeps its segments meanwhile; the next assignment
+says which of them it still has.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 JOIN_TIMEOUT_S: Final = 10.0
-"""How long one broker may take to answer a JOIN before the controller is looked for anew."""
+"""How long one broker may take to answer a JOIN before the client looks for the controller again."""
 
 STEADY_S: Final = 1.0
-"""A session that lived for so long is joined again at once. One that is lost sooner may be lost again at once, too."""
+"""A session that lived this long is joined again immediately. A session that is lost sooner may soon be lost again."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class GroupSession:
         on_assignment: Callable[[Assignment], None],
     ) -> None:
         self.topic_id = 0
-        """Of the topic that was joined first: another one of the same name is another topic."""
+        """The id of the topic that was joined first. A new topic of the same name has another id."""
         self._client = client
         self._topic = topic
         self._subscription = subscription
@@ -55,12 +55,12 @@ class GroupSession:
         self._link: Link | None = None
         self._number = 0
         self._assignment = 0
-        """The last one's number."""
+        """The number of the last assignment."""
         self._lost: asyncio.Future[BraidError] | None = None
         self._controller = ""
-        """Where the broker that was asked sent us to; empty: the map tells."""
+        """The controller's address that a broker gave us; empty: the map names the controller."""
         self._map_is_old = False
-        """Whether the broker that the map names as the controller was not it."""
+        """Whether the broker that the map names turned out not to be the controller."""
         self._ended = False
 
     async def join_until(self, deadline: float) -> None:
@@ -79,7 +79,7 @@ class GroupSession:
             await asyncio.sleep(delay_s)
 
     async def keep(self) -> None:
-        """Join again whenever the session is lost. Raises why that cannot work any more."""
+        """Join again whenever the session is lost. Raises the error that makes this impossible."""
         loop = asyncio.get_running_loop()
         backoff = self._client.backoff()
         while True:
@@ -96,7 +96,7 @@ class GroupSession:
             await self.join_until(math.inf)
 
     async def release(self, segment: int) -> None:
-        """Give a segment back. A controller that does not hear it takes it away by itself."""
+        """Give a segment back. A controller that does not hear this takes the segment away by itself."""
         link = self._link
         with contextlib.suppress(BraidError):
             if link is not None:
@@ -104,22 +104,22 @@ class GroupSession:
                 await within(request, self._client.timeout_s, "RELEASE")
 
     async def leave(self) -> None:
-        """A session that cannot be ended ends by itself, after its grace."""
+        """End the session. If no controller hears this, the session ends after its grace."""
         link, self._link = self._link, None
         if link is not None:
             with contextlib.suppress(BraidError):
                 await within(link.request(Kind.LEAVE, encode(Leave(self._number))), self._client.timeout_s, "LEAVE")
 
     def end(self) -> None:
-        """Join no more."""
+        """Stop joining again."""
         self._ended = True
 
     def ignore(self) -> None:
-        """What the controller says from now on does not count."""
+        """Ignore the controller from now on."""
         if self._link is not None:
             self._link.forget_session(self._number)
 
-    # What the link calls.
+    # Called by the link.
 
     def on_assignment(self, assignment: Assignment) -> None:
         if assignment.number > self._assignment:
@@ -167,6 +167,6 @@ class GroupSession:
 
 
 def _leave_late(link: Link, request: asyncio.Future[Frame]) -> None:
-    """Nobody waits for this JOIN any more. If it worked after all, the session must not keep segments."""
+    """Leave after a JOIN for which the consumer no longer waits: its session must not keep segments."""
     if not request.cancelled() and request.exception() is None:
         link.send(Kind.LEAVE, encode(Leave(decode(Joined, request.result().body).session)))

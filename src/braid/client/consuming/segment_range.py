@@ -1,8 +1,8 @@
-"""One range of one segment's offsets, read from whoever owns it, wherever that goes meanwhile.
+"""Reads one range of a segment's offsets from its owner, also while the segment moves.
 
-For readers that know exactly what they want, such as the tasks of a Spark job. They belong to no subscription and leave
-nothing on the brokers. A move, a redirect, a lost connection, a restart of the owner: reading goes on behind what has
-arrived. Only when nothing at all arrives for as long as the client's timeout, it fails, with the last reason.
+This is for readers that know exactly what they want, such as the tasks of a Spark job. They belong to no subscription
+and leave nothing on the brokers. After a move, a redirect, a lost connection or a restart of the owner, reading
+continues after the last delivery. It fails only when nothing arrives for as long as the client's timeout.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 async def read_segment_range(
     client: Client, topic: str, topic_id: int, segment: int, first: int, until: int, *, window_bytes: int | None = None
 ) -> AsyncGenerator[ReceivedBatch, None]:
-    """What arrives, delivery by delivery, in order: the offsets from `first` on. The last delivery may reach beyond
-    `until`, because batches travel whole.
+    """Yield the deliveries from offset `first` on, in order. The last delivery may reach beyond `until`, because
+    batches travel whole.
 
-    `OffsetOutOfRange` if the next offset is not kept any more, or if the segment ends before it. The caller closes the
-    iterator (`aclose`) if it stops early.
+    Raises `OffsetOutOfRange` if the next offset was deleted, or if the segment ends before it. A caller that stops
+    early closes the iterator (`aclose`).
     """
     loop = asyncio.get_running_loop()
     owner = OwnerSearch(client.routing, topic, segment, client.backoff())
@@ -58,7 +58,7 @@ async def read_segment_range(
         except OffsetOutOfRange as error:
             if channel is None or channel.ended or loop.time() >= deadline:
                 raise
-            failure = error  # Opening again tells what is kept now.
+            failure = error  # Opening again shows which offsets exist now.
         except BraidError as error:
             if not may_pass(error) or loop.time() >= deadline:
                 raise

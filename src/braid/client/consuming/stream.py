@@ -3,29 +3,29 @@
     JOIN ─► session ─► ASSIGN: segments ─► for each: OPEN a channel ─► receive ─► ack ─► ACK
     └─ at the topic's controller ─┘                  └─ at the segment's owner, wherever it goes ─┘
 
-The controller gives each segment to one consumer, and with it a *read grant*: a number by which the segment's owner
-knows who may read it. One task keeps the session (group_session.py), and one for each assigned segment keeps a channel
-open and gives the segment back when it goes to somebody else. They own all state here; applications only take what
-arrived and leave marks of what they have done with it.
+The controller gives each segment to one consumer, with a *read grant*: by this number the segment's owner knows which
+consumer may read. One task keeps the session (group_session.py). One task for each assigned segment keeps a channel
+open and gives the segment back when another consumer gets it. These tasks own all state here. The application only
+takes records and leaves marks for its acks.
 
-Session and channels do not depend on each other. When the controller is lost, the consumer joins the next one under the
-same name and gets the same segments; meanwhile, it reads on. When a segment moves, its channel is opened at the new
-owner; meanwhile, the session and the other channels stay.
+Session and channels do not depend on each other. When the controller is lost, the consumer joins the next controller
+under the same name and gets the same segments; meanwhile it keeps reading. When a segment moves, its channel is opened
+at the new owner; meanwhile the session and the other channels stay.
 
-**Acks** are cumulative for each segment and only leave a mark; one ACK for all marks follows a few milliseconds later.
-A crash of this program or of the broker can so deliver again what was acked last. `flush_acks` and `close` return when
-everything that was acked is stored.
+**Acks** are cumulative for each segment. An ack only leaves a mark; one ACK for all marks follows a few milliseconds
+later. So after a crash of this program or of the broker, the last acked records may be delivered again. `flush_acks`
+and `close` return when all acks are stored.
 
-**After a lost channel** the segment goes on behind the last record that was taken, even if the broker's cursor is
-behind it: no record is handed out twice. An ack that found no channel, or was under way when it was lost, goes first on
-the next one. Three things make the broker's position count instead: a RESET, which tells that the subscription was set
-to another place; a cursor of another placement, which tells that this happened, or that records were lost, while we
-were away; and a cursor beyond what was taken. An ack for something that was handed out before such a jump is ignored;
-it would undo it.
+**After a lost channel** the consumer continues after the last record that it took, even if the broker's cursor is
+lower: no record is delivered twice. An ack that found no channel, or was lost with its channel, goes first on the next
+channel. In three cases the broker's position counts instead. A RESET says that the subscription was set to another
+place. A cursor of another placement says that this happened while we were away, or that records were lost. And the
+cursor may be beyond the last taken record. The consumer ignores an ack for a record that it delivered before such a
+change: the ack would undo the change.
 
-**When a segment goes to another consumer**, nothing more of it is handed out. What was handed out may still be acked
-for a while, then the last ack is sent, and only when the owner has it is the segment given back: the next consumer
-begins exactly there.
+**When a segment goes to another consumer**, no more of its records are delivered. The application may still ack
+delivered records for a while. Then the last ack is sent. The segment is given back only when the owner has this ack, so
+the next consumer begins exactly there.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 ACK_DELAY_S: Final = 0.005
-"""Marks gather for so long before they are sent."""
+"""How long marks gather before one ACK is sent."""
 RELEASE_GRACE_S: Final = 5.0
-"""How long the application may take to ack what it has of a segment that goes to another consumer."""
+"""How long the application may still ack records of a segment that goes to another consumer."""
 LAST_ACK_S: Final = 3.0
-"""How long the owner of such a segment may take to hear the last ack: it may be moving just then. Both together are
-well below the ten seconds after which the controller takes the segment away unasked."""
+"""How long the last ack of such a segment may take to reach the owner: the segment may be moving just then. Both
+times together are well below the ten seconds after which the controller takes the segment away by itself."""
 
 _JUMPS: Final = frozenset((RESET, OffsetOutOfRange.code))
-"""Why the next channel begins elsewhere: somebody set the subscription to another place, or retention, where it may,
-overtook a slow consumer."""
+"""The next channel begins elsewhere after these: the subscription was set to another place, or retention deleted
+records that a slow consumer had not read."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -77,36 +77,36 @@ class _StreamReader(SegmentReader):
     def __init__(self, segment: int, offset: int, placement: int) -> None:
         super().__init__(segment, offset)
         self.placement: Final = placement
-        """Of the cursor that it began at."""
+        """The placement of the cursor at which the reader began."""
         self.acked = offset
-        """What the application acked: everything below."""
+        """The application has acked everything below this offset."""
         self.sent = offset
-        """What the broker was told."""
+        """The last offset that was sent to the broker in an ACK."""
         self.stored = offset
-        """What the broker has stored, as far as we know."""
+        """The broker has stored acks up to here, as far as we know."""
 
 
 class _AssignedSegment:
-    """A segment that the session has, from its assignment until it is given back."""
+    """A segment of this consumer, from its assignment until the consumer gives it back."""
 
     def __init__(self, segment: int, read_grant: SegmentGrant, owner: OwnerSearch, repositions: Backoff) -> None:
         self.segment: Final = segment
         self.read_grant = read_grant
         self.owner: Final = owner
         self.repositions: Final = repositions
-        """How long to wait when one follows the other."""
+        """How long to wait between changes of position that follow each other."""
         self.channel: ClientChannel | None = None
-        """Delivers, and takes the acks."""
+        """Delivers records and takes acks."""
         self.revoked = False
         self.changed = asyncio.Event()
-        """Something is to be looked at: its channel is over, it was revoked, an ack was sent."""
+        """Set when the channel is over, the segment is revoked, or an ack was sent."""
         self.notified = asyncio.Event()
-        """The controller has another word about it: no reason to wait longer before the next attempt."""
+        """Set when the controller sends an assignment: the next attempt need not wait longer."""
         self.task: asyncio.Task[None] | None = None
 
 
 class StreamConsumer(Consumer):
-    """Made by `client.stream_consumer`."""
+    """Consumes a subscription in order; `client.stream_consumer` makes it."""
 
     def __init__(
         self,
@@ -123,19 +123,19 @@ class StreamConsumer(Consumer):
             raise InvalidArgument(f"start is {start!r}; a new subscription begins at 'earliest' or 'latest'")
         self.subscription: Final = check_name("subscription", subscription)
         self.name: Final = check_name("consumer", name or f"consumer-{client.random.getrandbits(48):012x}")
-        """Unique in the subscription: a second consumer of the same name takes the first one's place."""
+        """Unique in the subscription: a second consumer of the same name replaces the first."""
         self._client = client
         self._window_bytes = checked_window(window_bytes)
         self._session = GroupSession(client, self.topic, self.subscription, self.name, start, self._on_assignment)
         self._read_grants: dict[int, SegmentGrant] = {}
-        """By segment: those that are assigned to this consumer."""
+        """The read grant of each segment that is assigned to this consumer."""
         self._readers: dict[int, _StreamReader] = {}
         self._assigned: dict[int, _AssignedSegment] = {}
         self._unsent: dict[int, _StreamReader] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._final: BraidError | None = None
-        """Why the session is over for good, unless we closed it."""
+        """The error that ended the session for good, unless we closed it."""
         self._closed = False
 
     @property
@@ -146,13 +146,13 @@ class StreamConsumer(Consumer):
     # Acks.
 
     async def ack(self, acked: Message | ReceivedBatch) -> None:
-        """This and everything before it in its segment is done. Only leaves a mark: see `flush_acks`."""
+        """Ack a message or batch, and everything before it in its segment. This only leaves a mark: see
+        `flush_acks`."""
         self.check_usable()
         self.mark_acked(acked.segment, acked.next_offset if isinstance(acked, ReceivedBatch) else acked.offset + 1)
 
     def mark_acked(self, segment: int, offset: int) -> None:
-        """Everything below `offset` in this segment is done. Ignored if that was not handed out by the reader that the
-        segment has now."""
+        """Ack everything below `offset` in this segment. Ignored if the segment's present reader did not deliver it."""
         reader = self._readers.get(segment)
         if reader is None or not reader.acked < offset <= reader.handed:
             return
@@ -174,7 +174,7 @@ class StreamConsumer(Consumer):
             assigned.changed.set()
 
     async def flush_acks(self) -> None:
-        """Returns when everything that was acked is stored: no consumer of the subscription will get it again."""
+        """Wait until all acks are stored: no consumer of the subscription gets the acked records again."""
         deadline = asyncio.get_running_loop().time() + self._client.timeout_s
         behind = [reader for reader in self._readers.values() if reader.stored < reader.acked]
         stores = (retrying(partial(self._store_ack, reader), deadline, self._client.backoff()) for reader in behind)
@@ -184,7 +184,7 @@ class StreamConsumer(Consumer):
         if self._final is not None:
             raise self._final.again()
         if self._readers.get(reader.segment) is not reader:
-            return  # It was given back with its last ack, or the subscription was set to another place.
+            return  # The segment was given back with its last ack, or the subscription was set to another place.
         assigned = self._assigned.get(reader.segment)
         channel = assigned.channel if assigned is not None else None
         if channel is None or channel.over is not None:
@@ -207,14 +207,14 @@ class StreamConsumer(Consumer):
         except BaseException:
             self._client.forget_consumer(self)
             raise
-        if self._failure is not None:  # Closed meanwhile.
+        if self._failure is not None:  # It was closed meanwhile.
             await self._let_go()
             await self._session.leave()
             raise self._failure.again()
         self._keeper = asyncio.get_running_loop().create_task(self._keep_session(), name=f"consumer {self.name}")
 
     async def close(self) -> None:
-        """Store what was acked, then leave the subscription: its segments go to others at once."""
+        """Store all acks, then leave the subscription. Other consumers get its segments immediately."""
         if self._closed:
             return
         self._closed = True
@@ -225,7 +225,7 @@ class StreamConsumer(Consumer):
                 await self.flush_acks()
         finally:
             await self._end_tasks()
-            # Nothing is held any more: whoever still waits for an ack to be stored waits in vain.
+            # No channel is left, so a task that still waits for a stored ack must fail.
             self._final = self._final or closed_error("the consumer")
             await self._session.leave()
 
@@ -245,12 +245,12 @@ class StreamConsumer(Consumer):
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """Hold nothing. The readers stay: they know how far the application has come."""
-        self._session.ignore()  # No assignment may come in between.
+        """End all tasks and channels. The readers stay: they know what the application got."""
+        self._session.ignore()  # No assignment may arrive meanwhile.
         tasks = [assigned.task for assigned in self._assigned.values() if assigned.task is not None]
         for task in tasks:
             task.cancel()
-        if tasks:  # Closing may cancel the keeper here: then the rest is left for it to do.
+        if tasks:  # `close` may cancel the keeper here, and does the rest itself.
             await asyncio.wait(tasks)
         all_assigned, self._assigned = self._assigned, {}
         for assigned in all_assigned.values():
@@ -260,7 +260,7 @@ class StreamConsumer(Consumer):
                 reader.channel = None
 
     async def _keep_session(self) -> None:
-        """The segments are read on while it joins again."""
+        """Keep the session. While it joins again, reading continues."""
         try:
             await self._session.keep()
         except BraidError as error:
@@ -280,7 +280,7 @@ class StreamConsumer(Consumer):
             assigned = self._assigned.get(segment)
             if assigned is None:
                 self._take_up(segment)
-            else:  # Perhaps it is being given back: by its new grant, the last ack finds the owner after all.
+            else:  # If it is being given back, the new grant lets the last ack reach the owner.
                 assigned.read_grant = read_grant
                 assigned.notified.set()
         for segment, assigned in self._assigned.items():
@@ -323,7 +323,7 @@ class StreamConsumer(Consumer):
                     await self._pause(assigned, error)
             await self._give_back(assigned)
         except BraidError as error:
-            self._session.on_session_lost(error)  # The keeper leaves, so that others get the segments.
+            self._session.on_session_lost(error)  # The keeper leaves the group, so other consumers get the segments.
 
     async def _open(self, assigned: _AssignedSegment) -> None:
         segment = assigned.segment
@@ -344,14 +344,14 @@ class StreamConsumer(Consumer):
 
     async def _open_channel(self, assigned: _AssignedSegment) -> ClientChannel:
         segment = assigned.segment
-        assigned.notified.clear()  # What is told from now on may make another attempt worth while.
+        assigned.notified.clear()  # An assignment from now on is a reason for another attempt.
         link = await assigned.owner.link()
         channel = ClientChannel(link, self.topic, segment, self._window_bytes, lambda: self._on_news(assigned, channel))
         await channel.open(self._session.topic_id, read_grant=assigned.read_grant, timeout_s=self._client.timeout_s)
         return channel
 
     async def _channel_over(self, assigned: _AssignedSegment) -> BraidError | None:
-        """Returns when there is something to do about the channel: its error, or None when it was revoked."""
+        """Wait until the channel is over or the segment is revoked. Returns the channel's error, if any."""
         channel = assigned.channel
         assert channel is not None
         while channel.over is None and not assigned.revoked:
@@ -369,7 +369,7 @@ class StreamConsumer(Consumer):
             self._arrived(reader)
 
     async def _pause(self, assigned: _AssignedSegment, error: BraidError) -> None:
-        """Wait until there is reason to try again: another owner, another word of the controller, or some time."""
+        """Wait for a reason to try again: another owner, an assignment, or the end of a pause."""
         if not may_pass(error):
             raise error
         if assigned.channel is not None and assigned.channel.delivered:
@@ -384,12 +384,12 @@ class StreamConsumer(Consumer):
             if not may_pass(failure):
                 raise
         finally:
-            for reason in reasons:  # Both before it waits: a second cancel would leave the other one running.
+            for reason in reasons:  # Both before the wait: a second cancel would leave the other task running.
                 reason.cancel()
             await asyncio.wait(reasons)
 
     async def _reposition(self, assigned: _AssignedSegment) -> None:
-        """Begin elsewhere: at once, unless nothing came since the last time."""
+        """Forget the position. Wait before the next attempt only if nothing was delivered since the last change."""
         self._forget(assigned.segment)
         if assigned.channel is not None and assigned.channel.delivered:
             assigned.repositions.reset()
@@ -421,7 +421,8 @@ class StreamConsumer(Consumer):
                 self._take_up(segment)
 
     async def _end_channel(self, assigned: _AssignedSegment, reader: _StreamReader | None) -> None:
-        """Close the channel when the owner has the last ack. If it was lost before, another one is opened for that."""
+        """Close the channel when the owner has the last ack. If the channel was lost before, open another for the
+        ack."""
         timeout_s = self._client.timeout_s
         while True:
             channel = assigned.channel
@@ -439,7 +440,7 @@ class StreamConsumer(Consumer):
                     await channel.ack_surely(reader.acked, timeout_s, durable=False)
                 await channel.close(timeout_s)
             except BraidError as error:
-                if assigned.channel is not None:  # Once it is being closed, nobody tells it of its end any more.
+                if assigned.channel is not None:  # A channel that is being closed does not hear of its end.
                     assigned.channel.abandon()
                     assigned.channel = None
                 await self._pause(assigned, error)
@@ -448,7 +449,7 @@ class StreamConsumer(Consumer):
 
 
 def _may_go_on(reader: _StreamReader, channel: ClientChannel) -> bool:
-    """Whether the reader's own position counts, and not the one that the broker opened the channel at."""
+    """Whether the reader's own position counts, and not the position at which the broker opened the channel."""
     return reader.valid and reader.placement == channel.placement and channel.begins <= reader.taken
 
 
