@@ -5,18 +5,18 @@
             for message in consumer:
                 consumer.ack(message)
 
-It is the asyncio client on an event loop of its own, which runs in a background thread. So it works everywhere, also in
-a notebook, where a loop already runs in the main thread; and Ctrl-C ends any call that waits. Results and errors are
-the asyncio client's own objects.
+The asyncio client runs on its own event loop in a background thread. So the blocking client works everywhere, also in a
+notebook, where a loop already runs in the main thread. Ctrl-C ends any call that waits. Results and errors are the
+asyncio client's own objects.
 
-A change of threads costs tens of microseconds, so it is paid per delivery and per group of records, not per record: a
-consumer fetches whole deliveries and hands out their messages in the caller's thread, acks leave marks that the loop
-collects, and submitted records gather until the loop takes all of them.
+A change of threads costs tens of microseconds, so it happens per delivery and per group of records, not per record. A
+consumer fetches whole deliveries and hands out their messages in the caller's thread. Acks leave marks that the loop
+collects. Submitted records gather until the loop takes all of them.
 
 A client may be used by several threads. A consumer belongs to one thread at a time.
 
-Without `with`, a client connects when it is first used, and `close` ends it. One that is still open when the program
-ends is cut off there: what waits to be confirmed is not waited for, and nothing is said about it.
+Without `with`, a client connects when it is first used, and `close` ends it. A client that is still open when the
+program ends is cut off: it does not wait for unconfirmed records and reports no error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from braid.client.client import DEFAULT_TIMEOUT_S
 from braid.model.errors import ClientClosed
 from braid.wire.address import DEFAULT_URL
 
-if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
+if TYPE_CHECKING:  # modules that need Arrow are imported with the first producer or consumer
     from braid.client.blocking.consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
     from braid.client.blocking.producer import BlockingProducer
 
@@ -49,13 +49,13 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT_S,
     name: str = "",
 ) -> Client:
-    """A client for the cluster at `url`, to be used as `with connect(…) as client`, or until its `close`. The arguments
-    are those of `braid.connect`."""
+    """Make a blocking client for the cluster at `url`. Use it as `with connect(…) as client`, or call `close`. The
+    arguments are those of `braid.connect`."""
     return Client(lambda: asynchronous.connect(url, token=token, tls=tls, timeout=timeout, name=name))
 
 
 class Client:
-    """Made by `connect`."""
+    """The blocking client of one cluster; `connect` makes it."""
 
     def __init__(self, make: Callable[[], asynchronous.Client]) -> None:
         self._make = make
@@ -68,7 +68,7 @@ class Client:
 
     @property
     def admin(self) -> Admin:
-        """Topics, subscriptions, brokers: the methods of the asyncio client's `admin`, blocking."""
+        """Manages topics, subscriptions and brokers: the methods of the asyncio client's `admin`, blocking."""
         thread, client = self._open()
         return Admin(thread, client)
 
@@ -136,7 +136,7 @@ class Client:
         )
 
     def open(self) -> None:
-        """Connect to one of the brokers; `with` does it, and so does the first use."""
+        """Connect to one of the brokers; `with` and the first use call this."""
         with self._opening:
             if self._closed:
                 raise ClientClosed("the client is closed; connect again")
@@ -157,7 +157,7 @@ class Client:
                     thread.stop()
 
     def close(self) -> None:
-        """Wait for what was sent, store what was acked, close every connection. Closing twice is fine."""
+        """Flush producers, store acks and disconnect. Closing twice is fine."""
         self._close(None, None, None)
 
     def __enter__(self) -> Self:

@@ -228,7 +228,7 @@ async def test_a_map_finds_the_segment_of_a_hash_and_its_owner(network: Simulate
         topic = await routed.routing.topic(ORDERS)
         assert [topic.find_active(key_hash).id for key_hash in (0, 0x7FFF, 0x8000, 0xFFFF)] == [0, 0, 1, 1]
         assert topic.owner(1) == Address("a", 1)
-        with pytest.raises(NotServing, match="nobody serves segment 0"):
+        with pytest.raises(NotServing, match="no broker serves segment 0"):
             topic.owner(0)
         assert (await routed.routing.owner_link(ORDERS, 1)).broker_id == "scripted"
 

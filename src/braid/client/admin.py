@@ -1,14 +1,14 @@
-"""Topics, subscriptions and brokers, from a program: the calls that the REST interface offers too, over the wire.
+"""The administrative calls of the REST interface, over the wire: topics, subscriptions and brokers.
 
-Results are what REST answers: plain dictionaries and lists with camelCase keys.
+Results are the JSON of REST: plain dictionaries and lists with camelCase keys.
 
-What can be retried is retried until the client's timeout. When the outcome of a try is not known, because the link was
-lost before the answer came, the next try may find that it has happened, or it may still happen, late, on a broker that
-stood still. So each call says exactly what it is about, and is carried out once at most (decision 17):
+A call is retried until the client's timeout. If the link is lost before the reply, the outcome of a try is not known.
+The next try may find that the first has succeeded; or the first may still run, late, on a broker that was frozen. So
+each call names exactly its subject, and is carried out at most once (decision 17):
 
-- a create brings an id along that is stored with what it makes; a repeat recognises that;
-- a delete names the topic or subscription by its id: one of the same name that somebody made since is not touched;
-- a seek or skip names the placements from which it begins: it does not undo one that came after it.
+- a create has an id, which is stored with the new topic or subscription; a repeat recognises the id;
+- a delete names the topic or subscription by its id, so it never deletes a newer one of the same name;
+- a seek or skip names the placements from which it begins, so it never undoes a later seek or skip.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _UNKNOWN_OUTCOME: Final = (ConnectionLost, MetadataUncertain, TimedOut)
-"""After these, the call may have happened."""
+"""After these errors, the call may have been carried out."""
 _NOTHING_SPECIAL: Final[Mapping[type[BraidError], Callable[[BraidError], None]]] = {}
 MOVE_TIMEOUT_S: Final = 60.0
 
 
 class Admin:
-    """Made by `Client.admin`."""
+    """Manages topics, subscriptions and brokers; `Client.admin` returns it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -68,12 +68,12 @@ class Admin:
         owner_loss_after_ms: int = 60_000,
         properties: Mapping[str, str] | None = None,
     ) -> Json:
-        """Create a topic whose key hashes are cut into `segments` equal ranges. `TopicExists` if there is one.
+        """Create a topic whose key hashes are divided into `segments` equal ranges. Raises `TopicExists`.
 
         `durability` is what a publish waits for: `memory`, `fsync` or `replicated`. `retention_ms` and
-        `retention_bytes` (of each segment) say what may be deleted; without them, nothing is. `on_owner_loss` is what
-        becomes of a segment whose broker is gone: it may `wait` for it, or, after `owner_loss_after_ms`, `continue` on
-        another one without what only the first one's disk had.
+        `retention_bytes` (of each segment) say which records may be deleted; without them, none are. When the broker of
+        a segment is lost, `on_owner_loss` decides: the segment may `wait` for it, or, after `owner_loss_after_ms`,
+        `continue` on another broker without the records that only the lost broker's disk had.
         """
         policies: Json = {
             "durability": durability,
@@ -83,7 +83,7 @@ class Admin:
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
         }
-        if on_owner_loss != "wait":  # Which is all that older brokers do, and they know no word for it.
+        if on_owner_loss != "wait":  # Older brokers always wait, and do not know this field.
             policies |= {"onOwnerLoss": on_owner_loss, "ownerLossAfterMs": owner_loss_after_ms}
         arguments: Json = {
             "topic": topic,
@@ -97,7 +97,7 @@ class Admin:
         return result
 
     async def list_topics(self, namespace: str = f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}") -> list[str]:
-        """The topics of a namespace, as `topic://tenant/namespace/name`."""
+        """List the topics of a namespace, as `topic://tenant/namespace/name`."""
         tenant, slash, name = namespace.partition("/")
         if not slash:
             raise InvalidArgument(f"{namespace!r} is no namespace: write 'tenant/namespace'")
@@ -105,22 +105,22 @@ class Admin:
         return result
 
     async def topic(self, topic: str) -> Json:
-        """A topic's layout and policies. `TopicNotFound`."""
+        """Return a topic's layout and policies. Raises `TopicNotFound`."""
         result: Json = await self._call("get_topic", {"topic": topic})
         return result
 
     async def topic_stats(self, topic: str) -> Json:
-        """What is in a topic's segments, what went in and out, and how far its subscriptions are."""
+        """Return the contents and traffic of a topic's segments, and the positions of its subscriptions."""
         result: Json = await self._call("topic_stats", {"topic": topic})
         return result
 
     async def topic_storage(self, topic: str) -> Json:
-        """Under `storage`, the URL of the topic's chunks and manifests; empty where each broker keeps its own."""
+        """Return, under `storage`, the URL of the topic's chunks and manifests; empty if each broker keeps its own."""
         result: Json = await self._call("topic_storage", {"topic": topic})
         return result
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Delete a topic and everything in it. `force`: also if it has connected consumers."""
+        """Delete a topic and everything in it; with `force`, also if consumers are connected."""
         found = await self._call("get_topic", {"topic": topic, "deleting": True})
         arguments = {"topic": topic, "topicId": found["topicId"], "force": force}
         await self._call("delete_topic", arguments, in_doubt={TopicNotFound: _nothing})
@@ -134,19 +134,19 @@ class Admin:
         return await self._change("merge_segments", {"topic": topic, "segments": [first, second]})
 
     async def repartition(self, topic: str, segments: int) -> Json:
-        """Give the topic so many equal segments."""
+        """Give the topic this many equal segments."""
         return await self._change("repartition_topic", {"topic": topic, "segments": segments})
 
     async def move(
         self, topic: str, *, segment: int | None = None, to: str | None = None, timeout: float = MOVE_TIMEOUT_S
     ) -> Json:
-        """Move a segment, or all of a topic, to another broker: to the one named, or wherever it fits best.
+        """Move a segment, or all segments of a topic, to the named broker, or to the best one.
 
-        Returns when they are served there: for each segment from where, to where, in which epoch, and how long it took.
-        `MoveRefused` if it cannot move or did not arrive; `TimedOut` if it is still on its way after `timeout` seconds.
+        Returns when the segments are served there: for each, the old and the new broker, the epoch, and the time it
+        took. Raises `MoveRefused` if a segment cannot move or did not arrive, and `TimedOut` after `timeout` seconds.
         """
         arguments = {"topic": topic, "segment": segment, "to": to, "timeout": timeout}
-        # To ask twice for the same place is to ask once; "wherever it fits" would be another place then.
+        # A repeated move to the same broker is one move. A repeat without a target could choose another broker.
         return await self._change("move_topic", arguments, repeatable=to is not None, timeout_s=timeout)
 
     async def recover(
@@ -158,14 +158,14 @@ class Admin:
         accept_loss: bool = False,
         timeout: float = MOVE_TIMEOUT_S,
     ) -> Json:
-        """Let another broker continue the segments whose broker is gone, without what only that one's disk had. The
-        answer says of each segment what that is. Without `accept_loss` nothing is changed: the error says it."""
+        """Let other brokers continue the segments of a lost broker, without the records that only its disk had. The
+        result names the loss of each segment. Without `accept_loss` nothing changes, and the error names the loss."""
         arguments = {"topic": topic, "segment": segment, "to": to, "acceptLoss": accept_loss, "timeout": timeout}
         return await self._change("recover_topic", arguments, timeout_s=timeout)
 
     async def replace_chunks(self, topic: str, segment: int, old: list[str], new: str) -> Json:
-        """Let the joined chunk `new`, an object that stands in the topic's storage, take the place of neighbouring
-        chunks. `braid pipeline compact` makes such objects. `ConditionFailed` if the old ones are not there now."""
+        """Replace neighbouring chunks by the joined chunk `new`, an object in the topic's storage. `braid pipeline
+        compact` makes such objects. Raises `ConditionFailed` if the old chunks are not there now."""
         arguments = {"topic": topic, "segment": segment, "old": old, "new": new}
         return await self._change("replace_chunks", arguments, repeatable=True)
 
@@ -195,34 +195,34 @@ class Admin:
     async def create_subscription(
         self, topic: str, subscription: str, *, start: str = "latest", kind: str = "stream"
     ) -> Json:
-        """Create a subscription at `earliest` or `latest`. `SubscriptionExists` if there is one."""
+        """Create a subscription at `earliest` or `latest`. Raises `SubscriptionExists`."""
         arguments = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
         result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})
         return result
 
     async def subscriptions(self, topic: str) -> list[Json]:
-        """All subscriptions of a topic, each as `subscription` has it."""
+        """List the subscriptions of a topic, each as `subscription` returns it."""
         result: list[Json] = await self._call("list_subscriptions", {"topic": topic})
         return result
 
     async def subscription(self, topic: str, subscription: str) -> Json:
-        """Where a subscription is, how much it lags, and who consumes. `SubscriptionNotFound`."""
+        """Return the positions, backlog and consumers of a subscription. Raises `SubscriptionNotFound`."""
         arguments = {"topic": topic, "subscription": subscription}
         result: Json = await self._call("get_subscription", arguments)
         return result
 
     async def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
-        """Delete a subscription and its cursors. `force`: also if it has connected consumers."""
+        """Delete a subscription and its cursors; with `force`, also if consumers are connected."""
         about = {"topic": topic, "subscription": subscription}
         found = await self._call("identify_subscription", about)
         arguments = about | {"subscriptionId": found["subscriptionId"], "force": force}
         await self._call("delete_subscription", arguments, in_doubt={SubscriptionNotFound: _nothing})
 
     async def seek(self, topic: str, subscription: str, to: str | int | datetime.datetime | Mapping[int, int]) -> Json:
-        """Set a subscription to another place; its consumers go on from there. Returns the offsets.
+        """Set a subscription to another place; its consumers continue from there. Returns the offsets.
 
-        `to`: `earliest`, `latest`, a time (datetime, or ms since 1970: the first record of that time or later), or the
-        next offset by segment id; segments that are not named stay where they are.
+        `to` is `earliest`, `latest`, a time (a datetime, or ms since 1970; the first record of that time or later), or
+        the next offset of each segment id; other segments keep their position.
         """
         arguments: Json = {"topic": topic, "subscription": subscription}
         match to:
@@ -239,7 +239,7 @@ class Admin:
     async def skip(
         self, topic: str, subscription: str, *, segment: int | None = None, count: int | None = None
     ) -> Json:
-        """Skip everything that waits, or `count` records of one segment. Returns the offsets."""
+        """Skip the whole backlog, or `count` records of one segment. Returns the offsets."""
         arguments: Json = {"topic": topic, "subscription": subscription}
         if segment is not None:
             arguments["segment"] = segment
@@ -248,9 +248,8 @@ class Admin:
         return await self._place("skip_subscription", arguments, relative=count is not None)
 
     async def _place(self, call: str, arguments: Json, *, relative: bool = False) -> Json:
-        """Set a subscription to another place, beginning from where it is now. When somebody else sets it meanwhile,
-        that happens first, and this begins again; but for a `relative` place only if it is certain that it has not
-        happened before that."""
+        """Set a subscription to another place, from its present one. If another program sets it meanwhile, this begins
+        again. A `relative` change begins again only if it certainly was not carried out before."""
         deadline = self._deadline()
         backoff = self._client.backoff()
         about = {"topic": arguments["topic"], "subscription": arguments["subscription"]}
@@ -279,25 +278,25 @@ class Admin:
     # The cluster.
 
     async def brokers(self) -> list[Json]:
-        """Every broker that is there, and those that are gone (`down`) and own segments."""
+        """List the running brokers, and unreachable brokers (`down`) that own segments."""
         result: list[Json] = await self._call("list_brokers", {})
         return result
 
     async def drain(self, broker: str) -> Json:
-        """Ask for everything to move away from a broker, for maintenance. Returns the broker's state at once: it is
-        `draining` until nothing is left on it, then `drained`."""
+        """Move all segments away from a broker, for maintenance. Returns the broker's state immediately: `draining`
+        until it owns no segment, then `drained`."""
         return await self._change("drain_broker", {"broker": broker}, repeatable=True)
 
     async def activate(self, broker: str) -> Json:
-        """Give a drained broker work again."""
+        """Let a drained broker own segments again."""
         return await self._change("activate_broker", {"broker": broker}, repeatable=True)
 
     async def balance(self, *, dry_run: bool = False) -> Json:
-        """Begin the moves that even the brokers' load best, or only say which these are, and why there are no more."""
+        """Start the moves that best balance the brokers, or only list them and the reason for no more."""
         return await self._change("balance", {"dryRun": dry_run})
 
     async def topology(self) -> Json:
-        """What clients are told: every topic with its segments and their owners."""
+        """Return the routing of clients: every topic with its segments and their owners."""
         result: Json = await self._call("topology", {})
         return result
 
@@ -312,7 +311,7 @@ class Admin:
     async def _change(
         self, call: str, arguments: Json, *, repeatable: bool = False, timeout_s: float | None = None
     ) -> Json:
-        """A call that must not happen twice, unless it says otherwise."""
+        """Make a call that must not be carried out twice, unless it says otherwise."""
         given = {name: value for name, value in arguments.items() if value is not None}
         result: Json = await self._call(call, given, repeatable=repeatable, timeout_s=timeout_s)
         return result
@@ -327,8 +326,8 @@ class Admin:
         deadline: float | None = None,
         in_doubt: Mapping[type[BraidError], Callable[[BraidError], None]] = _NOTHING_SPECIAL,
     ) -> Any:
-        """`timeout_s`: how long the broker itself may take; what it says then is waited for, so that it can explain
-        itself. `in_doubt`: what errors mean that a try meets when an earlier one may have done the work."""
+        """Make a call. `timeout_s` is how long the broker itself may take; the client waits longer, to get the broker's
+        own error. `in_doubt` gives the meaning of errors when an earlier try may have done the work."""
         loop = asyncio.get_running_loop()
         deadline = self._deadline(timeout_s) if deadline is None else deadline
         backoff = self._client.backoff()
@@ -352,7 +351,7 @@ class Admin:
 
 
 def _nothing(_: BraidError) -> None:
-    """A delete found that what it was to delete is gone."""
+    """Accept that the subject of a delete is already gone."""
 
 
 def _not_known(error: BraidError) -> None:

@@ -3,9 +3,9 @@
     async with braid.connect("braid://127.0.0.1:6660") as client:
         async with client.producer("orders") as producer: …
 
-A client has one link for each broker that it talks to (pool.py) and knows which broker serves what (routing.py). Both
-are shared by its producers, consumers and `admin`. Losing a link is no error of its own: whoever has something to do
-asks for a link again, and the pool connects to any of the brokers that it knows.
+A client has one link for each broker that it talks to (pool.py), and knows the owner of each segment (routing.py). Its
+producers, consumers and `admin` share both. A lost link is no error by itself: code that needs a link asks again, and
+the pool connects to any broker that it knows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from braid.ports.clock import Clock, SystemClock
 from braid.ports.network import Network, SocketNetwork
 from braid.wire.address import DEFAULT_URL, parse_url
 
-if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or consumer is made
+if TYPE_CHECKING:  # modules that need Arrow are imported with the first producer or consumer
     from braid.client.admin import Admin
     from braid.client.consuming.checkpoint import CheckpointConsumer
     from braid.client.consuming.consumer import Consumer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # what needs Arrow is imported when the first producer or con
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
-"""How long one broker may take to answer a connection's hello before the next one is tried."""
+"""How long one broker may take to answer HELLO before the client tries the next."""
 
 
 def connect(
@@ -53,13 +53,13 @@ def connect(
     clock: Clock | None = None,
     random: random.Random | None = None,
 ) -> Client:
-    """A client for the cluster at `url`, to be used as `async with connect(…) as client`.
+    """Make a client for the cluster at `url`. Use it as `async with connect(…) as client`.
 
-    `url`: `braid://host:port`, several brokers by comma; any of them will do to begin with. `token`: a bearer token, or
-    a function that returns one, asked at every connect. `tls`: True trusts the system's certificate authorities, a
-    string is the path of a file with those to trust, or bring an `SSLContext`. `timeout`: for how many seconds what can
-    be retried is retried before it is an error. `name`: how the client is called in the brokers' logs. `network`,
-    `clock` and `random` exist for simulations.
+    `url` is `braid://host:port`, or several brokers separated by commas; the client finds the others. `token` is a
+    bearer token, or a function that returns a token for each connection. `tls=True` trusts the system's certificate
+    authorities; a string is the path of a file of trusted authorities; an `SSLContext` is used as it is. `timeout` is
+    how many seconds a call retries before it fails. Brokers log the client by its `name`. `network`, `clock` and
+    `random` exist for simulations.
     """
     if network is None:
         network = SocketNetwork(client_tls=_tls_context(tls))
@@ -69,7 +69,10 @@ def connect(
 
 
 class Client:
-    """Made by `connect`. Belongs to one event loop."""
+    """Talks to one cluster; `connect` makes it. It belongs to one event loop.
+
+    On exit from `async with`, the client flushes producers, stores acks and disconnects.
+    """
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Client:
 
     @property
     def admin(self) -> Admin:
-        """Topics, subscriptions, brokers: everything that the REST interface offers too."""
+        """Manages topics, subscriptions and brokers, with the calls of the REST interface."""
         from braid.client.admin import Admin
 
         return Admin(self)
@@ -120,7 +123,7 @@ class Client:
         max_in_flight_bytes: int | None = None,
         timeout: float | None = None,
     ) -> Producer:
-        """A producer for `topic`, to be used as `async with`. What the options mean: see `ProducerOptions`."""
+        """Make a producer for `topic`. Use it with `async with`. `ProducerOptions` explains the options."""
         from braid.client.producing.options import ProducerOptions
         from braid.client.producing.producer import Producer
 
@@ -148,8 +151,11 @@ class Client:
         compression: str | None = None,
         timeout: float | None = None,
     ) -> RepeatableProducer:
-        """A producer that is part number `part` of `app`, to be used as `async with`. Others may be the same: what is
-        given as one `era` is stored once, however often it is given. An era is complete before the next one begins."""
+        """Make a producer that is part number `part` of `app`. Use it with `async with`.
+
+        Several producers may have the same identity: the rows of one `era` are stored once, however often they are
+        written. Complete an era before the next one begins.
+        """
         from braid.client.producing.idempotent import RepeatableProducer
         from braid.client.producing.options import ProducerOptions
 
@@ -168,9 +174,9 @@ class Client:
         start: str = "latest",
         window_bytes: int | None = None,
     ) -> StreamConsumer:
-        """A consumer of an ordered subscription, which is created at `start` (`earliest` or `latest`) if need be.
+        """Make a consumer of an ordered subscription. A new subscription begins at `start` (`earliest` or `latest`).
 
-        `name` is unique in the subscription. At most `window_bytes` of each segment wait here for the application.
+        `name` is unique in the subscription. At most `window_bytes` of each segment wait in memory for the application.
         """
         from braid.client.consuming.stream import StreamConsumer
 
@@ -189,25 +195,28 @@ class Client:
         start: str | bytes | datetime.datetime = "latest",
         window_bytes: int | None = None,
     ) -> CheckpointConsumer:
-        """A consumer whose positions the caller keeps. `start` is `earliest`, `latest`, a saved checkpoint, or a time
-        with its zone: then it begins with the batch that holds the first record of that time or later."""
+        """Make a consumer whose positions the caller keeps.
+
+        `start` is `earliest`, `latest`, a saved checkpoint, or a time with its zone. At a time, the consumer begins
+        with the batch that holds the first record of that time or later.
+        """
         from braid.client.consuming.checkpoint import CheckpointConsumer
 
         self._check_open()
         return CheckpointConsumer(self, TopicName.parse(topic), start=start, window_bytes=window_bytes)
 
     async def open(self) -> None:
-        """Connect to one of the brokers; `async with` does it."""
+        """Connect to one of the brokers; `async with` calls this."""
         deadline = asyncio.get_running_loop().time() + self.timeout_s
         await retrying(self.pool.any, deadline, self.backoff())
 
     async def close(self) -> None:
-        """Close the producers, which waits for what they sent, the consumers, which stores their acks, then every link.
-        Closing twice is fine."""
+        """Flush and close the producers, store the acks of the consumers and close them, then disconnect. Closing twice
+        is fine."""
         await self._close(wait=True)
 
     async def abandon(self) -> None:
-        """Close without waiting for anything: what is not confirmed may be stored or not."""
+        """Close without waiting. Unconfirmed records may be stored or not."""
         await self._close(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -223,16 +232,16 @@ class Client:
         return Backoff(self.random)
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """It has begun to receive."""
+        """Remember a consumer that has begun to receive."""
         self._check_open()
         self._consumers[consumer] = None
 
     def forget_consumer(self, consumer: Consumer) -> None:
-        """It is closed."""
+        """Forget a closed consumer."""
         self._consumers.pop(consumer, None)
 
     def forget_producer(self, producer: Producer) -> None:
-        """It is closed."""
+        """Forget a closed producer."""
         self._producers.pop(producer, None)
 
     async def _close(self, *, wait: bool) -> None:
@@ -244,7 +253,7 @@ class Client:
             for each in self._everyone() if wait else ():
                 try:
                     await each.close()
-                except BraidError as error:  # The others are closed all the same.
+                except BraidError as error:  # The others are closed nevertheless.
                     failure = failure or error
         finally:
             for each in self._everyone():
@@ -255,7 +264,7 @@ class Client:
             raise failure
 
     def _everyone(self) -> list[Producer | Consumer]:
-        """Those that are not closed."""
+        """Return the producers and consumers that are not closed."""
         return [*self._producers, *self._consumers]
 
     def _check_open(self) -> None:

@@ -1,15 +1,14 @@
 """The links of one client: one for each broker that it talks to, connected when first needed.
 
-Whoever wants any broker gets one that is connected, or the first that answers: of the addresses that the client was
-given, and of those that the routing has learned since. They are tried one after the other, but none is waited for
-longer than a moment before the next one is tried beside it, so that a machine that swallows what it is sent delays
-nobody much.
+A caller that needs any broker gets a connected link, or the first broker that answers. Candidates are the addresses in
+the client's URL and the addresses that the routing has learned. The pool tries them one after the other. After half a
+second without an answer it tries the next address at the same time, so an unreachable machine costs little.
 
-A broker that does not own any more what it owned a moment ago may be dead without having said so. Its link is asked for
-a sign of life, and closed when none comes soon: whoever waits on it goes on elsewhere at once.
+A broker that has just lost ownership of a segment may be dead without a word. The pool sends it a PING and closes its
+link when no reply comes soon, so that callers continue elsewhere immediately.
 
-A broker that no route names any more, and that the client was not given, gets its link closed after a while, if nobody
-waits for anything on it.
+When no route names a broker any more, and the URL does not either, the pool closes its link after a while, unless a
+request waits on it.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from braid.wire.link import Link, connect_link, within
 from braid.wire.operations import Kind, Topology
 
 NEXT_ADDRESS_S: Final = 0.5
-"""How long one address is waited for before the next one is tried beside it."""
+"""How long the pool waits for one address before it tries the next at the same time."""
 SIGN_OF_LIFE_S: Final = 2.0
-"""How long a broker may take to answer a PING when it is suspected to be dead."""
+"""How long a broker that may be dead may take to answer a PING."""
 PRUNE_AFTER_S: Final = 30.0
-"""For how long a link stays to a broker that no route names. A segment that moves away may soon come back."""
+"""How long the link to a broker stays when no route names the broker. A segment that moves away may soon come back."""
 LOOK_AGAIN_S: Final = 5.0
-"""When such a link, which somebody used just then, is looked at again."""
+"""When the pool looks again at such a link that was in use."""
 
 
 class Pool:
@@ -59,16 +58,16 @@ class Pool:
         self._links: dict[Address, asyncio.Task[Link]] = {}
         self._named: frozenset[Address] = frozenset()
         self._pruning: dict[Address, asyncio.TimerHandle] = {}
-        """Links that are closed then, if no route names them again."""
+        """Timers that close links, unless a route names the broker again."""
         self._checks: dict[Link, asyncio.Task[None]] = {}
         self.closed = False
 
     async def link(self, address: Address) -> Link:
-        """The link to this broker. Callers that ask at the same time share one attempt to connect."""
+        """Return the link to this broker. Callers that ask at the same time share one attempt to connect."""
         return await result_of(self._attempt(address))
 
     async def any(self, but: Collection[Link] = ()) -> Link:
-        """A link to whichever broker answers, except these: one that is connected, or the first address that works."""
+        """Return a connected link, or a link to the first address that works; none of the links in `but`."""
         tried = {link.address for link in but}
         if (link := next((link for link in self.links() if link.address not in tried), None)) is not None:
             return link
@@ -76,7 +75,7 @@ class Pool:
         return await self._first(self._shuffle.sample(known, len(known)))
 
     async def _first(self, addresses: Sequence[Address]) -> Link:
-        """The first of them that works."""
+        """Return a link to the first address that works."""
         failures: list[BraidError] = []
         attempts: set[asyncio.Task[Link]] = set()
         left = list(addresses)
@@ -94,7 +93,7 @@ class Pool:
                     return task.result()
                 if not isinstance(error, BraidError) or not error.retriable:
                     raise error
-                failures.append(error)  # Nobody is there, or a broker that is full or about to stop.
+                failures.append(error)  # No broker is there, or it is full or about to stop.
         if len(failures) == 1:
             raise failures[0]
         known = ", ".join(sorted(map(format_address, addresses)))
@@ -107,12 +106,12 @@ class Pool:
         return next(iter(self.links()), None)
 
     def links(self) -> list[Link]:
-        """Those that are connected now."""
+        """Return the connected links."""
         done = (task for task in self._links.values() if task.done() and not task.cancelled() and not task.exception())
         return [link for task in done if (link := task.result()).alive]
 
     def name(self, addresses: Collection[Address]) -> None:
-        """These are the brokers that routes name now."""
+        """Set the brokers that routes name now."""
         self._named = frozenset(addresses)
         for address in [address for address in self._pruning if address in self._named]:
             self._pruning.pop(address).cancel()
@@ -120,7 +119,7 @@ class Pool:
             self._prune_later(link.address)
 
     def suspect(self, address: Address) -> None:
-        """The broker may be dead: find out."""
+        """Check a broker that may be dead."""
         link = next((link for link in self.links() if link.address == address), None)
         if link is not None and link not in self._checks and not self.closed:
             self._checks[link] = asyncio.get_running_loop().create_task(self._check(link), name=f"check {address}")
@@ -133,7 +132,7 @@ class Pool:
                 ConnectionLost(f"broker {format_address(link.address)} gives no sign of life: {error}")
             )
         except BraidError:
-            pass  # The link is over, which is as good.
+            pass  # The link has ended, which also settles it.
         finally:
             del self._checks[link]
 
@@ -187,7 +186,7 @@ class Pool:
         del self._pruning[address]
         link = next((link for link in self.links() if link.address == address), None)
         if link is None:
-            return  # When it is connected again, it is looked at again.
+            return  # Connecting again starts another timer.
         if link.idle:
             del self._links[address]
             link.close(ConnectionLost(f"nothing of what this client uses is on broker {format_address(address)}"))

@@ -1,4 +1,4 @@
-"""When to try again: delays that double, each spread by chance, so that clients that failed together return apart."""
+"""When to try again: after pauses that double. Each has a random part, so clients that failed together retry apart."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """How long to wait before the next attempt: between half and all of `first_s`, then of twice that, up to `max_s`.
+    """Computes the pause before the next attempt: half to all of `first_s`, then of twice that, up to `max_s`.
 
-    The caller brings the random numbers, so that a simulation repeats itself.
+    The caller passes the random numbers, so that a simulation can be repeated.
     """
 
     __slots__ = ("_first_s", "_max_s", "_next_s", "_random")
@@ -32,12 +32,13 @@ class Backoff:
         return delay_s * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Something worked: the next failure is a first one again."""
+        """Note a success: the next pause is the shortest again."""
         self._next_s = self._first_s
 
 
 async def retrying(operation: Callable[[], Awaitable[T]], deadline: float, backoff: Backoff) -> T:
-    """The operation's result. Errors that say `retriable` are tried again until the loop's clock shows `deadline`."""
+    """Run the operation and return its result. Retry after `retriable` errors until the loop's clock shows
+    `deadline`."""
     loop = asyncio.get_running_loop()
     while True:
         try:

@@ -1,17 +1,17 @@
-"""What the client knows of topics: which segment takes a key, and which broker serves a segment.
+"""The client's maps of topics: which segment takes a key, and which broker serves a segment.
 
-The first question about a topic fetches its routing and asks the broker to push changes. A routing counts only if its
-generation is newer than the one in hand, whether it was fetched or pushed, so that a slow answer never undoes a newer
-push. Brokers are told which generation counts here now. When the link that pushes is lost, another broker is asked.
+The first use of a topic fetches its routing and asks the broker to push changes. A fetched or pushed routing counts
+only if its generation is newer than the known one, so a slow reply never undoes a newer push. The client tells brokers
+which generation it has. When the link that pushes is lost, the client asks another broker.
 
-A broker that does not serve a segment any more may say who does (`Moved`). That counts at once, before any push: the
-segment's owner in the map becomes another, in a higher ownership epoch. Since the broker that said so may know more
-than the one that pushes, a newer map never takes a segment back to a lower epoch.
+A broker that no longer serves a segment may name the new owner (`Moved`). The map takes this owner immediately, with
+its higher ownership epoch, before any push. The broker that named the owner may know more than the broker that pushes,
+so a newer map never takes a segment back to a lower epoch.
 
-Nothing here is needed for correctness: a broker refuses what is routed by a wrong map. Whoever is refused, or loses its
-link, goes on by its `OwnerSearch`: it waits until the map names a later owner, and asks anew after a pause that
-doubles. So a segment that moves is found as soon as its new owner serves it, and a broker that dies costs its clients
-no error.
+Nothing here is needed for correctness: a broker refuses requests that were routed by a wrong map. A caller that is
+refused, or loses its link, uses its `OwnerSearch`: it waits until the map names a later owner, and fetches the map
+again after a pause that doubles. So a client finds a segment that moves as soon as the new owner serves it, and a
+broker that dies causes no error.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from braid.wire.link import Link
 from braid.wire.operations import Kind, Route, SegmentRoute, TopicRoute, Topology, TopologyRequest, encode
 
 LOOKUP_TIMEOUT_S: Final = 3.0
-"""How long one broker may take to answer a lookup before another one is asked."""
+"""How long one broker may take to answer a lookup before the client asks another."""
 NOWHERE: Final = -1
-"""As an epoch: below that of every owner."""
+"""An epoch below that of every owner."""
 
 
 class TopicMap(msgspec.Struct, frozen=True, dict=True):
@@ -85,17 +85,17 @@ class TopicMap(msgspec.Struct, frozen=True, dict=True):
             raise SegmentNotFound(f"topic {self.topic} has no segment {segment_id}") from None
 
     def publish_route(self, segment_id: int) -> bytes:
-        """What a publish to this segment carries, encoded."""
+        """Return the encoded route that a publish to this segment carries."""
         return encode(Route(self.topic, self.topic_id, segment_id, self.route.layout_epoch))
 
     def owner(self, segment_id: int) -> Address:
         owner = self.segment(segment_id).owner
         if not owner:
-            raise NotServing(f"nobody serves segment {segment_id} of topic {self.topic} at the moment")
+            raise NotServing(f"no broker serves segment {segment_id} of topic {self.topic} at the moment")
         return parse_address(owner)
 
     def addresses(self) -> frozenset[Address]:
-        """Of all brokers that it names."""
+        """Return the addresses of all brokers that the map names."""
         named = {segment.owner for segment in self.route.segments} | {self.route.controller}
         return frozenset(parse_address(address) for address in named if address)
 
@@ -106,26 +106,26 @@ class Routing:
         """Set by the client: pool and routing know each other."""
         self._timeout_s = timeout_s
         self._maps: dict[str, TopicMap] = {}
-        """Also of topics that were deleted, so that nothing older brings them back."""
+        """Includes deleted topics, so that no older map brings them back."""
         self._fetches: dict[str, asyncio.Task[TopicMap]] = {}
         self._sources: dict[str, Link] = {}
-        """Who pushes the changes of a topic."""
+        """The link that pushes the changes of each topic."""
         self._watching_again: asyncio.Task[None] | None = None
         self._closed = False
         self._named: dict[str, frozenset[Address]] = {}
         """The brokers that each topic's map names."""
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        """Those who wait for the map of a topic to change."""
+        """Futures of callers that wait for a change of a topic's map."""
 
     async def topic(self, path: str) -> TopicMap:
-        """The map of this topic; fetched if it is not known, or if the link that would push its changes is gone."""
+        """Return the map of this topic. Fetch it if it is unknown, or if the link that pushes its changes is lost."""
         known, source = self._maps.get(path), self._sources.get(path)
         if known is not None and known.topic_id and source is not None and source.alive:
             return known
         return await self.refresh(path)
 
     async def refresh(self, path: str) -> TopicMap:
-        """Fetch the map anew. Callers that ask at the same time share one fetch."""
+        """Fetch the map again. Callers that ask at the same time share one fetch."""
         task = self._fetches.get(path)
         if task is None:
             if self._closed:
@@ -136,18 +136,19 @@ class Routing:
         return await result_of(task)
 
     async def owner_link(self, path: str, segment_id: int) -> Link:
-        """A link to the broker that serves this segment."""
+        """Return a link to the broker that serves this segment."""
         topic = await self.topic(path)
         return await self.pool.link(topic.owner(segment_id))
 
     async def controller_link(self, path: str) -> Link:
-        """A link to the broker that runs the topic's ordered subscriptions, or to any that may become it."""
+        """Return a link to the topic's controller, or to any broker if there is none yet."""
         topic = await self.topic(path)
         controller = topic.route.controller
         return await (self.pool.link(parse_address(controller)) if controller else self.pool.any())
 
     async def changed(self, path: str, segment_id: int, than_epoch: int, timeout_s: float) -> bool:
-        """Whether, within this time, the map names an owner of the segment with an epoch above `than_epoch`."""
+        """Wait until the map names an owner of the segment with an epoch above `than_epoch`. False after the
+        timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._is_later(path, segment_id, than_epoch):
@@ -156,7 +157,7 @@ class Routing:
                     waiting.append(future)
                     try:
                         await future
-                    finally:  # Maps may stay as they are for long.
+                    finally:  # The map may not change for a long time.
                         if future in waiting:
                             waiting.remove(future)
         except TimeoutError:
@@ -164,7 +165,7 @@ class Routing:
         return True
 
     def redirect(self, path: str, segment_id: int, moved: Moved) -> None:
-        """A broker said who serves a segment now. It counts unless the map knows better."""
+        """Take over the owner that a broker named, unless the map has a later one."""
         known = self._maps.get(path)
         if known is None or segment_id not in known.by_id or not moved.owner:
             return
@@ -175,9 +176,9 @@ class Routing:
             self._set(TopicMap(known.generation, msgspec.structs.replace(known.route, segments=segments)))
 
     def on_topology(self, topology: Topology) -> None:
-        """A push."""
+        """Take over a pushed map."""
         for route in topology.topics:
-            # A push may come in one read with the answer to the first fetch, before that was looked at.
+            # A push may arrive together with the reply to the first fetch, before that reply is handled.
             if route.topic in self._maps or route.topic in self._fetches:
                 self._apply(topology.generation, route)
 
@@ -192,7 +193,7 @@ class Routing:
     # Asking.
 
     async def _fetch(self, path: str) -> TopicMap:
-        """Ask one broker after the other until one answers."""
+        """Ask one broker after another until one answers."""
         asked: list[Link] = []
         failure: BraidError | None = None
         while True:
@@ -204,7 +205,7 @@ class Routing:
                 raise failure from None
             try:
                 return await self._ask(link, path)
-            except TimedOut as error:  # To ask is not to change anything: it may always be done again.
+            except TimedOut as error:  # A lookup changes nothing, so it may be repeated.
                 failure = ConnectionLost(f"broker {link.broker_id} was asked about topic {path}: {error}")
             except BraidError as error:
                 if not error.retriable:
@@ -239,7 +240,7 @@ class Routing:
             self._watching_again = asyncio.get_running_loop().create_task(self._watch_again(), name="watch again")
 
     async def _watch_again(self) -> None:
-        """Have the changes of all topics pushed that nobody pushes now."""
+        """Ask for pushes of all topics that no link pushes now."""
         backoff = self.pool.backoff()
         try:
             while path := self._unwatched():
@@ -249,7 +250,7 @@ class Routing:
                     del self._sources[path]
                 except BraidError as error:
                     if not error.retriable:
-                        return  # Whoever uses the topic next is told.
+                        return  # The next use of the topic gets the error.
                 if path == self._unwatched():
                     await asyncio.sleep(backoff.next())
         finally:
@@ -291,14 +292,14 @@ class Routing:
         return segment is not None and segment.epoch > than_epoch and bool(segment.owner)
 
     def epoch(self, path: str, segment_id: int) -> int:
-        """Of the segment's owner in the map as it is; `NOWHERE` if that does not have it."""
+        """Return the epoch of the segment's owner in the map; `NOWHERE` if the map does not have the segment."""
         known = self._maps.get(path)
         segment = known.by_id.get(segment_id) if known is not None else None
         return segment.epoch if segment is not None else NOWHERE
 
 
 class OwnerSearch:
-    """One user's way to the owner of a segment, wherever it goes."""
+    """Follows a segment to its owner, for one producer or consumer."""
 
     def __init__(self, routing: Routing, path: str, segment_id: int, backoff: Backoff) -> None:
         self._routing = routing
@@ -306,19 +307,18 @@ class OwnerSearch:
         self._segment_id = segment_id
         self._backoff = backoff
         self._epoch = NOWHERE
-        """Of the last owner that was worth an attempt. Only a later one is worth the next attempt at once: the attempt
-        may end before it comes to the owner, and would then be repeated without a pause for as long as nobody
-        answers."""
+        """The epoch of the last owner that was tried. Only a later owner is tried without a pause. An attempt may fail
+        before it reaches the owner, and would then be repeated without a pause while no broker answers."""
 
     async def link(self) -> Link:
-        """A link to the owner. `NotServing` while there is none."""
+        """Return a link to the owner. Raises `NotServing` while there is none."""
         topic = await self._routing.topic(self._path)
         address = topic.owner(self._segment_id)
         self._try_next(topic.segment(self._segment_id).epoch)
         return await self._routing.pool.link(address)
 
     async def after(self, error: BraidError) -> None:
-        """Return when it is time to try again, after this error."""
+        """Wait until it is time to try again after this error."""
         if isinstance(error, Moved):
             self._routing.redirect(self._path, self._segment_id, error)
         if await self._routing.changed(self._path, self._segment_id, self._epoch, self._backoff.next()):
@@ -327,13 +327,12 @@ class OwnerSearch:
             await self._routing.refresh(self._path)
 
     def worked(self) -> None:
-        """The next error is a first one again."""
+        """Note a success: the next error gets the shortest pause."""
         self._backoff.reset()
 
     def _try_next(self, epoch: int) -> None:
         if epoch > self._epoch:
-            # Another owner: that the last one was tried for long says nothing of this one, which may be a few
-            # milliseconds behind its record.
+            # The long pauses were for the last owner. The new owner may need only a few milliseconds more to serve.
             self._backoff.reset()
         self._epoch = epoch
 

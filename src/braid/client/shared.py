@@ -1,4 +1,4 @@
-"""Work that several callers wait for at once, such as connecting to a broker: done once, in a task of its own."""
+"""Work for which several callers wait at the same time, such as connecting to a broker. One task does it once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 async def result_of(task: asyncio.Task[T]) -> T:
-    """Its result. A caller that is cancelled leaves, and the task goes on for the others. Only closing cancels the task
-    itself: who waited then, and was not cancelled, gets `ClientClosed`."""
+    """Wait for the task and return its result. A caller that is cancelled leaves, and the task continues for the
+    others. Only closing cancels the task itself: then the remaining callers get `ClientClosed`."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -1,8 +1,8 @@
-"""Consumers for callers who block (braid.sync tells how they are used).
+"""Consumers for blocking callers (braid.sync shows their use).
 
-They take whole deliveries from the asyncio consumer and hand out the messages in the caller's thread, so that a change
-of threads is paid per delivery. What the caller has got, it notes in the delivery's reader; whether the rest may still
-be handed out, it reads there: single words that each have one writer. Acks leave marks that the loop collects.
+They take whole deliveries from the asyncio consumer and hand out the messages in the caller's thread, so threads change
+once per delivery. The caller's thread notes its position in the delivery's reader, and reads there whether the rest may
+still be handed out. Each of these fields has one writer. Acks leave marks that the loop collects.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ C = TypeVar("C", bound=Consumer)
 
 
 class BlockingConsumer(Generic[C]):
-    """Takes whole deliveries from the asyncio consumer and hands out their messages in the caller's thread."""
+    """Fetches whole deliveries from the asyncio consumer and hands out their messages in the caller's thread."""
 
     def __init__(self, thread: LoopThread, consumer: C) -> None:
         self._thread = thread
         self._consumer: Final = consumer
         self._taking: concurrent.futures.Future[Fetched | None] | None = None
-        """Waits for the next delivery. It outlives a receive that timed out or was interrupted: nothing is lost."""
+        """Waits for the next delivery. It outlives a `receive` that timed out or was interrupted, so nothing is
+        lost."""
         self._current: Fetched | None = None
         self._messages: Iterator[Message] = NO_MESSAGES
 
@@ -40,7 +41,7 @@ class BlockingConsumer(Generic[C]):
         return self._consumer.topic
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when none came within `timeout` seconds."""
+        """Return the next message, or None if none came within `timeout` seconds."""
         message = self._next_message()
         while message is None:
             taken = self._take(timeout)
@@ -52,7 +53,7 @@ class BlockingConsumer(Generic[C]):
         return message
 
     def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
-        """What came next of one segment, whole; None when nothing came within `timeout` seconds."""
+        """Return the next delivery of one segment, or None if none came within `timeout` seconds."""
         current, self._current, self._messages = self._current, None, NO_MESSAGES
         while current is None or not self._consumer.may_hand_out(current):
             current = self._take(timeout)
@@ -66,7 +67,7 @@ class BlockingConsumer(Generic[C]):
         return self
 
     def __next__(self) -> Message:
-        """Never stops by itself: ended by `break`, by an error, or by `ClientClosed` when somebody closes it."""
+        """Return the next message. The iteration ends only by `break`, by an error, or when the consumer is closed."""
         message = self._next_message()
         if message is None:
             message = self.receive()
@@ -91,7 +92,7 @@ class BlockingConsumer(Generic[C]):
         try:
             taken = self._taking.result(timeout)
         except TimeoutError:
-            return None  # Even if it has come this very moment: the next call gets it.
+            return None  # If the delivery has just arrived, the next call gets it.
         except Exception as error:
             self._taking = None
             if isinstance(error, concurrent.futures.CancelledError):
@@ -101,7 +102,7 @@ class BlockingConsumer(Generic[C]):
         return taken
 
     def start(self) -> None:
-        """Begin to receive; `with` does it."""
+        """Begin to receive; `with` calls this."""
         self._thread.call(self._consumer.start())
 
     def close(self) -> None:
@@ -119,12 +120,12 @@ class BlockingConsumer(Generic[C]):
 
 
 class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
-    """Made by `client.stream_consumer`."""
+    """Consumes a subscription in order; `client.stream_consumer` makes it."""
 
     def __init__(self, thread: LoopThread, consumer: StreamConsumer) -> None:
         super().__init__(thread, consumer)
         self._marks: dict[int, int] = {}
-        """What was acked and the loop does not know yet: segment → everything below."""
+        """Acks that the loop has not taken yet: for each segment, the offset below which all is acked."""
         self._marks_lock = threading.Lock()
         self._collecting = False
 
@@ -142,7 +143,7 @@ class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
         return self._consumer.segments
 
     def ack(self, acked: Message | ReceivedBatch) -> None:
-        """This and everything before it in its segment is done. Only leaves a mark: see `flush_acks`."""
+        """Ack a message or batch, and all before it in its segment. This only leaves a mark: see `flush_acks`."""
         self._consumer.check_usable()
         offset = acked.next_offset if isinstance(acked, ReceivedBatch) else acked.offset + 1
         with self._marks_lock:
@@ -154,11 +155,11 @@ class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
         self._thread.call_soon(self._collect_soon)
 
     def flush_acks(self) -> None:
-        """Returns when everything that was acked is stored: no consumer of the subscription will get it again."""
+        """Wait until all acks are stored: no consumer of the subscription gets the acked records again."""
         self._thread.call(self._flush_acks())
 
     def close(self) -> None:
-        """Store what was acked, then leave the subscription: its segments go to others at once."""
+        """Store all acks, then leave the subscription. Other consumers get its segments immediately."""
         self._thread.call(self._close())
 
     def __exit__(
@@ -172,7 +173,7 @@ class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
         self._thread.loop.call_later(ACK_DELAY_S, self.collect_marks)
 
     def collect_marks(self) -> None:
-        """Tell the asyncio consumer what was acked."""
+        """Pass the acks to the asyncio consumer."""
         with self._marks_lock:
             marks, self._marks = self._marks, {}
             self._collecting = False
@@ -195,10 +196,10 @@ class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
 
 
 class BlockingCheckpointConsumer(BlockingConsumer[CheckpointConsumer]):
-    """Made by `client.checkpoint_consumer`."""
+    """Reads a topic from positions that the caller keeps; `client.checkpoint_consumer` makes it."""
 
     def checkpoint(self) -> bytes:
-        """Where the application has come to: behind the last record that it got of each segment."""
+        """Return the positions of the application: in each segment, after the last record that it got."""
         return self._thread.call(self._checkpoint())
 
     async def _checkpoint(self) -> bytes:

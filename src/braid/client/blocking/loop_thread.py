@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers who block."""
+"""An event loop in its own thread, for blocking callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run this on the loop and wait for it. Whatever interrupts the waiting also cancels the work."""
+        """Run this on the loop and wait for it. An interruption of the wait also cancels the work."""
         future = self.begin(work)
         try:
             return future.result()

@@ -1,10 +1,10 @@
-"""A producer for callers who block (braid.sync tells how it is used).
+"""A producer for blocking callers (braid.sync shows its use).
 
-`send`, `send_many` and `send_table` are one change of threads each. `submit` is none: records gather in the caller's
-thread, and the loop takes all that have gathered at once. It waits, unlike the asyncio one's, when more has gathered
-than the producer may have under way: whoever blocks anyway needs no `ProducerFull` (I12).
+`send`, `send_many` and `send_table` change threads once each. `submit` does not: records gather in the caller's thread,
+and the loop takes all gathered records together. When too much is unconfirmed, `submit` waits instead of raising
+`ProducerFull` (I12).
 
-Order is that of the calls, whichever of them it were.
+Records keep the order of the calls, also between different methods.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ T = TypeVar("T")
 
 MAX_GATHERED_RECORDS: Final = 16_384
 MAX_GATHERED_BYTES: Final = 4 << 20
-"""Above one of these, `submit` waits until the loop has taken what gathered."""
+"""Above one of these, `submit` waits until the loop has taken the gathered records."""
 
 
 _Record = tuple[bytes | str, bytes | str | None, Headers | None, int | datetime.datetime | None]
-"""Value, key, headers, timestamp. A plain tuple: a named one takes longer to make than all else in `submit`."""
+"""Value, key, headers, timestamp. A plain tuple: a named tuple would cost more than the rest of `submit`."""
 
 
 class _Gathered:
-    """Records that were submitted and that the loop takes together."""
+    """Submitted records that the loop takes together."""
 
     def __init__(self) -> None:
         self.records: list[_Record] = []
         self.size = 0
         self.receipts: list[Receipt | BraidError] = []
-        """What the producer said to each of them."""
+        """The producer's receipt or error for each record."""
         self.taken = threading.Event()
 
 
 class BlockingReceipt:
-    """What `submit` returns: ask it whenever it matters. `flush` reports what nobody asked for."""
+    """The result of `submit`. Ask it at any time, or drop it: `flush` reports failures that were not looked at."""
 
     __slots__ = ("_gathered", "_number", "_producer")
 
@@ -64,14 +64,14 @@ class BlockingReceipt:
         return isinstance(receipt, BraidError) or receipt.done()
 
     def result(self, timeout: float | None = None) -> MessageId:
-        """Where the record is stored, once it is. Raises what it failed with, or `TimedOut`."""
+        """Wait for the record's id and return it. Raises the record's error, or `TimedOut`."""
         receipt = self._settled(timeout)
         if isinstance(receipt, BraidError):
             raise receipt.again()
         return receipt.result()
 
     def exception(self, timeout: float | None = None) -> BraidError | None:
-        """What the record failed with, or None once it is stored."""
+        """Wait for the outcome. Returns the record's error, or None if the record is stored."""
         receipt = self._settled(timeout)
         return receipt if isinstance(receipt, BraidError) else receipt.exception()
 
@@ -89,7 +89,7 @@ class BlockingReceipt:
 
 
 class BlockingProducer:
-    """Made by the blocking client's `producer`. May be used by several threads."""
+    """Publishes to one topic; the blocking client's `producer` makes it. Several threads may use it."""
 
     def __init__(self, thread: LoopThread, producer: Producer) -> None:
         self._thread = thread
@@ -97,13 +97,13 @@ class BlockingProducer:
         self._lock = threading.Lock()
         self._gathered: _Gathered | None = None
         self._closed = False
-        # The loop's own.
+        # Used only on the loop.
         self._handing_over: Final = asyncio.Lock()
         self._half_taken: _Gathered | None = None
-        """What is being handed over. It stays here if whoever did that was interrupted."""
+        """The records that are being handed over. They stay here if the hand-over was interrupted."""
         self._unsettled: deque[ProducerBatch] = deque()
         self._refused: BraidError | None = None
-        """The first record that the producer did not take since the last flush."""
+        """The first error of a record that the producer refused since the last flush."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(
@@ -113,7 +113,7 @@ class BlockingProducer:
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
     ) -> MessageId:
-        """Publish a record and wait until it is stored. Returns where."""
+        """Publish a record and wait until it is stored. Returns its `MessageId`."""
         return self._thread.call(self._in_order(self._producer.send(value, key, headers, timestamp)))
 
     def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
@@ -131,8 +131,8 @@ class BlockingProducer:
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
     ) -> BlockingReceipt:
-        """Publish a record without waiting for it, unless too many are under way. What is wrong with the record itself
-        also comes by the receipt, or by `flush`."""
+        """Publish a record without waiting, unless too much is unconfirmed. Errors in the record itself also come by
+        the receipt, or by `flush`."""
         while True:
             with self._lock:
                 if self._closed:
@@ -149,7 +149,7 @@ class BlockingProducer:
             self._thread.call(self.hand_over())
 
     def wait_for(self, work: Coroutine[Any, Any, None], timeout: float | None) -> None:
-        """For a receipt."""
+        """Wait for the outcome of a receipt."""
         waiting = self._thread.begin(work)
         try:
             waiting.result(timeout)
@@ -161,15 +161,15 @@ class BlockingProducer:
             waiting.cancel()
 
     def flush(self) -> None:
-        """Wait until everything given so far is settled. Raises the first failure that nobody has looked at."""
+        """Wait until all records so far are confirmed or have failed. Raises the first failure not looked at before."""
         self._thread.call(self._flush())
 
     def open(self) -> None:
-        """Learn where the topic's segments are; `with` does it."""
+        """Learn where the topic's segments are; `with` calls this."""
         self._thread.call(self._producer.open())
 
     def close(self) -> None:
-        """Take no more records, wait for those that were given, and raise as `flush` does. Closing twice is fine."""
+        """Take no more records, wait for the given records, and raise as `flush` does. Closing twice is fine."""
         with self._lock:
             self._closed = True
         self._thread.call(self._close(None, None, None))
@@ -201,7 +201,7 @@ class BlockingProducer:
         task.add_done_callback(self._tasks.discard)
 
     async def hand_over(self) -> None:
-        """Give the producer what has gathered."""
+        """Give the gathered records to the producer."""
         in_flight = self._producer.in_flight
         async with self._handing_over:
             while (gathered := self._half_taken or self._take_gathered()) is not None:
@@ -232,7 +232,7 @@ class BlockingProducer:
         return receipt
 
     async def _room(self) -> None:
-        """Wait until the producer has no more under way than it may."""
+        """Wait until the producer's unconfirmed bytes are within the limit."""
         in_flight = self._producer.in_flight
         while self._unsettled and in_flight.total > in_flight.limit:
             await self._unsettled.popleft().settled()
