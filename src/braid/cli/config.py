@@ -57,13 +57,13 @@ _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
 _MAY_BE_ZERO: Final = frozenset({"spare_files"})
 _METADATA: Final = ("sqlite:", "etcd://")
 _NO_PORT: Final = -1
-"""Of an address that names none."""
+"""The port of an address without one."""
 _STORAGE: Final = ("file://", "s3://", "gs://", "az://")
 
 
 def load_config(path: str | None, settings: Mapping[str, str | bool | None]) -> BrokerConfig:
-    """The configuration of a broker: the file's, with the settings that are given and not None in its place. Raises
-    `InvalidConfig` for what the file says, `InvalidArgument` for a setting or a file that cannot be used at all."""
+    """Read the configuration of a broker. Settings that are not None replace those of the file. Raises `InvalidConfig`
+    for the contents of the file, and `InvalidArgument` for a setting or a file that cannot be used at all."""
     given = {name: value for name, value in settings.items() if value is not None}
 
     def refuse(key: str, message: str) -> BraidError:
@@ -95,7 +95,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _explain(message: str) -> str:
-    """msgspec's message in the words of somebody who looks at the file: the key first, as it is written there."""
+    """Rephrase msgspec's message for a reader of the file: the key first, as it is written there."""
     text, _, place = message.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
@@ -115,7 +115,7 @@ def _join(section: str, key: str) -> str:
 
 
 def _wrong_values(config: BrokerConfig) -> Iterator[tuple[str, str]]:
-    """Keys, and what is wrong with their values."""
+    """Yield keys, and what is wrong with their values."""
     for key in ("listen", "admin", "advertise"):
         address = getattr(config, key)
         if not address and key == "advertise":

@@ -1,9 +1,9 @@
 """`braid`: the command, and how its errors look.
 
-Commands live in modules of their own, which are imported when they are used: `braid produce` in a pipe must not wait
-for what `braid serve` needs, and `braid --help` for nothing. An error is one line on stderr, `braid: …`, with exit code
-1; wrong usage is one line too, with exit code 2: also a value that can never work (`InvalidArgument`), whether it was
-found out here or by a broker. Only our own bugs show a traceback.
+Each command has its own module, which is imported on use: `braid produce` in a pipe must not wait for the imports of
+`braid serve`, and `braid --help` must wait for none. An error is one line on stderr, `braid: …`, with exit code 1.
+Wrong usage is one line, too, with exit code 2; this includes a value that can never work (`InvalidArgument`), whether
+we or a broker found it. Only our own bugs show a traceback.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from braid.model.errors import BraidError, InvalidArgument
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
-"""What shells report for a program that Ctrl-C ended."""
+"""The exit code of a program that Ctrl-C ended, as shells report it."""
 
 
 class Lazy(NamedTuple):
-    """A command that is imported when somebody uses it."""
+    """A command that is imported on use."""
 
     where: str
     """`module:attribute`"""
@@ -37,7 +37,7 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are known by name and by a line of help, and imported on use."""
+    """A group that knows the name and one line of help of each command, and imports the command on use."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, Lazy], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's signature)
-        # Click would import every command to ask for its line.
+        # Click would import every command to get its line.
         with formatter.section("Commands"):
             formatter.write_dl([(name, lazy.help) for name, lazy in self.lazy.items()])
 
@@ -107,7 +107,7 @@ def braid(ctx: click.Context, /, **options: str | None) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The entry point: runs the command and ends the process."""
+    """Run the command and end the process: the entry point."""
     sys.exit(run(args))
 
 
@@ -128,12 +128,12 @@ def run(args: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough of it, which is no error. Python would complain once more at its end, when
-        # it flushes what it could not write.
+        # The reader of our output closed the pipe, which is no error. Python would complain again at its end, when it
+        # flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        # Our own files and sockets raise errors of ours: this is what the terminal, pipe or file said that we print to.
+        # Our own files and sockets raise `BraidError`. This error comes from the terminal, pipe or file of our output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print_error(f"the output cannot be written: {error.strerror or error}")
         return EXIT_ERROR

@@ -1,7 +1,7 @@
-"""Which brokers a command talks to, and as whom.
+"""The brokers that a command talks to, and its credentials.
 
-The options may stand before the command (`braid --url … topic list`) or behind it; what stands behind wins, then what
-stands before, then the environment, then the default.
+The options may stand before the command (`braid --url … topic list`) or after it. An option after the command wins over
+one before it, then comes the environment, then the default.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 DEFAULT_ADMIN_URL: Final = "http://127.0.0.1:8660"
 DEFAULT_URL: Final = "braid://127.0.0.1:6660"
-"""As in wire/address.py, which `braid --help` must not wait for."""
+"""As in wire/address.py, which `braid --help` must not import."""
 
 CONNECT_S: Final = 3.0
-"""For so long a broker that cannot be reached is tried again: enough for one that is just being started, and a person
-who waits learns soon that there is none."""
+"""How long to retry a broker that cannot be reached: enough for a broker that is just starting, and short enough for a
+person who waits."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -39,14 +39,14 @@ class Target(msgspec.Struct, frozen=True):
     tls_ca: str = ""
 
     def connect(self) -> Client:
-        """A client as a program has it: it waits for its brokers for as long as its timeout."""
+        """Make a client as programs use it: it waits for its brokers until its timeout."""
         from braid.client.client import connect
 
         return connect(self.url, token=self.token, tls=self.tls_ca or None, name=f"braid-cli-{os.getpid()}")
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Client]:
-        """A client that has reached one of the brokers, for a person who waits."""
+        """Make a client that has reached one of the brokers, for a person who waits."""
         import asyncio
 
         from braid.client.retry import retrying
@@ -69,7 +69,7 @@ class _Parameter(NamedTuple):
     metavar: str
     help: str
     more: str
-    """Said once, in the help of `braid` itself."""
+    """Shown only in the help of `braid` itself."""
 
 
 _PARAMETERS: Final = (
@@ -82,7 +82,11 @@ _PARAMETERS: Final = (
         f"Not needed by any command yet: all of them talk to --url. [default: {DEFAULT_ADMIN_URL}]",
     ),
     _Parameter(
-        "--token", "BRAID_TOKEN", "TOKEN", "Who you are.", "Better in the environment: everybody can see options."
+        "--token",
+        "BRAID_TOKEN",
+        "TOKEN",
+        "Your bearer token.",
+        "Better in the environment: every user of the machine can see options.",
     ),
     _Parameter(
         "--tls-ca",
@@ -95,7 +99,7 @@ _PARAMETERS: Final = (
 
 
 def target_parameters(*, at_root: bool = False) -> Callable[[C], C]:
-    """The options themselves. Only those of the root look at the environment, so that it never beats an option."""
+    """Add the options. Only the root's options read the environment, so that it never wins over an option."""
 
     def decorate(command: C) -> C:
         for each in reversed(_PARAMETERS):
@@ -112,13 +116,13 @@ def target_parameters(*, at_root: bool = False) -> Callable[[C], C]:
 
 
 def remember_target(known: Target, options: Mapping[str, str | None]) -> Target:
-    """`known`, with the options that were given."""
+    """Return `known` with the given options."""
     given = {name: options[name] for name in Target.__struct_fields__ if options.get(name) is not None}
     return msgspec.structs.replace(known, **given)
 
 
 def with_target(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options above, and as its first argument the `Target` that they make."""
+    """Give a command these options, and their `Target` as its first argument."""
 
     @target_parameters()
     @click.pass_context

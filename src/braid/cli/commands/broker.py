@@ -85,7 +85,7 @@ def _load_texts(load: dict[str, Any] | None) -> tuple[str, str, str]:
 
 @broker.command()
 @click.argument("broker_id", metavar="ID")
-@click.option("--no-wait", is_flag=True, help="Only ask for it; it happens by itself.")
+@click.option("--no-wait", is_flag=True, help="Only request it, and return immediately.")
 @json_option
 @with_target
 def drain(target: Target, broker_id: str, no_wait: bool, as_json: bool) -> None:
@@ -123,7 +123,7 @@ async def _drained(client: Client, state: dict[str, Any], show: Callable[[str], 
     while state["state"] == "draining":
         brokers = {each["id"]: each for each in await client.admin.brokers()}
         if broker_id not in brokers:
-            break  # It owned nothing any more, and has stopped.
+            break  # The broker owned nothing any more, and has stopped.
         state = brokers[broker_id]
         total = max(total, state["segments"])
         show(f"Draining {broker_id}: {total - state['segments']} of {total} segments have moved")

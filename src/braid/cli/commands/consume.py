@@ -1,8 +1,9 @@
-"""`braid consume`: the records of a subscription on stdout.
+"""`braid consume`: prints the records of a subscription to stdout.
 
-What is printed is acked, and nothing else; stdout_writer.py says what counts as printed. The acks follow the printing
-by a few milliseconds, and the command ends only when they are stored. Records that came but were not printed stay with
-the subscription. Only who has interrupted it, or has closed the pipe, does not wait for brokers that are gone.
+The command acks exactly the records that it printed; stdout_writer.py defines what counts as printed. The acks follow a
+few milliseconds later, and the command ends only when they are stored. Records that arrived but were not printed stay
+with the subscription. After an interrupt, or when the reader closes the pipe, the command does not wait for lost
+brokers.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ if TYPE_CHECKING:
     from braid.model.message import Message
 
 IDLE_S: Final = 0.25
-"""After so long without a record the broker is asked whether other consumers of the subscription are at the end."""
+"""After this long without a record, ask the broker whether other consumers of the subscription are at the end."""
 SERVED_S: Final = 10.0
-"""How long a segment that is being opened is waited for."""
+"""How long to wait for a segment that is being opened."""
 ENDING_S: Final = 2.0
-"""How long a broker gets to store the acks when somebody waits for the end: after a signal, or behind a closed pipe.
-One that is not connected then gets no time."""
+"""How long a broker may take to store the acks when the user waits for the end: after a signal, or after the pipe was
+closed. A broker that is not connected then gets no time."""
 LOOK_S: Final = 0.01
-"""How often a pipe is asked what its reader has taken, while there is something in it."""
+"""How often to ask a pipe how much its reader has taken, while the pipe is not empty."""
 
 Format = Callable[["ReceivedBatch"], list[bytes]]
 
 
 @click.command()
 @click.argument("topic")
-@click.option("-s", "--subscription", required=True, metavar="NAME", help="Remembers how far it is; created if absent.")
-@click.option("--queue", is_flag=True, help="As one of many that share all segments, in no order.")
+@click.option("-s", "--subscription", required=True, metavar="NAME", help="Remembers the position; created if absent.")
+@click.option("--queue", is_flag=True, help="Share all segments with other consumers, in no order.")
 @click.option(
     "--from",
     "start",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where a subscription that is created now begins.",
+    help="Where a new subscription begins.",
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--follow", is_flag=True, help="Wait for more records at the end, until Ctrl-C.")
@@ -100,10 +101,10 @@ def consume(
 
 
 class _Printed(NamedTuple):
-    """Lines that were given to the printer and are not acked yet."""
+    """Lines that the printer got and that are not acked yet."""
 
     begins: int
-    """Where they begin in the whole output, in bytes."""
+    """The position of the first line in the whole output, in bytes."""
     ends: int
     lines: list[bytes]
     segment: int
@@ -116,15 +117,15 @@ class _ConsumeRun:
         self._left = count
         self._follow = follow
         self._ends: dict[int, int] = {}
-        """Without --follow: where each segment ended at the start, if it is not reached yet."""
+        """Without --follow: the end of each segment at the start, until it is reached."""
         self._printed: deque[_Printed] = deque()
         self._given_bytes = 0
         self._acked = False
-        """Something was, in this run."""
+        """Whether this run has acked anything."""
         self._signal = 0
 
     async def run(self, target: Target, topic: str, subscription: str, *, start: str, queue: bool) -> int:
-        """Returns the exit code."""
+        """Run the command. Returns the exit code."""
         from braid.cli.terminal.stdout_writer import Printer
 
         try:
@@ -151,7 +152,7 @@ class _ConsumeRun:
         return 128 + self._signal if self._signal and not self._follow else 0
 
     def _end_soon(self, client: Client) -> None:
-        """End the process if closing takes longer than somebody who waits for it should have to."""
+        """End the process if closing takes too long for a user who waits."""
         patience_s = ENDING_S if client.pool.connected() is not None else 0.0
         asyncio.get_running_loop().call_later(patience_s, self._give_up)
 
@@ -164,7 +165,7 @@ class _ConsumeRun:
     async def _until_done(
         self, printing: asyncio.Task[None], client: Client, consumer: StreamConsumer, printer: Printer
     ) -> None:
-        """Ack what is printed until printing ends: by itself, by a signal, or because the reader of a pipe has gone."""
+        """Ack printed records until printing ends: by itself, by a signal, or because the reader closed the pipe."""
         stopped = asyncio.get_running_loop().create_future()
         self._stop_on_signals(stopped, client)
         try:
@@ -179,7 +180,7 @@ class _ConsumeRun:
             if printing.done():
                 printing.result()
         except BrokenPipeError:
-            self._end_soon(client)  # The reader has enough.
+            self._end_soon(client)  # The reader wants no more.
         except OSError as error:
             raise BraidError(f"the output cannot be written: {error.strerror}") from error
         finally:
@@ -201,11 +202,11 @@ class _ConsumeRun:
                 begins, self._given_bytes = self._given_bytes, self._given_bytes + len(data)
                 self._printed.append(_Printed(begins, self._given_bytes, lines, batch.segment, batch.base_offset))
                 await printer.write(data)
-        while printer.printed() < self._given_bytes:  # noqa: ASYNC110 (no event tells what a reader takes)
+        while printer.printed() < self._given_bytes:  # noqa: ASYNC110 (there is no event when a reader takes bytes)
             await asyncio.sleep(LOOK_S)
 
     def _wanted(self, batch: ReceivedBatch) -> list[bytes]:
-        """The lines of a batch, as far as they shall be printed."""
+        """Return the lines of a batch that are to be printed."""
         count = len(batch)
         if not self._follow:
             end = self._ends.get(batch.segment, 0)
@@ -218,7 +219,7 @@ class _ConsumeRun:
         return self._format(batch)[:count] if count else []
 
     async def _find_ends(self, client: Client, topic: str, subscription: str) -> None:
-        """Where to stop. A segment that nobody serves at the moment is waited for: its records must not be left out."""
+        """Find the end of each segment. Wait for segments that no broker serves: their records must not be left out."""
 
         async def ends() -> dict[int, int]:
             layout = (await client.routing.topic(TopicName.parse(topic).path)).by_id
@@ -239,7 +240,7 @@ class _ConsumeRun:
         return {int(segment): each for segment, each in found["segments"].items()}
 
     def _ack(self, consumer: StreamConsumer, printed: int, *, last: bool = False) -> None:
-        """Ack what lies below this position of the output. Whole batches, and in the end to the record."""
+        """Ack the records below this position of the output: whole batches, and at the end single records."""
         while self._printed and self._printed[0].ends <= printed:
             done = self._printed.popleft()
             self._acked = True
@@ -250,7 +251,7 @@ class _ConsumeRun:
             consumer.mark_acked(cut.segment, cut.first_offset + whole_lines(cut.lines, printed - cut.begins))
 
     def _stop_on_signals(self, stopped: asyncio.Future[None], client: Client) -> None:
-        """The first signal ends the output; what was printed is still acked. The second one ends the process."""
+        """Let the first signal end the output; printed records are still acked. The second signal ends the process."""
 
         def interrupt(number: int) -> None:
             if self._signal:
@@ -264,7 +265,7 @@ class _ConsumeRun:
 
 
 def whole_lines(lines: list[bytes], size: int) -> int:
-    """How many of these lines, each with a newline, fit in so many bytes."""
+    """Return how many of these lines, each with a newline, fit in this many bytes."""
     for count, line in enumerate(lines):
         size -= len(line) + 1
         if size < 0:
@@ -294,7 +295,7 @@ def json_lines(batch: ReceivedBatch) -> list[bytes]:
 
 
 def record_object(message: Message) -> dict[str, Any]:
-    """A record for JSON. Bytes that are no UTF-8 stand under a name of their own, so that nobody mistakes them."""
+    """Return a record for JSON. Bytes that are no UTF-8 get another name, so that they are not taken for text."""
     headers = {name: _text(value) for name, value in message.headers.items()}
     shown: dict[str, Any] = {
         **_named("key", message.key),
@@ -326,9 +327,9 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-@lru_cache(maxsize=4_096)  # Records of one batch often have the same.
+@lru_cache(maxsize=4_096)  # Records of one batch often have the same time.
 def _iso(timestamp_us: int) -> str | int:
-    """ISO 8601 in UTC; the number itself where no calendar has such a time."""
+    """Return ISO 8601 in UTC, or the number itself if the calendar has no such time."""
     try:
         moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=timestamp_us)
     except OverflowError:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from braid.client.producing.producer import Producer
 
 PACE_S: Final = 0.05
-"""With --rate, so often some lines are sent."""
+"""With --rate, how often a group of lines is sent."""
 PROGRESS_S: Final = 0.5
 
 
@@ -37,7 +37,7 @@ PROGRESS_S: Final = 0.5
 @click.option(
     "--compression", type=click.Choice(["none", "lz4", "zstd"]), default="none", show_default=True, help="Of batches."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say at the end what was sent, also if stderr is no terminal.")
+@click.option("-v", "--verbose", is_flag=True, help="Print a summary at the end, also if stderr is no terminal.")
 @json_option
 @with_target
 def produce(
@@ -80,7 +80,7 @@ def produce(
 
 
 class _ProduceRun:
-    """One run of the command, and what came of it."""
+    """One run of the command, and its counts."""
 
     def __init__(self, topic: str, separator: bytes | None, rate: float | None, *, show_progress: bool) -> None:
         self._topic = topic
@@ -122,7 +122,7 @@ class _ProduceRun:
                 return
             part = lines if step >= len(lines) else lines[first : first + step]
             if self._rate is not None:
-                # What was late before is not made up for: the rate holds from now on.
+                # Lines that were late are not caught up: the rate holds from now on.
                 self._due = max(self._due, time.monotonic() - PACE_S)
                 await asyncio.sleep(self._due - time.monotonic())
                 self._due += len(part) / self._rate
@@ -136,7 +136,7 @@ class _ProduceRun:
             self._progress()
 
     def _stop_on_signals(self, reader: LineReader) -> None:
-        """The first signal ends the input; what was sent is still confirmed. The second one ends the process."""
+        """Let the first signal end the input; sent records are still confirmed. The second signal ends the process."""
 
         def interrupt(number: int) -> None:
             if self.interrupted_by:
@@ -199,7 +199,7 @@ def split_keys(lines: list[bytes], separator: bytes, *, first: int = 1) -> Any:
 
 
 def _size_of_file(descriptor: int) -> int:
-    """0 for what is no file: nobody knows how long a pipe is."""
+    """Return the size of a file; 0 for a pipe, whose length is not known."""
     try:
         info = os.fstat(descriptor)
     except OSError:

@@ -1,8 +1,8 @@
-"""`braid serve`: one broker, until it is told to stop.
+"""`braid serve`: runs one broker until a signal stops it.
 
-The first SIGTERM or SIGINT stops it in order: nothing new is taken, what was taken is confirmed, cursors are stored. A
-second one ends the process at once; that loses nothing that was confirmed either, only the time that recovery takes. A
-broker that has broken stops by itself, with exit code 1: whoever watches over it starts it again.
+The first SIGTERM or SIGINT stops the broker in order: it takes no new records, confirms those that it took, and stores
+the cursors. A second signal ends the process immediately. This also loses nothing that was confirmed, but the next
+start must recover. A broker that has broken stops by itself with exit code 1, so that a supervisor can start it again.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
     try:
         await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
-            opening.cancel()  # told to stop while it was still starting
+            opening.cancel()  # a signal came while the broker was still starting
             with contextlib.suppress(asyncio.CancelledError, BraidError):
                 await opening
             return 0
         broker, admin = opening.result()
-        # What lives now, some 70,000 objects of imported code, lives as long as the broker. Looking through it takes
-        # 40 to 80 ms in which nobody is answered; frozen, it is not looked at again.
+        # Some 70,000 objects of imported code live as long as the broker. Collecting them takes 40 to 80 ms in which no
+        # client gets an answer. Frozen objects are not collected again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -151,7 +151,7 @@ async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
 
 
 async def serve_until(stopping: asyncio.Future[Any], broker: Broker, admin: AdminServer) -> int:
-    """Until then, or until the broker breaks; then stop both. Returns the exit code."""
+    """Wait for the signal, or until the broker breaks, and stop both. Returns the exit code."""
     waiting: list[asyncio.Future[Any]] = [stopping, broker.failed]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     failed = broker.failed.done()
@@ -162,7 +162,7 @@ async def serve_until(stopping: asyncio.Future[Any], broker: Broker, admin: Admi
             raise
         _log.exception("broker %s, which had broken, could not be closed in order", broker.id)
     finally:
-        await admin.close()  # Last: until the broker has stopped, whoever asks is told that it is not ready.
+        await admin.close()  # Last: until the broker has stopped, the port answers that it is not ready.
     return 1 if failed else 0
 
 
@@ -181,7 +181,7 @@ async def _open(config: BrokerConfig) -> tuple[Broker, AdminServer]:
     admin_tls = server_tls(config.admin_tls) if config.admin_tls is not None else None
     port = AdminPort.take(parse_address(config.admin))
     try:
-        # What REST needs takes half a second to import, which the broker can spend on opening its logs.
+        # The modules of REST take half a second to import. Meanwhile the broker opens its logs.
         importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "braid.admin.server")
         broker = await Broker.open(msgspec.structs.replace(config, admin=str(port.address)))
         try:

@@ -36,7 +36,7 @@ def subscription() -> None:
     type=click.Choice(["earliest", "latest"]),
     default="latest",
     show_default=True,
-    help="Where it begins: at the first record that is kept, or at what is published from now on.",
+    help="Where it begins: at the first stored record, or at the records that are published from now on.",
 )
 @json_option
 @with_target
@@ -187,7 +187,7 @@ def seek(
       braid subscription seek orders billing --timestamp 2026-11-15T12:00:00Z
     """
     if (to is not None) + bool(offsets) + (timestamp is not None) != 1:
-        raise click.UsageError("say where to, by exactly one of --to, --offset and --timestamp")
+        raise click.UsageError("give exactly one of --to, --offset and --timestamp")
     place: str | int | dict[int, int]
     if to is not None:
         place, said = to, to
@@ -204,7 +204,7 @@ def seek(
 @click.argument("topic")
 @click.argument("name")
 @click.option("--segment", type=click.IntRange(min=0), metavar="ID", help="Only in this segment; needs --count.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="So many records of --segment. [default: all]")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="How many records of --segment. [default: all]")
 @json_option
 @with_target
 def skip(target: Target, topic: str, name: str, segment: int | None, count: int | None, as_json: bool) -> None:
@@ -223,7 +223,7 @@ def skip(target: Target, topic: str, name: str, segment: int | None, count: int 
 
 
 def parse_offsets(texts: tuple[str, ...]) -> dict[int, int]:
-    """`SEGMENT:OFFSET` of each segment."""
+    """Parse `SEGMENT:OFFSET` of each segment."""
     found: dict[int, int] = {}
     for text in texts:
         match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
@@ -236,7 +236,7 @@ def parse_offsets(texts: tuple[str, ...]) -> dict[int, int]:
 
 
 def parse_timestamp_ms(text: str) -> int:
-    """ISO 8601, UTC unless it says otherwise, or milliseconds since 1970."""
+    """Parse ISO 8601, in UTC unless it has a zone, or milliseconds since 1970."""
     if re.fullmatch(r"-?[0-9]{1,15}", text):
         return int(text)
     try:

@@ -33,10 +33,10 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--role", "roles", multiple=True, required=True, metavar="ROLE", help="What the bearer is. Repeatable.")
-@click.option("--name", metavar="NAME", help="Who the bearer is, for logs. [default: the first role]")
+@click.option("--role", "roles", multiple=True, required=True, metavar="ROLE", help="A role of the bearer. Repeatable.")
+@click.option("--name", metavar="NAME", help="The bearer's name in logs. [default: the first role]")
 @click.option(
-    "--expires", type=DURATION, metavar="TIME", help="How long it is good for: 15m, 12h, 30d. [default: for ever]"
+    "--expires", type=DURATION, metavar="TIME", help="How long the token is valid: 15m, 12h, 30d. [default: for ever]"
 )
 @click.option("--secret-file", metavar="FILE", help="The broker's shared secret (HS256).")
 @click.option("--private-key-file", metavar="FILE", help="PEM of an RSA, EC P-256 or Ed25519 key.")

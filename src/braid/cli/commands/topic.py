@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 MAX_QUESTIONS: Final = 32
-"""Topics that a list asks about at the same time."""
+"""How many topics `list` asks about at the same time."""
 
 
 @click.group()
@@ -69,7 +69,7 @@ def topic() -> None:
     type=click.Choice(["wait", "continue"]),
     default="wait",
     show_default=True,
-    help="When a segment's broker is gone: wait for it, or continue elsewhere without what only its disk had.",
+    help="When a segment's broker is lost: wait for it, or continue elsewhere without the records on its disk.",
 )
 @click.option(
     "--owner-loss-after",
@@ -77,7 +77,7 @@ def topic() -> None:
     default="1m",
     show_default=True,
     metavar="TIME",
-    help="How long it is gone before `continue` counts.",
+    help="How long the broker is lost before `continue` applies.",
 )
 @json_option
 @with_target
@@ -172,13 +172,13 @@ def list_topics(target: Target, namespace: str, as_json: bool) -> None:
 
 
 def _sum(stats: dict[str, Any], field: str) -> int | None:
-    """Of all segments; None if that of one is not known, because another broker serves it."""
+    """Add up all segments. Returns None if one is not known, because another broker serves it."""
     values = [segment[field] for segment in stats["segments"].values()]
     return None if None in values else sum(values)
 
 
 async def _stats_of(admin: Admin, names: list[str]) -> list[dict[str, Any] | None]:
-    """The statistics of each topic; None for one that is gone by now, or whose numbers we may not see."""
+    """Return the statistics of each topic; None for a topic that was deleted meanwhile or that we may not see."""
     slots = asyncio.Semaphore(MAX_QUESTIONS)
 
     async def stats(name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""`braid topic move` and `braid topic recover`: segments go to other brokers."""
+"""`braid topic move` and `braid topic recover`: bring segments to other brokers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def move(target: Target, name: str, segment: int | None, to: str | None, timeout
 @click.argument("name")
 @click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all whose broker is gone]")
 @click.option("--to", metavar="BROKER", help="The broker that takes over. [default: the least loaded]")
-@click.option("--accept-loss", is_flag=True, help="Yes, what only the lost broker's disk had may be lost.")
+@click.option("--accept-loss", is_flag=True, help="Accept the loss of records that only the lost broker's disk had.")
 @click.option("--timeout", type=WAIT, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait.")
 @json_option
 @with_target

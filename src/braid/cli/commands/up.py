@@ -1,10 +1,11 @@
-"""`braid up`: a cluster on this machine, each broker a process of its own.
+"""`braid up`: runs a cluster on this machine, each broker in its own process.
 
-    DATA/metadata.db    what they share: one SQLite file
-    DATA/broker-i/      what each has for itself
+    DATA/metadata.db    the metadata that all share: one SQLite file
+    DATA/broker-i/      the files of each broker
 
-Their logs come here, each line with its broker's name in front. Ctrl-C or SIGTERM stops all in order; a second one
-kills them. A broker that ends by itself ends the others too: half a cluster that looks whole helps nobody.
+`braid up` prints the logs of all brokers, each line after its broker's name. Ctrl-C or SIGTERM stops all brokers in
+order; a second signal kills them. When one broker ends by itself, the others are stopped, too: half a cluster must not
+look whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from braid.wire.address import format_url, parse_url
 
 MAX_BROKERS: Final = 64
 LINE_BYTES: Final = 1 << 20
-"""A log line that is longer is left out."""
+"""Longer log lines are left out."""
 METADATA: Final = "metadata.db"
 _PR_SET_PDEATHSIG: Final = 1
 _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
@@ -84,8 +85,8 @@ def up(brokers: int, data: str, port: int, admin_port: int, storage: str, as_jso
 
 
 def _check_folder(data: str) -> None:
-    """Refuse the folder of a version in which each broker had metadata, and so topics, of its own: in one cluster, two
-    topics may not have one name."""
+    """Refuse the folder of an older version, in which each broker had its own metadata and topics: in one cluster, two
+    topics may not have the same name."""
     if os.path.exists(os.path.join(data, METADATA)):
         return
     for name in sorted(os.listdir(data)):
@@ -104,7 +105,7 @@ class _Member:
     def __init__(self, number: int, data: str, port: int, admin_port: int, storage: str) -> None:
         self.id: Final = f"broker-{number}"
         self.ready: dict[str, Any] = {}
-        """What it says of itself when it is ready."""
+        """The line that the broker prints when it is ready."""
         self._prefix = paint(f"{self.id} | ", _COLOURS[number % len(_COLOURS)], sys.stderr)
         self._command = [
             *(sys.executable, "-m", "braid.cli.main", "serve", "--json"),
@@ -118,14 +119,14 @@ class _Member:
         self._process: asyncio.subprocess.Process
 
     async def start(self) -> None:
-        """Returns when it is ready. Raises when it ended before."""
+        """Start the broker and wait until it is ready. Raises if it ends before."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,
-            start_new_session=True,  # A terminal's Ctrl-C is for us: we stop it in order.
+            start_new_session=True,  # Ctrl-C reaches only `braid up`, which stops the broker in order.
             preexec_fn=_die_with_parent,
         )
         self._logs = asyncio.get_running_loop().create_task(self._show_logs(), name=f"logs of {self.id}")
@@ -137,7 +138,7 @@ class _Member:
         self.ready = msgspec.json.decode(line)
 
     async def ended(self) -> int:
-        """Its exit code, when it has ended and said everything."""
+        """Wait until the broker has ended and its log is printed. Returns its exit code."""
         code = await self._process.wait()
         await self._logs
         return code
@@ -156,7 +157,7 @@ class _Member:
         while True:
             try:
                 line = await self._process.stderr.readline()
-            except ValueError:  # Too long. Read on: a broker whose log nobody takes stands still.
+            except ValueError:  # The line is too long. Keep reading: a broker whose log is not read stands still.
                 continue
             if not line:
                 return
@@ -212,7 +213,7 @@ def _announce(members: Sequence[_Member], *, as_json: bool) -> None:
         return
     rows = [(each["id"], each["url"], each["adminUrl"]) for each in ready]
     print_table([Column("BROKER"), Column("CLIENTS"), Column("ADMIN")], rows, empty="")
-    click.echo("Any of them takes any request; name several, so that one may be away:")
+    click.echo("Any broker takes any request. Name several, so that one may be down:")
     click.echo(f"  export BRAID_URL={_url(ready)}")
     click.echo("Ctrl-C stops them.")
     sys.stdout.flush()
@@ -223,5 +224,5 @@ def _url(ready: Sequence[dict[str, Any]]) -> str:
 
 
 def _die_with_parent() -> None:
-    """In the new process: ask the kernel for a SIGTERM when `braid up` is gone, even if it was killed."""
+    """Ask the kernel, in the new process, for a SIGTERM when `braid up` ends, even if it is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

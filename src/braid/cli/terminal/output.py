@@ -1,4 +1,4 @@
-"""How the command line speaks to people and to programs.
+"""The output of the command line, for people and for programs.
 
 Tables go to people: through rich, which is imported only then, with colours only on a terminal and never with NO_COLOR.
 In a pipe the same table has no colours, so that `grep` and `awk` find whole words. `--json` goes to programs.
@@ -18,8 +18,8 @@ import msgspec
 C = TypeVar("C", bound=Callable[..., Any])
 
 MAX_COLUMNS: Final = 10_000
-"""Nothing is folded or cut, in a pipe or on a terminal: a terminal that is too narrow breaks the line, and nothing is
-lost."""
+"""Rich must neither fold nor cut lines, in a pipe or on a terminal. A terminal that is too narrow breaks the line
+itself, and nothing is lost."""
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
@@ -28,11 +28,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JS
 class Column(NamedTuple):
     title: str
     right: bool = False
-    """Numbers are easier to compare when their last digits stand below each other."""
+    """Whether values stand at the right: numbers are easier to compare there."""
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str) -> None:
-    """`empty` is said instead of a table without rows: on a terminal only, for a program nothing is nothing."""
+    """Print a table. Without rows, print `empty` instead, but only on a terminal: a program needs no sentence."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -53,11 +53,11 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, emp
 
 
 _STYLES: Final = {"ACTIVE": "green", "active": "green", "SEALED": "yellow", "yes": "green", "-": "dim"}
-"""Words that mean the same in every table."""
+"""Colours of words that mean the same in every table."""
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
-    """One thing, a line for each of its properties."""
+    """Print the properties of one thing, one line each."""
     lines = list(fields)
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
@@ -69,7 +69,7 @@ def print_json(value: object) -> None:
 
 
 def print_done(text: str, value: object, *, as_json: bool) -> None:
-    """What a command did: a sentence, or the broker's answer."""
+    """Print what a command did: a sentence, or the broker's reply as JSON."""
     if as_json:
         print_json(value)
     else:
@@ -77,7 +77,7 @@ def print_done(text: str, value: object, *, as_json: bool) -> None:
 
 
 def print_note(text: str) -> None:
-    """Something that a person may want to know and a program does not."""
+    """Print a remark for a person, but not for a program."""
     if sys.stderr.isatty():
         click.echo(text, err=True)
 
@@ -88,7 +88,7 @@ def print_error(text: str) -> None:
 
 
 def paint(text: str, code: str, stream: TextIO | None = None) -> str:
-    """`text` in a terminal's colour or weight (an SGR code), where there is a terminal that wants it."""
+    """Return `text` in a colour or weight (an SGR code), if the stream is a terminal that shows colours."""
     target = stream if stream is not None else sys.stdout
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not target.isatty():
         return text
@@ -96,7 +96,7 @@ def paint(text: str, code: str, stream: TextIO | None = None) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask a person before something is lost. A script, which cannot answer, meant what it said."""
+    """Ask a person before something is deleted. A script cannot answer, so it is not asked."""
     if yes or sys.stdin is None or not sys.stdin.isatty():
         return
     if not click.confirm(question, err=True):
@@ -107,7 +107,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def bytes_text(count: int | None) -> str:
-    """`512 B`, `1.5 KiB`, `20 GiB`: three digits are enough to compare; `-` for what is not known."""
+    """Return `512 B`, `1.5 KiB`, `20 GiB`: three digits are enough to compare. `-` if the size is not known."""
     if count is None:
         return "-"
     if count < 1024:
@@ -125,12 +125,12 @@ def count_text(count: int | None) -> str:
 
 
 def backlog_text(subscription: dict[str, Any]) -> str:
-    """At least so many, where somebody did not tell."""
+    """Return a count, marked as a minimum if some brokers did not answer."""
     return count_text(subscription["backlog"]) + ("+" if subscription["unavailable"] else "")
 
 
 def time_text(timestamp_us: int) -> str:
-    """In UTC; `-` for a time that no calendar has."""
+    """Return the time in UTC; `-` if the calendar has no such time."""
     try:
         moment = datetime.datetime.fromtimestamp(timestamp_us / 1e6, tz=datetime.UTC)
     except (ValueError, OverflowError, OSError):
@@ -139,7 +139,7 @@ def time_text(timestamp_us: int) -> str:
 
 
 def range_text(hash_range: dict[str, int]) -> str:
-    """A segment's range, as in its name."""
+    """Return a segment's range, as in its name."""
     return f"{hash_range['start']:04x}-{hash_range['end']:04x}"
 
 

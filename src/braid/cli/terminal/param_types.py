@@ -9,7 +9,7 @@ import click
 
 
 class Quantity(click.ParamType[int]):
-    """A whole number with a unit. The value is in the smallest unit; a number alone is too, if that is allowed."""
+    """A whole number with a unit. The value is in the smallest unit. A number without a unit may be allowed, too."""
 
     def __init__(self, name: str, units: dict[str, int], examples: str, *, bare: bool) -> None:
         self.name = name
@@ -27,7 +27,7 @@ class Quantity(click.ParamType[int]):
         return int(match[1]) * (self._units[unit] if unit else 1)
 
     def text(self, amount: int) -> str:
-        """The amount in the largest unit that divides it."""
+        """Return the amount in the largest unit that divides it."""
         for unit, size in sorted(self._units.items(), key=lambda item: -item[1]):
             if amount % size == 0:
                 return f"{amount // size}{unit}"

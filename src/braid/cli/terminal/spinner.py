@@ -1,4 +1,4 @@
-"""What a command shows while it waits for the cluster: a line on a terminal that goes away again, nothing in a pipe."""
+"""The line that a command shows on a terminal while it waits for the cluster. In a pipe it shows nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICK_S: Final = 0.1
 
 @contextmanager
 def status_line(text: str) -> Iterator[Callable[[str], None]]:
-    """Gives what changes the line."""
+    """Show a line. Yields the function that changes its text."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -28,7 +28,7 @@ def status_line(text: str) -> Iterator[Callable[[str], None]]:
 
 
 async def with_elapsed(work: Awaitable[T], text: str, show: Callable[[str], None]) -> T:
-    """Wait, and show for how long already."""
+    """Wait, and show how long the wait has taken."""
     task = asyncio.ensure_future(work)
     began = time.monotonic()
     try:

@@ -1,12 +1,12 @@
-"""Lines of a descriptor, read ahead in a thread.
+"""Reads lines of a descriptor ahead, in a thread.
 
-A thread, because files and pipes block, and while the loop waits for them it could not answer the broker. The reader
-hands out all whole lines that are there, so a slow pipe's lines go out one by one at once, and a big file's by the
-megabyte: whoever takes them sets the pace. It reads ahead up to a limit and then waits. The thread is a daemon: a read
-that blocks for ever does not keep the process.
+Files and pipes block, and a blocked loop could not answer the broker; hence the thread. The reader hands out all whole
+lines that it has. So the lines of a slow pipe go out one by one, immediately, and those of a big file by the megabyte.
+The reader reads ahead up to a limit and then waits. The thread is a daemon: a read that blocks for ever does not keep
+the process alive.
 
-Lines are bytes and end with a newline, which is not part of them; the last one may lack it. Nothing else is looked at:
-no encoding, no carriage return.
+Lines are bytes and end with a newline, which is not part of the line; the last line may lack it. The reader handles
+neither encodings nor carriage returns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from braid.model.errors import BraidError
 
 READ_BYTES: Final = 1 << 20
 MAX_AHEAD_BYTES: Final = 8 << 20
-"""What is read and not taken yet. Above what a producer has in flight, so that the producer never waits for it."""
+"""The limit of bytes that were read and not taken. It is above a producer's limit in flight, so the producer never
+waits."""
 MAX_LINE_BYTES: Final = 31 << 20
 """A record must fit in one batch, which has at most 32 MiB."""
 
 
 class LineReader:
-    """Made on the running loop; reads from its creation on."""
+    """Belongs to the running loop, and reads from its creation on."""
 
     def __init__(self, descriptor: int) -> None:
         self.read_bytes = 0
@@ -44,7 +45,7 @@ class LineReader:
         threading.Thread(target=self._read, name="read lines", daemon=True).start()
 
     async def take(self) -> list[bytes]:
-        """All lines that are there, at least one; empty at the end."""
+        """Wait for at least one line, and return all lines that were read. Returns an empty list at the end."""
         while True:
             with self._state:
                 if self._stopped:
@@ -62,7 +63,7 @@ class LineReader:
             await self._news.wait()
 
     def stop(self) -> None:
-        """Hand out nothing more, not even what was read."""
+        """Hand out no more lines, not even those that were read."""
         with self._state:
             self._stopped = True
         self._news.set()
@@ -112,5 +113,5 @@ class LineReader:
             self._tell()
 
     def _tell(self) -> None:
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody is interested any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(self._news.set)

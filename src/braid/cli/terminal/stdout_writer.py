@@ -1,15 +1,15 @@
-"""Output that knows what became of it.
+"""Writes output, and knows how much of it was printed.
 
-A record may be acked when it was printed; but what does printed mean in a pipe? The kernel takes up to a megabyte of
-output for a reader that may never look at it: `braid consume … | head -3` would lose what lies in the pipe when `head`
-ends. So in a pipe, *printed* means that the reader has taken the bytes out of it. The kernel says how many are still
-inside (FIONREAD), also after the reader has closed its end. What the reader does with them is its own affair: `head -3`
-takes a block of some kilobytes and throws most of it away; `--count 3` prints three.
+A record may be acked when it was printed. But the kernel takes up to a megabyte of a pipe's output before its reader
+looks at it: `braid consume … | head -3` would lose the contents of the pipe when `head` ends. So in a pipe, *printed*
+means that the reader has taken the bytes. The kernel says how many bytes are still in the pipe (FIONREAD), also after
+the reader has closed its end. A reader may still drop bytes that it took: `head -3` takes a block of some kilobytes and
+drops most of it; `--count 3` prints three records.
 
 Everywhere else (terminal, file, socket) bytes are printed when the kernel has taken them.
 
-Writing happens in a thread: a reader that is slow, like a pager, must not keep the loop from answering the broker. The
-thread is a daemon, so that a write that blocks for ever does not keep the process.
+A thread writes: a slow reader, such as a pager, must not keep the loop from answering the broker. The thread is a
+daemon, so a write that blocks for ever does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import threading
 from typing import Final
 
 PIPE_BYTES: Final = 1 << 20
-"""The most that an ordinary user may ask for. A larger pipe means fewer changes between us and the reader."""
+"""The most that an ordinary user may request. A larger pipe means fewer changes between us and the reader."""
 
 
 class Printer:
-    """Made on the running loop. One write at a time."""
+    """Belongs to the running loop. One write at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self.closed: asyncio.Future[None]
-        """Done when the reader of a pipe has gone."""
+        """Done when the reader of a pipe has closed it."""
         self._descriptor = descriptor
         self._loop = asyncio.get_running_loop()
         self.closed = self._loop.create_future()
@@ -45,18 +45,18 @@ class Printer:
         if self._pipe:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            # The writing end is never readable; what is reported is that the reading end was closed.
+            # The writing end is never readable: the event means that the reading end was closed.
             self._loop.add_reader(descriptor, self._on_closed)
         threading.Thread(target=self._write_all, name="write output", daemon=True).start()
 
     async def write(self, data: bytes) -> None:
-        """Returns when the kernel has all of it. `OSError` if it takes no more: `BrokenPipeError` without a reader."""
+        """Write, and wait until the kernel has all bytes. Raises `OSError`, and `BrokenPipeError` without a reader."""
         done: asyncio.Future[None] = self._loop.create_future()
         self._work.put((data, done))
         await done
 
     def printed(self) -> int:
-        """How many of all bytes that were written count as printed."""
+        """Return how many of the written bytes count as printed."""
         if not self._pipe:
             return self._written
         unread = array.array("i", [0])
@@ -88,7 +88,7 @@ class Printer:
                     rest = rest[count:]
             except OSError as error:
                 failure = error
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
                 self._loop.call_soon_threadsafe(_finish, done, failure)
 
 
