@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, each in a process of its own: `python -m benchmarks [--quick]`"""
+"""All benchmarks, one after the other, each in its own process: `python -m benchmarks [--quick]`"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The bare loop: the least that a durable broker in Python has to do. It is the limit that Braid is held against.
+"""The bare loop: the least that a durable broker in Python has to do. Braid is compared with this limit.
 
     python -m benchmarks.bare_loop [--quick]        its own table
     benchmarks/broker.py                            the same loop and Braid in turns, in one run
@@ -56,7 +56,7 @@ GROUP: Final = 1_000
 """Frames in one write; the system takes at most 1,024 pieces."""
 IN_FLIGHT: Final = 8
 WARM_UP_S: Final = 0.5
-"""Of a latency measurement, before its own time; these records do not count."""
+"""The start of a latency measurement; its records do not count."""
 SWITCH_INTERVAL_S: Final = 0.0005
 
 
@@ -149,7 +149,7 @@ class Server:
         os.fsync(self._fd)
         self._file_bytes = file_bytes
         self._end = 0
-        """Of what is synced and confirmed."""
+        """The end of the synced and confirmed bytes."""
         self._gathered: queue.SimpleQueue[tuple[Frame, Peer]] = queue.SimpleQueue()
         self._followers: dict[Peer, int] = {}
         self._loop = asyncio.get_running_loop()
@@ -165,7 +165,7 @@ class Server:
                 self._serve(peer)
 
     def _write(self) -> None:
-        """The thread: write what has gathered, sync, say so. Meanwhile the next frames gather."""
+        """Run the thread: write the gathered frames, sync, report. Meanwhile the next frames gather."""
         at = 0
         while True:
             group = [self._gathered.get()]
@@ -245,7 +245,7 @@ class Publisher:
 
 
 async def publish_batches(port: int, records: int, size: int, batch_bytes: int) -> dict[str, float]:
-    """Batches from lists of bytes, `IN_FLIGHT` of them unconfirmed."""
+    """Publish batches from lists of bytes, `IN_FLIGHT` of them unconfirmed."""
     publisher = Publisher()
     await publisher.connect(port)
     count = max(1, batch_bytes // size)
@@ -267,7 +267,7 @@ async def publish_batches(port: int, records: int, size: int, batch_bytes: int) 
 
 
 async def publish_singles(port: int, records: int, size: int, tasks: int) -> dict[str, float]:
-    """Batches of one record from `tasks` publishers, each of which waits for its confirm."""
+    """Publish batches of one record from `tasks` publishers, each of which waits for its confirm."""
     publisher = Publisher()
     await publisher.connect(port)
     value = make_values(1, size, 0)[0]
@@ -286,7 +286,7 @@ async def publish_singles(port: int, records: int, size: int, tasks: int) -> dic
 
 
 async def consume(port: int, records: int, form: str) -> dict[str, float]:
-    """The log from its beginning, as Arrow arrays or as bytes objects."""
+    """Read the log from its beginning, as Arrow arrays or as bytes objects."""
     done = asyncio.get_running_loop().create_future()
     seen = 0
 
@@ -310,7 +310,7 @@ async def consume(port: int, records: int, form: str) -> dict[str, float]:
 
 
 async def latency_send(port: int, rate: float, seconds: float, size: int) -> dict[str, float]:
-    """Single records at the times that the rate says, whatever happened to those before."""
+    """Send single records on schedule, even when earlier records are late."""
     publisher = Publisher()
     await publisher.connect(port)
     padding = bytes(size - TIME.size)
@@ -339,7 +339,7 @@ async def latency_receive(port: int, rate: float, seconds: float) -> dict[str, f
 
 
 async def schedule(rate: float, seconds: float) -> Any:
-    """Yields the time, in monotonic ns, at which each record is due; late ones follow at once."""
+    """Yield the due time of each record, in monotonic ns, when it has come. Late records follow immediately."""
     begin_ns = time.monotonic_ns() + 50_000_000
     for number in range(int(rate * seconds)):
         due_ns = begin_ns + int(number * 1e9 / rate)
@@ -388,9 +388,9 @@ def run_process(role: str, arguments: dict[str, Any]) -> None:
 
 
 class BareLoop:
-    """A server that runs, and what can be measured with it. Each measurement starts client processes of its own.
+    """A running server, and its measurements. Each measurement starts its own client processes.
 
-    Rates come with the processor time that client and server used meanwhile, which depends less on who else is busy.
+    Rates come with the processor time of client and server, which other processes change less.
     """
 
     def __init__(self, port: int, pid: int) -> None:
@@ -422,7 +422,7 @@ class BareLoop:
 
 @contextmanager
 def bare_loop(folder: str, file_bytes: int, *, prepared: bool = True) -> Iterator[BareLoop]:
-    """A fresh log in `folder`, and the server of it."""
+    """Run a server with a fresh log in `folder`."""
     path = f"{folder}/bare.log"
     server = _start("serve", path=path, file_bytes=file_bytes, prepared=prepared)
     try:

@@ -1,16 +1,18 @@
 """Braid against the bare loop, in turns, in one run. Run: `python -m benchmarks.broker [--quick] [--only NAME …]`
 
-The bare loop (bare_loop.py) is the least that a durable broker in Python has to do, measured on the same machine in the
-same minute; Braid is what users get: a `braid serve` process, and producers and consumers in processes of their own
-that use the public client. Everything is `fsync` unless named otherwise, one topic with one segment.
+The bare loop (bare_loop.py) is the least that a durable broker in Python has to do. It is measured on the same machine
+in the same minute. Braid runs as users run it: a `braid serve` process, and producers and consumers in their own
+processes that use the public client. There is one topic with one segment, with durability `fsync` unless named
+otherwise.
 
-Both write into files that were filled with zeros before: the loop before its clock starts, Braid when it is calm
-(storage/log/preallocated.py), so it gets some seconds of rest before it publishes. What is published right behind that,
-without a rest, meets a stock that is used up; it is held against a loop whose file is only reserved.
+Both write into files that were filled with zeros before. The loop does this before its clock starts; Braid does it when
+it is idle (storage/log/preallocated.py), so it gets some seconds of rest before it publishes. A case "no rest"
+publishes directly after another, when the preallocated files are used up. It is compared with a loop whose file is only
+reserved.
 
-Beside each rate stands the processor time that client and server spent on a record. Numbers are medians over the
-rounds, ratios too. The machine is shared and noisy, so the ratios say more than the rates. Where a case has no
-counterpart in the bare loop (records that are sent one by one and batched by the client), only the rate counts.
+Beside each rate stands the processor time that client and server spent on a record. Numbers and ratios are medians over
+the rounds. The machine is shared and noisy, so the ratios say more than the rates. Some cases have no counterpart in
+the bare loop (records that are sent one by one and batched by the client): there only the rate counts.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from braid.testing.processes import BrokerProcess
 BATCH_BYTES = 1 << 20
 WAITING = 64
 REST_S = 20.0
-"""Refilling the stock begins 5 s after it was last asked for, and takes a second for each file."""
+"""The broker begins to refill its stock of files 5 s after the last use, and needs a second for each file."""
 FILE_BYTES = 64 << 20
-"""Of a log, as brokers have it if nobody says otherwise."""
+"""The size of a log's files, as brokers have it by default."""
 BATCH_OVERHEAD = 1.1
-"""A published byte takes at most so many bytes of log, in either system."""
+"""A published byte takes at most this many bytes of log, in either system."""
 
 
 class Effort(NamedTuple):
@@ -92,7 +94,7 @@ QUICK = Effort(
 
 
 class Results:
-    """What was measured, by case and facts; every round adds to it."""
+    """The measurements, by case and facts; every round adds to them."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str, int], list[float]] = defaultdict(list)
@@ -111,7 +113,8 @@ class Results:
         return None
 
     def of_loop(self, case: str, record: int = 100) -> float | None:
-        """The median of what the rounds say: each holds two measurements against each other that stand side by side."""
+        """Return the median ratio of the rounds. Each round compares two measurements that were made one after the
+        other."""
         mine, limits = (
             next((values for (name, _, size), values in self.values.items() if (name, size) == (wanted, record)), [])
             for wanted in (case, f"loop: {LIMITS.get(case)}")
@@ -191,7 +194,8 @@ class Bench:
             self._publish("publish, send_table, no rest", Mode.SEND_TABLE, records, size)
 
     def _rest(self, file_bytes: int) -> None:
-        """Until the broker has prepared files for so many bytes; the first file of a log is none."""
+        """Wait until the broker has preallocated files for this many bytes; the first file of a log is not
+        preallocated."""
         deadline = time.monotonic() + REST_S
         while spare_bytes(self.broker) < file_bytes - 2 * FILE_BYTES and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -255,7 +259,7 @@ class Bench:
 
 
 def cpu_costs(records: float, client_s: float, server_s: float) -> dict[str, float]:
-    """Processor time per record: it says where the time goes, and depends less on who else uses the machine."""
+    """Return the processor time per record: it shows where the time goes, and other processes change it less."""
     return {"client_us": client_s / records * 1e6, "server_us": server_s / records * 1e6}
 
 
@@ -277,7 +281,7 @@ class Watch:
 
 
 class Enough:
-    """An observer that ends the wait once so many records are done."""
+    """An observer that ends the wait when this many records are done."""
 
     class ReachedError(Exception):
         pass
@@ -294,7 +298,7 @@ class Enough:
 
 
 def operate(effort: Effort, results: Results) -> None:
-    """What a broker costs that holds a backlog, does nothing, or was killed. Once, not in rounds."""
+    """Measure, once, a broker that holds a backlog, is idle, or was killed."""
     size = 1024
     records = effort.backlog_bytes // size
     with TemporaryDirectory(prefix="braid-bench-") as folder, BrokerProcess(Path(folder) / "data") as broker:
@@ -341,13 +345,13 @@ def idle_share(broker: BrokerProcess, seconds: float) -> float:
 
 
 def bars_of(results: Results) -> Report:
-    """What was asked for, and what this run reached."""
+    """Compare the goals with this run."""
     bars = Report("broker-bars")
 
     def bar(
         case: str, reached: float | None, unit: str, asked: float, *, at_least: bool, otherwise: Any = None
     ) -> None:
-        """`otherwise`: a second way to pass, as (reached, asked at most)."""
+        """Add one goal. `otherwise` is a second way to pass, as (reached, asked at most)."""
         if reached is None:
             return
         met = reached >= asked if at_least else reached <= asked

@@ -1,13 +1,14 @@
-"""Braid beside what else is installed, in one run: `make bench-peers`, or `python -m benchmarks.peers [--quick]`
+"""Braid beside other brokers that are installed, in one run: `make bench-peers`, or `python -m benchmarks.peers
+[--quick]`
 
     Redis Streams     `redis-server` in the path, Python package `redis`
     NATS JetStream    `nats-server` in the path, Python package `nats-py`
     Kafka             one that runs, named by KAFKA_BOOTSTRAP (host:port), Python package `confluent-kafka`
 
-What is absent is skipped, with a sentence. Each system runs as one server with one topic, used through its Python
-client in the way that its documentation calls fast (pipelines, asynchronous acknowledgements, batches), at the
-durability that the row names: what a confirmed record survives differs, so compare rows of the same durability. Nothing
-here is needed by Braid or by its tests.
+The benchmark skips a system that is absent, and says so. Each system runs as one server with one topic. Its Python
+client is used in the way that its documentation calls fast (pipelines, asynchronous acknowledgements, batches), at the
+durability that the row names. Systems differ in what a confirmed record survives, so compare rows of the same
+durability. Neither Braid nor its tests need anything here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from braid.testing.processes import BrokerProcess
 
 SIZES = (100, 1024)
 PIPELINE = 500
-"""Records that are under way, or that are asked for at once."""
+"""Records in flight, or in one request."""
 START_TIMEOUT_S = 20.0
 
 
@@ -54,9 +55,9 @@ class Peer(NamedTuple):
     name: str
     durability: str
     absent: Callable[[], str]
-    """Why it cannot be measured; empty if it can."""
+    """Returns why the system cannot be measured; empty if it can."""
     measure: Callable[[str, int, int], Rates]
-    """In a folder, so many records of a size."""
+    """Measures this many records of this size, in a folder."""
 
 
 # Braid.
@@ -223,7 +224,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(command: list[str], port: int) -> Iterator[None]:
-    """Runs it until it is not needed any more; its folder is the caller's."""
+    """Run a server during the block. The caller owns its folder."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         give_up_at = time.monotonic() + START_TIMEOUT_S

@@ -207,7 +207,7 @@ def append_cases(report: Report, folder: str, total: int, *, quick: bool) -> Non
 
 
 async def recovery_seconds(folder: str, total: int, file_bytes: int, *, checkpoint: bool) -> tuple[float, int]:
-    """Open a log whose process was killed: `total` bytes in closed files, and a fixed tail behind them."""
+    """Open a log whose process was killed: `total` bytes in closed files, and a fixed tail after them."""
     bench = Bench(folder, file_bytes)
     segment = await bench.segment("0000-ffff-0")
     batches = make_batches(1024, 256 << 10, 64)

@@ -1,4 +1,4 @@
-"""Brokers of our own: `braid serve` processes on free ports, in a folder that is deleted with them."""
+"""Brokers that a benchmark starts: `braid serve` processes on free ports, in a folder that is deleted with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _URL: Final = re.compile(r"braid://[^\s,]*:[1-9]\d*")
 
 
 class OwnBroker:
-    """A broker process. It prints its address when it is ready; until then `start` waits."""
+    """A broker process. `start` waits until the broker has printed its address."""
 
     def __init__(self, folder: str, listen: str = "127.0.0.1:0", options: Sequence[str] = ()) -> None:
         self._folder = folder
@@ -33,11 +33,11 @@ class OwnBroker:
         self.url = ""
 
     def start(self) -> None:
-        """Start it, or start it again after `kill` at the same address."""
+        """Start the broker, or start it again after `kill` at the same address."""
         require_server("braid bench without --url starts a broker, which")
         command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", self._folder]
         command += ["--listen", self._listen, "--admin", "127.0.0.1:0", *self._options]
-        # What the environment says about brokers is meant for others.
+        # Settings of brokers in the environment are meant for other brokers.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
         with open(f"{self._folder}.log", "a", encoding="utf-8") as log:
             self._process = subprocess.Popen(  # noqa: S603 (our own command)
@@ -59,7 +59,7 @@ class OwnBroker:
         return self._process.pid
 
     def end(self) -> None:
-        """At once, if it runs at all: what it leaves is not needed any more."""
+        """Kill the broker if it runs: its files are not needed any more."""
         if self.url and self._process.poll() is None:
             self.kill()
 
@@ -68,7 +68,7 @@ class OwnBroker:
         self._process.communicate()
 
     def stop(self) -> None:
-        """An orderly stop; a broker that does not manage it in time is killed."""
+        """Stop the broker in order. Kill it if this takes too long."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -79,7 +79,7 @@ class OwnBroker:
 
 @contextmanager
 def own_broker() -> Iterator[OwnBroker]:
-    """A broker that runs, in a temporary folder."""
+    """Run a broker in a temporary folder."""
     folder = tempfile.mkdtemp(prefix="braid-bench-")
     broker = OwnBroker(f"{folder}/data")
     try:
@@ -93,7 +93,7 @@ def own_broker() -> Iterator[OwnBroker]:
 
 
 class OwnCluster:
-    """Brokers broker-1, broker-2 … that share metadata and, if it is asked for, storage."""
+    """Brokers broker-1, broker-2 … that share metadata and, with `shared`, storage."""
 
     def __init__(self, folder: str, count: int, *, shared: bool) -> None:
         storage = f"file://{folder}/history" if shared else "local"
@@ -107,14 +107,14 @@ class OwnCluster:
 
     @property
     def url(self) -> str:
-        """Of those that were started."""
+        """The URL of all brokers that were started."""
         started = [broker.url for broker in self.brokers.values() if broker.url]
         return "braid://" + ",".join(url.removeprefix("braid://") for url in started)
 
 
 @contextmanager
 def own_cluster(count: int, *, shared: bool, start: int | None = None) -> Iterator[OwnCluster]:
-    """In a temporary folder; the first `start` of them run."""
+    """Make a cluster in a temporary folder, and start its first `start` brokers."""
     folder = tempfile.mkdtemp(prefix="braid-bench-")
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)

@@ -1,8 +1,9 @@
-"""`braid bench`: how fast publishing, consuming and the way from one to the other are, here and now. What moves of
-segments cost is measured in move.py and segments.py, what Spark can do in spark.py.
+"""`braid bench`: measures publishing, consuming and latency on this machine. move.py and segments.py measure moves of
+segments, spark.py measures Spark.
 
-Producer and consumer are processes of their own. Without `--url` the broker is too: a `braid serve` on free ports, with
-a temporary folder, which is gone afterwards. A fresh topic with one segment is used, and deleted at the end.
+Producer and consumer run in their own processes. Without `--url` the broker does, too: `braid serve` on free ports,
+with a temporary folder that is deleted afterwards. A benchmark makes a topic with one segment, and deletes it at the
+end.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., Any])
 
 BYTES_PER_CASE: Final = 300_000_000
-"""What a case publishes or consumes if nobody says otherwise: a second or less."""
+"""The bytes that a case publishes or consumes by default: a second or less."""
 SINGLES_PER_CASE: Final = 50_000
 LONE_RECORDS: Final = 5_000
 """For a publisher that waits for each record."""
 RECORDS_PER_CASE: Final = 2_000_000
-"""Where each record is a call of its own."""
+"""The default number of records where each record is one call."""
 
 
 @click.group()
@@ -89,9 +90,11 @@ _batch_option: Final = click.option(
     multiple=True,
     default=(Mode.SEND_MANY.value,),
     show_default=True,
-    help="How the producer is used; may be repeated. single: each task has a producer of its own.",
+    help="How the producer is used; may be repeated. single: each task has its own producer.",
 )
-@click.option("--tasks", type=click.IntRange(min=1), metavar="N", help="That send at the same time. [default: by mode]")
+@click.option(
+    "--tasks", type=click.IntRange(min=1), metavar="N", help="Tasks that send at the same time. [default: by mode]"
+)
 @_records_option
 @_batch_option
 @_shared_options
@@ -148,7 +151,7 @@ def publish(
     multiple=True,
     default=(Form.ARROW.value, Form.MESSAGES.value),
     show_default=True,
-    help="What the consumer makes of the batches; may be repeated.",
+    help="The form in which the consumer takes records; may be repeated.",
 )
 @_records_option
 @_batch_option
@@ -207,7 +210,7 @@ def consume(
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="Of each case.",
+    help="The length of each case.",
 )
 @_shared_options
 @with_target
@@ -219,10 +222,10 @@ def latency(
     durability: str,
     as_json: bool,
 ) -> None:
-    """Time single records from the moment at which they are due to be sent to the consumer's hands.
+    """Time single records, from the moment at which they are due to be sent until the consumer has them.
 
-    The producer keeps to its schedule whatever became of earlier records, so a broker that stalls pays for every record
-    that would have been sent in the meantime.
+    The producer keeps its schedule even when earlier records are late, so a pause of the broker counts for every record
+    that was due meanwhile.
 
     \b
     braid bench latency
@@ -281,7 +284,7 @@ class CaseResult(msgspec.Struct, frozen=True, rename="camel"):
     client_cpu: float
     """Cores that the measured client process kept busy."""
     broker_cpu: float | None
-    """The same of the broker, if it is our own."""
+    """Cores that the broker kept busy, if the benchmark started it."""
 
 
 class BenchRun:
@@ -338,7 +341,7 @@ def _cells(row: CaseResult) -> list[str]:
 
 @contextlib.contextmanager
 def _progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """On a terminal only, and gone when it is done."""
+    """Show a progress bar on a terminal, and remove it at the end."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -356,7 +359,7 @@ def _progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def _place(target: Target) -> Iterator[tuple[Target, OwnBroker | None]]:
-    """The brokers that were named, or one of our own."""
+    """Use the brokers of --url, or start a broker for the benchmark."""
     context = click.get_current_context()
     if context.params.get("url") or context.find_root().params.get("url"):
         yield target, None

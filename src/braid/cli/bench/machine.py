@@ -1,4 +1,4 @@
-"""The machine of a benchmark: every table names it. And what a process uses of it."""
+"""The machine of a benchmark, which every table names, and how much of it a process uses."""
 
 from __future__ import annotations
 

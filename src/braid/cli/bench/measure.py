@@ -1,4 +1,4 @@
-"""Runs the worker processes of one measurement, and says what they measured."""
+"""Runs the worker processes of one measurement, and returns their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from braid.model.topic import Durability
 
 DEFAULT_BATCH_BYTES: Final = 256 << 10
 WARM_UP_S: Final = 0.5
-"""Of a latency measurement; the records sent in this time do not count."""
+"""The start of a latency measurement. Records that are sent in this time do not count."""
 SUBSCRIPTION: Final = "bench"
 
 
@@ -40,7 +40,7 @@ class Observer(Protocol):
     """Follows a measurement."""
 
     def on_ready(self) -> None:
-        """The worker whose time is taken has connected and warmed up."""
+        """Called when the measured worker has connected and warmed up."""
 
     def on_progress(self, records: int) -> None: ...
 
@@ -66,11 +66,11 @@ class WorkerProcess:
         return done
 
     def stop(self) -> None:
-        """Ask work without an end of its own to come to one."""
+        """Ask a worker that would run for ever to finish."""
         self._process.terminate()
 
     def end(self) -> None:
-        """Whatever it is doing."""
+        """End the worker immediately."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -108,7 +108,7 @@ def run_worker(work: Work, observer: Observer | None = None) -> Done:
 
 @contextmanager
 def fresh_topic(target: Target, durability: Durability = Durability.FSYNC) -> Iterator[str]:
-    """A topic of one segment that exists as long as it is needed."""
+    """Create a topic of one segment, and delete it at the end of the block."""
     topic = f"bench-{random.SystemRandom().getrandbits(48):012x}"
     ask(target, lambda client: client.admin.create_topic(topic, segments=1, durability=durability.value))
     try:
@@ -143,7 +143,7 @@ def measure_publish(
 
 
 def fill(target: Target, topic: str, records: int, size: int, batch_bytes: int = DEFAULT_BATCH_BYTES) -> Done:
-    """Put exactly so many records into the topic."""
+    """Publish exactly this many records to the topic."""
     return measure_publish(
         target, topic, mode=Mode.SEND_MANY, records=records, size=size, batch_bytes=batch_bytes, warm_up=False
     )
@@ -158,7 +158,7 @@ def measure_consume(
     subscription: str = SUBSCRIPTION,
     observer: Observer | None = None,
 ) -> Done:
-    """The topic from its beginning, by a subscription that does not exist yet."""
+    """Consume the topic from its beginning, by a new subscription."""
     work = Consume(target=target, topic=topic, subscription=subscription, records=records, form=form)
     return run_worker(work, observer)
 
@@ -166,7 +166,7 @@ def measure_consume(
 def measure_latency(
     target: Target, topic: str, *, rate: float, duration_s: float, size: int, observer: Observer | None = None
 ) -> Done:
-    """From the time at which each record was due to be sent, to the consumer's hands."""
+    """Measure from the time at which each record was due until the consumer has it."""
     duration_s += WARM_UP_S
     receive = LatencyReceive(
         target=target,

@@ -1,8 +1,8 @@
-"""`braid bench move`: what producers and consumers notice of a move, and whether its cost follows the history.
+"""`braid bench move`: how a move affects producers and consumers, and whether its cost grows with the history.
 
-Two brokers of our own, a producer and a consumer are processes. The topic is filled, moved once (so that what was
-filled lies in chunks), and then moved back and forth while records are sent and received at a steady rate. The pause is
-the longest time that a record which was due around the move took to be confirmed, or received.
+Two brokers, a producer and a consumer run in their own processes. The benchmark fills the topic and moves it once, so
+that the history is in chunks. Then it moves the topic back and forth while records are sent and received at a steady
+rate. The pause is the longest time until a record that was due around the move was confirmed, or received.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 BEFORE_NS: Final = 50_000_000
 AFTER_NS: Final = 500_000_000
-"""Records that were due so long before and after a move count as touched by it."""
+"""A move affects records that were due this long before and after it."""
 FILL_RECORD_BYTES: Final = 1_000
 FILL_BATCH_BYTES: Final = 1 << 20
 TOPIC: Final = "bench"
 SUBSCRIPTION: Final = "bench"
 MOVE_TIMEOUT_S: Final = 600.0
-"""A copy of gigabytes takes its time."""
+"""Copying gigabytes takes time."""
 SETTLE_S: Final = 1.0
 ALLOWED_RATIO: Final = 1.5
 
@@ -47,7 +47,7 @@ ALLOWED_RATIO: Final = 1.5
     multiple=True,
     default=("10MiB", "1GiB", "4GiB"),
     show_default=True,
-    help="What the topic holds before; may be repeated.",
+    help="The size of the topic before the moves; may be repeated.",
 )
 @click.option(
     "--storage",
@@ -63,7 +63,7 @@ ALLOWED_RATIO: Final = 1.5
     "--count",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Instead: so many moves in a row, without a rest, with the first history.",
+    help="Instead: this many moves in a row, without a rest, with the first history.",
 )
 @click.option("--rate", type=click.FloatRange(min=1), default=5_000, show_default=True, help="Records per second.")
 @click.option("--size", type=SIZE, default=100, show_default=True, help="Bytes of a value.")
@@ -71,7 +71,7 @@ ALLOWED_RATIO: Final = 1.5
 def move(
     histories: tuple[int, ...], storage: str, moves: int, count: int | None, rate: float, size: int, as_json: bool
 ) -> None:
-    """Move a topic back and forth under load, between two brokers that are started for it.
+    """Start two brokers, and move a topic back and forth between them under load.
 
     \b
     braid bench move
@@ -104,7 +104,7 @@ class MoveResult(msgspec.Struct, frozen=True, rename="camel"):
     producer_ms: list[float]
     """For each move, the longest that a record waited for its confirm."""
     consumer_ms: list[float]
-    """And the longest until one was received."""
+    """For each move, the longest that a record took to be received."""
     rest_ms: float
     """The longest that a consumer waited for a record while nothing moved."""
     lost: int
@@ -144,7 +144,7 @@ def measure_moves(case: MoveCase, show: Callable[[str], None]) -> MoveResult:
 
 
 async def _move_often(client: Client, case: MoveCase, show: Callable[[str], None]) -> list[tuple[int, int]]:
-    """When each move began and ended."""
+    """Move again and again. Returns when each move began and ended."""
     await asyncio.sleep(2 * SETTLE_S)
     times: list[tuple[int, int]] = []
     for number in range(case.moves):
@@ -200,7 +200,7 @@ def print_rows(rows: Sequence[MoveResult], *, as_json: bool) -> None:
 
 
 def ratios_of(rows: Sequence[MoveResult]) -> dict[str, float]:
-    """The last history to the first one, by medians. Where history is copied, it costs what it costs."""
+    """Return the ratios of the last history to the first, by medians. Where history is copied, they may be high."""
     if len(rows) < 2 or rows[0].storage != "shared_fs":
         return {}
     pairs = {"move": "move_ms", "producer": "producer_ms", "consumer": "consumer_ms"}

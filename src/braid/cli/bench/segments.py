@@ -1,7 +1,7 @@
-"""`braid bench segments`: what many segments cost a broker that has next to nothing to do for them.
+"""`braid bench segments`: the cost of many segments that are almost idle.
 
-One broker of our own gets a topic of so many segments, each with a few records. It is killed and started again; left
-alone; and drained to a second one.
+The benchmark starts a broker and makes a topic of many segments, each with a few records. It kills the broker and
+starts it again, leaves it alone for a while, and drains it to a second broker.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ async def _create(client: Client, count: int) -> None:
 
 
 async def _served(client: Client, count: int) -> None:
-    """Return when nothing is unavailable."""
+    """Wait until every segment is available."""
     while True:
         found = (await client.admin.topic_stats(TOPIC))["segments"]
         if len(found) == count and all(each["unavailable"] is None for each in found.values()):

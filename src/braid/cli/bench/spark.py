@@ -1,6 +1,6 @@
-"""`braid bench spark`: what Spark makes of a topic, measured against what it makes of Parquet and of memory.
+"""`braid bench spark`: measures how Spark reads and writes a topic, beside Parquet and memory.
 
-A broker of our own gets a topic, exports it to a folder, and stays: what is not exported yet is read from it.
+The benchmark starts a broker, which exports a topic to a folder. The broker stays: Spark reads the tail from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPORT_TIMEOUT_S: Final = 300.0
 LOOK_S: Final = 0.2
 BATCH_BYTES: Final = 1 << 20
 AUDITED: Final = (1, 2, 4)
-"""Times the smallest audited topic."""
+"""Multiples of the smallest audited topic."""
 PARTS: Final = ("read", "stream", "write", "audit")
 
 
@@ -35,13 +35,13 @@ PARTS: Final = ("read", "stream", "write", "audit")
 @click.option("--records", type=click.IntRange(min=1_000), default=10_000_000, show_default=True, metavar="N")
 @click.option("--size", "value_bytes", type=SIZE, default=100, show_default=True, help="Bytes of a value.")
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Of which the median counts.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; the median counts.")
 @click.option(
     "--audit-bytes",
     type=SIZE,
     default="2560MiB",
     show_default=True,
-    help="Of the smallest audited topic; the others have two and four times as much.",
+    help="The size of the smallest audited topic; the others are two and four times as large.",
 )
 @click.option(
     "--part",
@@ -171,7 +171,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _filled(self, what: str, records: int) -> Iterator[dict[str, str]]:
-        """A topic of so many records, of which all but the last file is exported."""
+        """Make a topic of this many records, and export all but its last file."""
         from braid.cli.bench.measure import fill, fresh_topic
         from braid.spark.source.options import SourceOptions
         from braid.spark.source.snapshot import take_snapshot
@@ -195,7 +195,7 @@ class Bench:
 
 @contextlib.contextmanager
 def own_spark_broker() -> Iterator[tuple[OwnBroker, str]]:
-    """A broker that exports, and the temporary folder that everything lies in."""
+    """Run a broker that exports. Yields the broker and the temporary folder of all its files."""
     from braid.cli.bench.broker import OwnBroker
 
     folder = tempfile.mkdtemp(prefix="braid-bench-")

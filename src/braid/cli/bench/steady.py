@@ -1,9 +1,9 @@
-"""A producer and a consumer at a steady rate, in a benchmark's worker process: how long did records wait, and did each
-arrive once?
+"""A producer and a consumer at a steady rate, in a benchmark's worker process. They measure how long records wait, and
+check that each record arrives once.
 
-Every record carries its number and the time at which it was due. The sender keeps to its schedule whatever became of
-earlier records, so a pause is paid for by every record that would have been sent in the meantime, and the longest wait
-is the length of the pause. Clocks are monotonic, which on one machine all processes share.
+Every record carries its number and the time at which it was due. The sender keeps its schedule even when earlier
+records are late. So a pause delays every record that is due meanwhile, and the longest wait is the length of the pause.
+The clock is monotonic; all processes of one machine share it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from braid.client.producing.open_batch import Receipt
 
 TICK_S: Final = 0.001
-"""The records of so much time are sent together."""
+"""The records of this much time are sent together."""
 RECORD: Final = struct.Struct("<QQ")
-"""When it was due, and its number."""
+"""A record: the time at which it was due, and its number."""
 LAST: Final = 0
-"""Stands for the due time of the last record."""
+"""The due time of the last record, as a mark of the end."""
 
 
 class Waits:
-    """The longest in each slot of time."""
+    """Keeps the longest wait in each slot of time."""
 
     def __init__(self) -> None:
         self.by_slot_ms: dict[int, float] = {}
@@ -44,7 +44,7 @@ class Waits:
 
 
 class Arrivals:
-    """Counts records that are missing and records that came before, of those numbered from 0 in order."""
+    """Counts missing and repeated records, which are numbered from 0 in order."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -69,7 +69,7 @@ async def steady_send(work: SteadySend, on_ready: Callable[[], None]) -> Done:
     some = asyncio.Event()
 
     async def follow() -> None:
-        """The confirms, in the order in which the records were sent."""
+        """Take the confirms, in the order in which the records were sent."""
         nonlocal errors
         while True:
             while sent:
@@ -98,7 +98,7 @@ async def steady_send(work: SteadySend, on_ready: Callable[[], None]) -> Done:
                 number = due
                 some.set()
             await asyncio.sleep(TICK_S)
-        with contextlib.suppress(BraidError):  # Counted by who follows.
+        with contextlib.suppress(BraidError):  # The task that takes the confirms counts it.
             await producer.flush()
         while sent:  # noqa: ASYNC110 (at the end, for a moment)
             await asyncio.sleep(TICK_S)

@@ -1,7 +1,7 @@
-"""A producer or a consumer of a benchmark, as a process of its own: `python -m braid.cli.bench.worker`, work on stdin.
+"""The process of a benchmark's producer or consumer: `python -m braid.cli.bench.worker`, with its work on stdin.
 
-What is measured is what an application would do with the client, through its public interface. A producer sends some
-records before the clock starts, because the first ones pay for connections and memory that the others find there.
+A worker uses the client as an application does, through its public interface. A producer sends some records before the
+clock starts, because the first records pay for connections and memory.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from braid.client.producing.producer import Producer
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""Python's default of 5 ms is what a thread may keep others waiting: too long where latencies of 1 ms are measured."""
+"""How long a thread may keep the interpreter. Python's default of 5 ms is too long to measure latencies of 1 ms."""
 PROGRESS_S: Final = 0.2
 WARM_UP_SHARE: Final = 10
 LISTS: Final = 4
-"""Batches' worth of different values, so that no small cache of the processor holds all of them."""
+"""How many batches have different values, so that no small cache of the processor holds all of them."""
 CALL_BATCHES: Final = 8
-"""How many batches' worth of records a call of `send_many` or `send_table` brings: the producer cuts them itself."""
+"""How many batches the records of one call of `send_many` or `send_table` make; the producer cuts them."""
 SAMPLE: Final = 16
-"""Where each record is a call of its own, one in so many is timed."""
+"""Where each record is one call, one call in this many is timed."""
 SUBMIT_STRIDE: Final = 1_000
 SUBMIT_AHEAD: Final = 50
-"""One task that submits waits for its record of 50,000 records ago: that much is under way at most."""
+"""A task that submits waits for its record of 50,000 records ago, so at most this many are unconfirmed."""
 ACK_STRIDE: Final = 1_000
 START_DELAY_NS: Final = 50_000_000
 DUE: Final = struct.Struct("<Q")
@@ -70,7 +70,7 @@ def tell(told: Told) -> None:
 
 
 class WorkMeter:
-    """Counts records and takes samples of how long calls took."""
+    """Counts records, and samples how long calls take."""
 
     def __init__(self, records: int, size: int) -> None:
         self.records = records
@@ -83,7 +83,7 @@ class WorkMeter:
         self.done = 0
 
     def take(self, count: int) -> int:
-        """How many of the records that are left the caller shall send now: `count`, or fewer at the end."""
+        """Take records to send: `count`, or fewer at the end. Returns how many."""
         count = min(count, self.records - self._begun)
         self._begun += count
         return count
@@ -116,7 +116,7 @@ async def publish(work: Publish) -> Done:
 
 
 Turn = Callable[[WorkMeter], Awaitable[None]]
-"""What one task does until the meter has no records left."""
+"""Runs as one task until the meter has no records left."""
 
 
 async def _run(turns: list[Turn], meter: WorkMeter) -> Done:
@@ -210,8 +210,8 @@ _TURNS: Final[dict[Mode, Callable[[Publish, list[Producer]], list[Turn]]]] = {
 
 
 def _lists(work: Publish) -> list[list[bytes]]:
-    """Each of as many records as a call brings, made of the values of `LISTS` batches: as many different ones as the
-    bare loop of the benchmarks has."""
+    """Make lists of the records of one call, from the values of `LISTS` batches: as many different values as the bare
+    loop of the benchmarks has."""
     count = max(1, work.batch_bytes // work.size)
     parts = [_values(count, work.size, seed) for seed in range(LISTS)]
     turns = [parts[number % LISTS] for number in range(LISTS + CALL_BATCHES)]
@@ -268,7 +268,7 @@ async def _consume_each(consumer: StreamConsumer, meter: WorkMeter) -> int:
             await consumer.ack(message)
             if meter.done >= meter.records:
                 return len(message.value)
-    raise AssertionError("a consumer that nobody closed has no end")
+    raise AssertionError("an open consumer has no end")
 
 
 # Latency.
@@ -288,7 +288,7 @@ async def latency_send(work: LatencySend) -> Done:
 
 
 async def schedule(rate: float, records: int) -> AsyncIterator[int]:
-    """The time at which each record is due, in monotonic ns, when it has come. Those that are late follow at once."""
+    """Yield the due time of each record, in monotonic ns, when it has come. Late records follow immediately."""
     begin_ns = time.monotonic_ns() + START_DELAY_NS
     for number in range(records):
         due_ns = begin_ns + int(number * 1e9 / rate)

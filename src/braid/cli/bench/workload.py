@@ -1,4 +1,4 @@
-"""What a benchmark's worker process is told to do, and what it tells back: one line of JSON in, lines of JSON out."""
+"""The orders to a benchmark's worker process and its reports: one line of JSON in, lines of JSON out."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Mode(Enum):
     SUBMIT = "submit"
     """One task that does not wait for each record."""
     SINGLE = "single"
-    """As `send`, but every task has a producer of its own, so that no two records share a batch."""
+    """As `send`, but every task has its own producer, so that no two records share a batch."""
 
 
 DEFAULT_TASKS: Final = {Mode.SEND_MANY: 2, Mode.SEND_TABLE: 2, Mode.SEND: 2_000, Mode.SUBMIT: 1, Mode.SINGLE: 64}
 
 
 class Form(Enum):
-    """What a consumer makes of the batches that it receives."""
+    """The form in which a consumer takes records."""
 
     ARROW = "arrow"
     """Tables of all columns."""
@@ -54,7 +54,7 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     batch_bytes: int
     tasks: int
     warm_up: bool = True
-    """Whether some more records are sent before the clock starts."""
+    """Whether additional records are sent before the clock starts."""
 
 
 class Consume(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -66,7 +66,7 @@ class Consume(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LatencySend(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Single records at the times that the rate asks for, whatever became of those before; each has its time inside."""
+    """Send single records on schedule, even when earlier records are late. Each record holds its due time."""
 
     target: Target
     topic: str
@@ -81,11 +81,11 @@ class LatencyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     subscription: str
     records: int
     warm_up_records: int
-    """The first ones, which do not count."""
+    """The first records, which do not count."""
 
 
 class SteadySend(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Numbered records at a steady rate, until it is told to stop (SIGTERM)."""
+    """Send numbered records at a steady rate until SIGTERM."""
 
     target: Target
     topic: str
@@ -94,7 +94,7 @@ class SteadySend(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SteadyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Receive these until the last one has come."""
+    """Receive these records until the last one has arrived."""
 
     target: Target
     topic: str
@@ -105,7 +105,7 @@ Work = Publish | Consume | LatencySend | LatencyReceive | SteadySend | SteadyRec
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker is connected; what matters happens from now on."""
+    """The worker is connected, and the measurement begins."""
 
 
 class ProgressReport(msgspec.Struct, frozen=True, tag=True):
@@ -113,18 +113,18 @@ class ProgressReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Steady(msgspec.Struct, frozen=True):
-    """What became of records that were sent at a steady rate."""
+    """The outcome of records that were sent at a steady rate."""
 
     lost: int = 0
     twice: int = 0
     errors: int = 0
-    """That the application was shown."""
+    """Errors that the application saw."""
     waited_ms: dict[int, float] = {}
-    """By the slot of time (monotonic ns // SLOT_NS) in which a record was due: how long the slowest of these took to be
+    """For each slot of time (monotonic ns // SLOT_NS): how long the slowest record that was due in it took to be
     confirmed, or received."""
 
     def longest_ms(self, first_ns: int, last_ns: int) -> float:
-        """For records that were due in this time."""
+        """Return the longest wait of records that were due in this time."""
         slots = range(first_ns // SLOT_NS, last_ns // SLOT_NS + 1)
         return max((self.waited_ms.get(slot, 0.0) for slot in slots), default=0.0)
 
@@ -134,10 +134,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     value_bytes: int
     seconds: float
     cpu_s: float
-    """Of the worker's process, in that time."""
+    """The processor time of the worker's process in that time."""
     latency_ms: dict[str, float] = {}
-    """By the names of `SHARES`. Publishing: from the call to its confirm. Latency: from the time at which the record
-    was due to be sent, to the consumer's hands."""
+    """By the names of `SHARES`. Publishing: from the call to its confirm. Latency: from the due time of the record
+    until the consumer has it."""
     steady: Steady | None = None
 
     @property

@@ -37,7 +37,7 @@ def broker() -> None:
 @json_option
 @with_target
 def list_brokers(target: Target, as_json: bool) -> None:
-    """List the brokers of the cluster, with what they own and what they have to do.
+    """List the brokers of the cluster, with their segments and load.
 
     A `down` broker is unreachable; SEGMENTS counts the segments that wait for its return.
 
@@ -89,9 +89,9 @@ def _load_texts(load: dict[str, Any] | None) -> tuple[str, str, str]:
 @json_option
 @with_target
 def drain(target: Target, broker_id: str, no_wait: bool, as_json: bool) -> None:
-    """Move everything off a broker, for maintenance, and wait until it is done.
+    """Move all segments off a broker, for maintenance, and wait until this is done.
 
-    Ctrl-C ends only the waiting. The broker gets no segments, also after a restart, until it is activated again.
+    Ctrl-C ends only the wait. The broker gets no segments, also after a restart, until it is activated again.
 
     \b
     Examples:
@@ -155,9 +155,10 @@ def activate(target: Target, broker_id: str, as_json: bool) -> None:
 @json_option
 @with_target
 def balance(target: Target, dry_run: bool, as_json: bool) -> None:
-    """Begin the moves that even the brokers' load best.
+    """Start the moves that best balance the brokers.
 
-    A few at a time: run it again when they have ended, or start brokers with --balance, which do it by themselves.
+    The command starts a few moves at a time. Run it again when they have ended, or start the brokers with --balance:
+    then they balance by themselves.
 
     \b
     Examples:

@@ -78,11 +78,11 @@ def consume(
 ) -> int:
     """Print the records of a subscription, one per line.
 
-    It ends at the end that the topic has when the command starts, or waits for more with --follow. What was printed is
-    acked: the next run continues behind it. In a pipe, a record is printed when the reader has taken it out of there.
+    The command stops at the end that the topic had at the start, or waits for more records with --follow. It acks
+    printed records, so the next run continues after them. In a pipe, a record is printed when the reader has taken it.
 
-    With --json, one object per record: key, value, timestamp, segment, offset, headers. A key or value that is no UTF-8
-    stands as keyBase64 or valueBase64.
+    --json prints one object per record: key, value, timestamp, segment, offset, headers. A key or value that is no
+    UTF-8 becomes keyBase64 or valueBase64.
 
     \b
     Examples:

@@ -51,8 +51,8 @@ def produce(
 ) -> int:
     """Publish lines of stdin, one record each.
 
-    Lines are sent as they come; the command ends at the end of the input, when every record is confirmed. Bytes are
-    taken as they are; an empty line is an empty record. With --json it says at the end what was sent, on stdout.
+    Lines are sent as they come. The command ends when the input has ended and every record is confirmed. Bytes are not
+    changed; an empty line is an empty record. --json prints a summary to stdout at the end.
 
     \b
     Examples:
@@ -174,10 +174,10 @@ class _ProduceRun:
 
 
 def split_keys(lines: list[bytes], separator: bytes, *, first: int = 1) -> Any:
-    """An Arrow table of keys and values. `first` is the number of the first line, for the error.
+    """Return an Arrow table of keys and values. `first` is the number of the first line, for the error.
 
-    Done on whole columns, nine times as fast as line by line: the lines stand one behind the other in one buffer, and
-    cut at both ends of each separator they become key, separator, value, key, separator, value, …
+    Working on whole columns is nine times as fast as line by line: all lines form one buffer, and cuts at both ends of
+    each separator make it key, separator, value, key, separator, value, …
     """
     import numpy as np
     import pyarrow as pa

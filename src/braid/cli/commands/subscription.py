@@ -41,7 +41,7 @@ def subscription() -> None:
 @json_option
 @with_target
 def create(target: Target, topic: str, name: str, start: str, as_json: bool) -> None:
-    """Create a subscription, before its first consumer comes.
+    """Create a subscription before its first consumer.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
 @json_option
 @with_target
 def show(target: Target, topic: str, name: str, as_json: bool) -> None:
-    """Show how far a subscription is in each segment, and who consumes it.
+    """Show the position of a subscription in each segment, and its consumers.
 
     \b
     Examples:
@@ -208,12 +208,12 @@ def seek(
 @json_option
 @with_target
 def skip(target: Target, topic: str, name: str, segment: int | None, count: int | None, as_json: bool) -> None:
-    """Count records as consumed: everything that is there now, or the next N of one segment.
+    """Mark records as consumed: the whole backlog, or the next N of one segment.
 
     \b
     Examples:
       braid subscription skip orders billing
-      braid subscription skip orders billing --segment 0 --count 1     # a record that nobody can process
+      braid subscription skip orders billing --segment 0 --count 1     # a record that cannot be processed
     """
     if (segment is None) != (count is None):
         raise click.UsageError("--segment and --count belong together")

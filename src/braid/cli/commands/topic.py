@@ -47,7 +47,9 @@ def topic() -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--segments", default=1, show_default=True, metavar="N", help="Ranges of keys, each a log of its own.")
+@click.option(
+    "--segments", default=1, show_default=True, metavar="N", help="Ranges of key hashes, each with its own log."
+)
 @click.option("--replicas", default=1, show_default=True, metavar="N", help="Brokers that hold each segment.")
 @click.option(
     "--durability",
@@ -256,7 +258,7 @@ def _retention_text(retention_ms: int | None, retention_bytes: int | None) -> st
 @json_option
 @with_target
 def stats(target: Target, name: str, as_json: bool) -> None:
-    """Show how much is in a topic, who serves it, and how far its subscriptions are.
+    """Show the size and the owners of a topic's segments, and the positions of its subscriptions.
 
     \b
     Examples:

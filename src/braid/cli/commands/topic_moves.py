@@ -27,7 +27,7 @@ WAIT: Final = click.FloatRange(min=0, min_open=True, max=3_600)
 def move(target: Target, name: str, segment: int | None, to: str | None, timeout: float, as_json: bool) -> None:
     """Move a topic, or one segment of it, to another broker. `unload` is another name for it.
 
-    Clients go on publishing and reading. The command waits until the segments are served where they went.
+    Clients keep publishing and reading. The command waits until the new owners serve the segments.
 
     \b
     Examples:
@@ -65,10 +65,10 @@ def recover(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Let another broker continue segments whose broker is gone for good.
+    """Let another broker continue segments whose broker is lost for good.
 
-    It goes on behind what is in shared storage. Records that only the lost broker's disk had are lost; without
-    --accept-loss nothing is changed, and the answer says how far the stored records reach.
+    The new owner continues after the records in shared storage. Records that only the lost broker's disk had are lost.
+    Without --accept-loss nothing changes, and the error says how far the stored records reach.
 
     \b
     Examples:

@@ -63,8 +63,9 @@ _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
 def up(brokers: int, data: str, port: int, admin_port: int, storage: str, as_json: bool) -> int:
     """Run a cluster of brokers on this machine, until Ctrl-C.
 
-    Broker i, from 0 on, is called broker-i and listens on PORT + i and ADMIN_PORT + i. (Port 0: any free ones.) They
-    share topics: ask any of them for anything. With as many brokers as before, or more, the folder can be used again.
+    Broker i, from 0 on, is called broker-i and listens on PORT + i and ADMIN_PORT + i; with port 0, on free ports. The
+    brokers share their topics: any broker takes any request. You can use the folder again with as many brokers, or
+    more.
 
     \b
     Examples:
