@@ -73,4 +73,4 @@ def test_a_delivery_that_waited_while_its_segment_went_to_another_consumer_is_no
     batch = consumer.receive_batch(timeout=1)
     assert batch is not None
     assert batch.values() == [b"b"]
-    assert lost.handed == 0
+    assert lost.delivered == 0

@@ -59,8 +59,8 @@ class BlockingConsumer(Generic[C]):
             current = self._take(timeout)
             if current is None:
                 return None
-        batch = current.batch.since(current.reader.handed)
-        current.reader.handed = batch.next_offset
+        batch = current.batch.since(current.reader.delivered)
+        current.reader.delivered = batch.next_offset
         return batch
 
     def __iter__(self) -> Self:
@@ -83,7 +83,7 @@ class BlockingConsumer(Generic[C]):
         if message is None or not self._consumer.may_hand_out(current):
             self._current, self._messages = None, NO_MESSAGES
             return None
-        current.reader.handed = message.offset + 1
+        current.reader.delivered = message.offset + 1
         return message
 
     def _take(self, timeout: float | None) -> Fetched | None:

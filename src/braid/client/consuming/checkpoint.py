@@ -150,7 +150,7 @@ class CheckpointConsumer(Consumer):
         """Return the positions of the application: in each segment, after the last record that it got."""
         if not self._started:
             raise InvalidArgument("the consumer has not begun, so it has no positions: use it in `async with`")
-        positions = self._positions | {segment: reader.handed for segment, reader in self._readers.items()}
+        positions = self._positions | {segment: reader.delivered for segment, reader in self._readers.items()}
         return ConsumerCheckpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
 """The base of all consumers: takes deliveries from the channels of several segments and hands them out in turn.
 
     channel ─ take ─► delivery ─ hand out ─► application
-      `waiting`         `taken`                `handed`
+      `waiting`         `taken`                `delivered`
 
 A `SegmentReader` is one segment on its way to the application, with two positions. A taken delivery has left the
 channel and is not fetched again. Its records count as handed out when the application gets them, one by one or all
@@ -36,7 +36,7 @@ class SegmentReader:
         self.segment: Final = segment
         self.taken = offset
         """The offset after the last record that left a channel."""
-        self.handed = offset
+        self.delivered = offset
         """The offset after the last record that the application got."""
         self.valid = True
         """Whether taken records may still be handed out. The thread of a blocking consumer reads this, too."""
@@ -52,7 +52,7 @@ class SegmentReader:
     def finished(self) -> bool:
         """Whether the segment has ended and the application got all of it."""
         channel = self.channel
-        return channel is not None and channel.ended and not channel.has_batch and self.handed >= self.taken
+        return channel is not None and channel.ended and not channel.has_batch and self.delivered >= self.taken
 
     def end(self) -> None:
         """Hand out no more records of this segment."""
@@ -98,7 +98,7 @@ class Consumer(ABC):
         taken = await self.take(timeout)
         if taken is None:
             return None
-        taken.reader.handed = taken.batch.next_offset
+        taken.reader.delivered = taken.batch.next_offset
         return taken.batch
 
     def __aiter__(self) -> Self:
@@ -113,7 +113,7 @@ class Consumer(ABC):
         return message
 
     async def take(self, timeout: float | None = None) -> Fetched | None:
-        """Return the next delivery. The caller hands out its records and sets `reader.handed` accordingly."""
+        """Return the next delivery. The caller hands out its records and sets `reader.delivered` accordingly."""
         taken = self._take()
         if taken is None:
             deadline = _deadline(timeout)
@@ -144,7 +144,7 @@ class Consumer(ABC):
                 self._current = taken
                 self._messages = iter(taken.batch.messages())
             elif (current := self._current) is not None and self.may_hand_out(current):
-                current.reader.handed = message.offset + 1
+                current.reader.delivered = message.offset + 1
                 return message
             else:
                 self._messages = NO_MESSAGES
@@ -155,8 +155,8 @@ class Consumer(ABC):
             # The program changed from messages to batches: the rest of the delivery comes first.
             self._current = None
             self._messages = NO_MESSAGES
-            if current.reader.valid and current.reader.handed < current.batch.next_offset:
-                return Fetched(current.reader, current.batch.since(current.reader.handed))
+            if current.reader.valid and current.reader.delivered < current.batch.next_offset:
+                return Fetched(current.reader, current.batch.since(current.reader.delivered))
         while self._turns:
             reader = self._turns.popleft()
             reader.queued = False

@@ -154,7 +154,7 @@ class StreamConsumer(Consumer):
     def mark_acked(self, segment: int, offset: int) -> None:
         """Ack everything below `offset` in this segment. Ignored if the segment's present reader did not deliver it."""
         reader = self._readers.get(segment)
-        if reader is None or not reader.acked < offset <= reader.handed:
+        if reader is None or not reader.acked < offset <= reader.delivered:
             return
         reader.acked = offset
         self._unsent[segment] = reader
@@ -405,7 +405,7 @@ class StreamConsumer(Consumer):
             self._stop_handing_out(segment)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_GRACE_S):
-                    while reader.acked < reader.handed and self._readers.get(segment) is reader:
+                    while reader.acked < reader.delivered and self._readers.get(segment) is reader:
                         assigned.changed.clear()
                         await assigned.changed.wait()
         try:
