@@ -97,7 +97,7 @@ def test_several_batches_are_one_table() -> None:
 @pytest.mark.parametrize("first", range(6))
 def test_records_before_the_wanted_one_are_left_out(first: int) -> None:
     whole = [stamped([b"0", b"1"], 0), stamped([b"2"], 2), stamped([b"3", b"4"], 3)]
-    for batch in (received(first, *whole), received(0, *whole).since(first)):
+    for batch in (received(first, *whole), received(0, *whole).from_offset(first)):
         assert (batch.base_offset, batch.next_offset) == (first, 5)
         expected = [b"%d" % number for number in range(first, 5)]
         assert batch.values() == expected

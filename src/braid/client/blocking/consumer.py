@@ -59,7 +59,7 @@ class BlockingConsumer(Generic[C]):
             current = self._take(timeout)
             if current is None:
                 return None
-        batch = current.batch.since(current.reader.delivered)
+        batch = current.batch.from_offset(current.reader.delivered)
         current.reader.delivered = batch.next_offset
         return batch
 

@@ -156,7 +156,7 @@ class Consumer(ABC):
             self._current = None
             self._messages = NO_MESSAGES
             if current.reader.valid and current.reader.delivered < current.batch.next_offset:
-                return Fetched(current.reader, current.batch.since(current.reader.delivered))
+                return Fetched(current.reader, current.batch.from_offset(current.reader.delivered))
         while self._turns:
             reader = self._turns.popleft()
             reader.queued = False

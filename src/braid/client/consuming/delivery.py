@@ -104,7 +104,7 @@ class ReceivedBatch:
     def _early_records(self) -> int:
         return max(self.base_offset - self._parts[0].header.base_offset, 0) if self._parts else 0
 
-    def since(self, offset: int) -> ReceivedBatch:
+    def from_offset(self, offset: int) -> ReceivedBatch:
         """Return the records from this offset on; the whole batch if it begins there or later."""
         if offset <= self.base_offset:
             return self
