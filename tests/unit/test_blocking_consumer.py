@@ -9,7 +9,7 @@ from typing import Any
 from braid.client.blocking.consumer import BlockingConsumer
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader
-from braid.client.consuming.delivery import ReceivedBatch, checked_parts
+from braid.client.consuming.delivery import ReceivedBatch, checked_slices
 from tests.kits.scripted_broker import TOPIC, stamped
 
 
@@ -48,7 +48,7 @@ class LateThread(LoopThread):
 
 def delivery(feed: SegmentReader, *values: bytes) -> Fetched:
     payload = memoryview(stamped(values, feed.taken))
-    batch = ReceivedBatch(TOPIC, feed.segment, payload, checked_parts(payload), feed.taken, feed.taken + len(values))
+    batch = ReceivedBatch(TOPIC, feed.segment, payload, checked_slices(payload), feed.taken, feed.taken + len(values))
     feed.taken = batch.next_offset
     return Fetched(feed, batch)
 

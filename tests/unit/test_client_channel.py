@@ -7,7 +7,7 @@ import random
 import pytest
 
 from braid.client.consuming.channel import MAX_WINDOW_BYTES, checked_window, credit_to_grant
-from braid.client.consuming.delivery import ReceivedBatch, checked_parts
+from braid.client.consuming.delivery import ReceivedBatch, checked_slices
 from braid.model.batch.columns import RECORD_SCHEMA, decode_messages, encode_batch
 from braid.model.batch.header import Flag, control_batch, parse_header, stamp
 from braid.model.errors import BatchTruncated, InvalidArgument
@@ -78,8 +78,8 @@ def test_a_window_has_limits() -> None:
 
 def received(first: int = 0, *batches: bytes | bytearray) -> ReceivedBatch:
     payload = memoryview(bytearray(b"".join(batches)))
-    parts = checked_parts(payload)
-    return ReceivedBatch(TOPIC, 7, payload, parts, first, parts[-1].header.next_offset)
+    slices = checked_slices(payload)
+    return ReceivedBatch(TOPIC, 7, payload, slices, first, slices[-1].header.next_offset)
 
 
 def test_several_batches_are_one_table() -> None:
@@ -118,15 +118,15 @@ def test_control_batches_carry_no_records() -> None:
 
 def test_a_table_stands_on_the_bytes_that_arrived() -> None:
     payload = memoryview(stamped([b"x" * 1_000] * 10, 0))
-    parts = checked_parts(payload)
-    values = ReceivedBatch(TOPIC, 0, payload, parts, 0, 10).table["value"].chunk(0)
+    slices = checked_slices(payload)
+    values = ReceivedBatch(TOPIC, 0, payload, slices, 0, 10).table["value"].chunk(0)
     payload[payload.tobytes().index(b"xxxx")] = ord("y")
     assert values[0].as_py()[0:2] == b"yx", "a copy was made"
 
 
 def test_half_a_batch_is_refused() -> None:
     with pytest.raises(BatchTruncated):
-        checked_parts(memoryview(stamped([b"abc"] * 10, 0))[:-16])
+        checked_slices(memoryview(stamped([b"abc"] * 10, 0))[:-16])
 
 
 def test_messages_say_where_they_are() -> None:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from braid.client.consuming.delivery import Part, ReceivedBatch, checked_parts
+from braid.client.consuming.delivery import BatchSlice, ReceivedBatch, checked_slices
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
 from braid.wire.frame import Frame
 from braid.wire.link import Link, within
@@ -60,7 +60,7 @@ class SegmentGrant(NamedTuple):
 
 class _Arrived(NamedTuple):
     payload: memoryview
-    parts: list[Part]
+    slices: list[BatchSlice]
 
 
 def checked_window(window_bytes: int | None) -> int:
@@ -154,11 +154,11 @@ class ClientChannel:
         """Return the oldest delivery that was not taken yet. This makes room for others."""
         if not self._arrived:
             return None
-        payload, parts = self._arrived.popleft()
-        start, self._wanted = self._wanted, parts[-1].header.next_offset
+        payload, slices = self._arrived.popleft()
+        start, self._wanted = self._wanted, slices[-1].header.next_offset
         self.waiting_bytes -= len(payload)
         self._grant()
-        return ReceivedBatch(self.topic, self.segment, payload, parts, start, self._wanted)
+        return ReceivedBatch(self.topic, self.segment, payload, slices, start, self._wanted)
 
     def ack(self, offset: int) -> None:
         """Ack everything below `offset`, without a reply. A lost ack is sent again on the next channel."""
@@ -190,18 +190,18 @@ class ClientChannel:
             return
         try:
             self._check_credit(len(payload))
-            parts = checked_parts(payload)
-            self._check_continuity(parts)
+            slices = checked_slices(payload)
+            self._check_continuity(slices)
         except BraidError as error:
             self._give_up(error)
             return
         self.end = delivery.end
         self._needed = 0
-        if parts[-1].header.next_offset <= self._wanted:
+        if slices[-1].header.next_offset <= self._wanted:
             self._grant()  # All its records were handed out before, or it is a control batch.
             return
         self.waiting_bytes += len(payload)
-        self._arrived.append(_Arrived(payload, parts))
+        self._arrived.append(_Arrived(payload, slices))
         self._on_news()
 
     def on_need(self, need: Need) -> None:
@@ -227,12 +227,12 @@ class ClientChannel:
             )
         self._credit -= size
 
-    def _check_continuity(self, parts: list[Part]) -> None:
+    def _check_continuity(self, slices: list[BatchSlice]) -> None:
         expected = self._expected
-        first = parts[0].header
+        first = slices[0].header
         if expected == self.begins and first.base_offset < expected < first.next_offset:
             expected = first.base_offset  # Batches travel whole: the first may begin earlier.
-        for header, _ in parts:
+        for header, _ in slices:
             if header.base_offset != expected:
                 raise BrokenInvariant(
                     f"I1: a batch of segment {self.segment} of {self.topic} begins at offset {header.base_offset}, "

@@ -18,30 +18,36 @@ from braid.model.batch.header import BatchHeader, verify
 from braid.model.message import Message
 
 
-class Part(NamedTuple):
+class BatchSlice(NamedTuple):
     """One checked batch, and its position in the payload."""
 
     header: BatchHeader
     position: int
 
 
-def checked_parts(payload: memoryview) -> list[Part]:
+def checked_slices(payload: memoryview) -> list[BatchSlice]:
     """Find the batches of a delivery, control batches included, and verify the checksums of each."""
-    parts = []
+    slices = []
     position = 0
     size = len(payload)
     while position < size:
         header = verify(payload, position)
-        parts.append(Part(header, position))
+        slices.append(BatchSlice(header, position))
         position += header.size
-    return parts
+    return slices
 
 
 class ReceivedBatch:
     """Records of one segment with consecutive offsets. It keeps the memory of its delivery alive."""
 
     def __init__(
-        self, topic: str, segment: int, payload: memoryview, parts: Sequence[Part], base_offset: int, next_offset: int
+        self,
+        topic: str,
+        segment: int,
+        payload: memoryview,
+        slices: Sequence[BatchSlice],
+        base_offset: int,
+        next_offset: int,
     ) -> None:
         self.topic: Final = topic
         """The path `tenant/namespace/name`."""
@@ -50,7 +56,7 @@ class ReceivedBatch:
         self.next_offset: Final = next_offset
         """The offset after the last record."""
         self._payload = payload
-        self._parts = [part for part in parts if part.header.next_offset > base_offset]
+        self._slices = [each for each in slices if each.header.next_offset > base_offset]
 
     def __len__(self) -> int:
         return self.next_offset - self.base_offset
@@ -65,13 +71,13 @@ class ReceivedBatch:
 
     def columns(self, names: Sequence[str]) -> Any:
         """Return a `pyarrow.Table` of only these columns. The others are not decoded."""
-        if not self._parts:
+        if not self._slices:
             return RECORD_SCHEMA.empty_table().select(list(names))
         return pa.Table.from_batches(self._rows(names))
 
     def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Yield the stored batches, each with its checked header. The first may begin before `base_offset`."""
-        for header, position in self._parts:
+        for header, position in self._slices:
             if not header.is_control:
                 yield header, self._payload[position : position + header.size]
 
@@ -84,7 +90,7 @@ class ReceivedBatch:
 
     def messages(self) -> list[Message]:
         messages: list[Message] = []
-        for header, position in self._parts:
+        for header, position in self._slices:
             messages += decode_messages(self._payload, header, position, segment=self.segment, topic=self.topic)
         # Only the first batch can begin too early.
         early = self._early_records()
@@ -92,21 +98,21 @@ class ReceivedBatch:
 
     def batch_headers(self) -> list[BatchHeader]:
         """Return the stored headers of the batches that hold the records."""
-        return [header for header, _ in self._parts]
+        return [header for header, _ in self._slices]
 
     def _rows(self, names: Sequence[str]) -> Iterator[Any]:
         early = self._early_records()
-        for header, position in self._parts:
+        for header, position in self._slices:
             rows = decode_arrow(self._payload, header, position, columns=names)
             yield rows.slice(early) if early else rows
             early = 0
 
     def _early_records(self) -> int:
-        return max(self.base_offset - self._parts[0].header.base_offset, 0) if self._parts else 0
+        return max(self.base_offset - self._slices[0].header.base_offset, 0) if self._slices else 0
 
     def from_offset(self, offset: int) -> ReceivedBatch:
         """Return the records from this offset on; the whole batch if it begins there or later."""
         if offset <= self.base_offset:
             return self
         end = max(self.next_offset, offset)
-        return ReceivedBatch(self.topic, self.segment, self._payload, self._parts, offset, end)
+        return ReceivedBatch(self.topic, self.segment, self._payload, self._slices, offset, end)
