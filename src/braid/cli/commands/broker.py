@@ -106,13 +106,13 @@ def drain(target: Target, broker_id: str, no_wait: bool, as_json: bool) -> None:
         try:
             state = ask(target, ask_and_wait)
         except KeyboardInterrupt:
-            print_note(f"Broker {broker_id} goes on draining; `braid broker activate {broker_id}` takes that back.")
+            print_note(f"Broker {broker_id} keeps draining; `braid broker activate {broker_id}` cancels this.")
             raise
     left = f"{count_text(state['segments'])} segments"
     texts = {
         "drained": f"Broker {broker_id} is drained.",
         "draining": f"Broker {broker_id} is draining: {left} to move.",
-        "down": f"Broker {broker_id} is not there: {left} wait for it, and move away when it is back.",
+        "down": f"Broker {broker_id} is down: {left} wait for it, and move away when it is back.",
     }
     print_done(texts.get(state["state"], f"Broker {broker_id} is {state['state']}."), state, as_json=as_json)
 
