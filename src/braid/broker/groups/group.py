@@ -53,7 +53,7 @@ class Control(msgspec.Struct, eq=False):
     """For all its groups, so that none comes twice when a group ends and begins anew."""
 
 
-class Session(msgspec.Struct, eq=False):
+class MemberSession(msgspec.Struct, eq=False):
     group: Group
     consumer: str
     number: int
@@ -78,16 +78,16 @@ class Group(msgspec.Struct, eq=False):
     topic_id: int
     subscription: str
     control: Control
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, MemberSession] = {}
     """By the consumer's name."""
-    holders: dict[SegmentId, Session] = {}
+    holders: dict[SegmentId, MemberSession] = {}
     grants: dict[SegmentId, int] = {}
     """Of the segments that have holders."""
     asked_back: dict[SegmentId, asyncio.TimerHandle] = {}
     """Segments that their holder is to give back, and when it is no longer waited for."""
     pass_is_due: bool = False
 
-    def held_by(self, session: Session) -> tuple[SegmentId, ...]:
+    def held_by(self, session: MemberSession) -> tuple[SegmentId, ...]:
         """What it has and may keep."""
         return tuple(
             segment
@@ -95,7 +95,7 @@ class Group(msgspec.Struct, eq=False):
             if holder is session and segment not in self.asked_back
         )
 
-    def give(self, segment: SegmentId, session: Session) -> None:
+    def give(self, segment: SegmentId, session: MemberSession) -> None:
         self.holders[segment] = session
         self.grants[segment] = next(self.control.grants)
 

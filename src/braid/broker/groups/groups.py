@@ -37,7 +37,7 @@ from typing import Final
 
 from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import Controllers
-from braid.broker.groups.group import Assigned, Consumer, Control, Group, Member, Session
+from braid.broker.groups.group import Assigned, Consumer, Control, Group, Member, MemberSession
 from braid.broker.groups.sessions import StoredSessions
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.topics import Topics
@@ -83,7 +83,7 @@ class Groups:
         self._controls: dict[str, Control] = {}
         """By topic, those whose groups are here."""
         self._groups: dict[tuple[str, str], Group] = {}
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, MemberSession] = {}
         """Those that are connected, by number."""
         self._numbers = count(clock.now_us())
         """Of sessions. None that was given out before a restart is given out again: a client that has not heard of the
@@ -124,7 +124,7 @@ class Groups:
         for subscription, consumer in filter(None, (paths.consumer_of(entry.key) for entry in entries)):
             if subscription in subscriptions:
                 group = self._group(topic, subscription)
-                session = group.sessions[consumer] = Session(group, consumer, 0)
+                session = group.sessions[consumer] = MemberSession(group, consumer, 0)
                 self._begin_grace(session)
                 self._ask_for_pass(group)
             else:
@@ -260,7 +260,7 @@ class Groups:
     def _enter(self, group: Group, consumer: str, member: Member) -> int:
         session = group.sessions.get(consumer)
         if session is None:
-            session = group.sessions[consumer] = Session(group, consumer, 0)
+            session = group.sessions[consumer] = MemberSession(group, consumer, 0)
         elif session.member is not None:
             self._replace(session, session.member)
         session.stop_grace()
@@ -272,7 +272,7 @@ class Groups:
         self._ask_for_pass(group)
         return session.number
 
-    def _replace(self, session: Session, old: Member) -> None:
+    def _replace(self, session: MemberSession, old: Member) -> None:
         """The session keeps its segments, for the new connection."""
         group = session.group
         del self._sessions[session.number]
@@ -284,17 +284,17 @@ class Groups:
         )
         self._free_asked_back(session)
 
-    def _begin_grace(self, session: Session) -> None:
+    def _begin_grace(self, session: MemberSession) -> None:
         loop = asyncio.get_running_loop()
         session.grace = loop.call_later(self._config.session_grace_s, self._on_grace_over, session)
 
-    def _on_grace_over(self, session: Session) -> None:
+    def _on_grace_over(self, session: MemberSession) -> None:
         session.grace = None
         self._forget(session)
         self._free_all(session)
         self._stored.remove_later(session.group.topic, session.group.subscription, session.consumer)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: MemberSession) -> None:
         group = session.group
         session.stop_grace()
         session.member = None
@@ -302,13 +302,13 @@ class Groups:
         if not group.sessions:
             del self._groups[group.topic.path, group.subscription]
 
-    def _free_all(self, session: Session) -> None:
+    def _free_all(self, session: MemberSession) -> None:
         group = session.group
         for segment in [segment for segment, holder in group.holders.items() if holder is session]:
             group.free(segment)
         self._ask_for_pass(group)
 
-    def _free_asked_back(self, session: Session) -> None:
+    def _free_asked_back(self, session: MemberSession) -> None:
         """Nobody is there who would give back what it was to give back."""
         group = session.group
         for segment in [segment for segment in group.asked_back if group.holders.get(segment) is session]:
@@ -400,7 +400,7 @@ class Groups:
         group.free(segment)
         self._ask_for_pass(group)
 
-    def _push(self, session: Session) -> None:
+    def _push(self, session: MemberSession) -> None:
         group = session.group
         segments = group.held_by(session)
         grants = tuple(group.grants[segment] for segment in segments)
