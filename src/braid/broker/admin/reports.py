@@ -14,7 +14,7 @@ import msgspec
 
 from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts, segment_statistics, topic_counts
 from braid.broker.groups.controllers import Controllers
-from braid.broker.groups.group import Consumer
+from braid.broker.groups.group import ConsumerStatus
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Progress
 from braid.broker.metrics import BrokerMetrics
@@ -39,7 +39,7 @@ class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
     segments: dict[SegmentId, SegmentStatistics]
     cursors: dict[SegmentId, dict[str, Offset]]
     counts: TopicCounts
-    consumers: dict[str, dict[str, Consumer]] = {}
+    consumers: dict[str, dict[str, ConsumerStatus]] = {}
     """By subscription and name, of the topic's controller."""
 
 
@@ -54,7 +54,7 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     cursors: dict[SegmentId, dict[str, Offset]]
     counts: TopicCounts
     """Of all brokers that answered."""
-    consumers: dict[str, dict[str, Consumer]]
+    consumers: dict[str, dict[str, ConsumerStatus]]
     """By subscription and name; none if the controller did not answer."""
     unavailable: dict[SegmentId, Unavailable]
 
@@ -117,7 +117,7 @@ class Reports:
         reports = [each for each in answers if isinstance(each, OwnerReport)]
         segments: dict[SegmentId, SegmentStatistics] = {}
         cursors: dict[SegmentId, dict[str, Offset]] = {}
-        consumers: dict[str, dict[str, Consumer]] = {}
+        consumers: dict[str, dict[str, ConsumerStatus]] = {}
         for report in reports:
             segments |= report.segments
             cursors |= report.cursors

@@ -13,7 +13,7 @@ import msgspec
 
 from braid.broker.admin.reports import TopicReport, Unavailable
 from braid.broker.admin.segment_stats import SegmentStatistics
-from braid.broker.groups.group import Consumer
+from braid.broker.groups.group import ConsumerStatus
 from braid.broker.groups.subscriptions import Progress
 from braid.cluster.balancing.plan import BalancePlan
 from braid.model.ids import Offset, SegmentId
@@ -173,7 +173,7 @@ def subscription_json(
     name: str,
     subscription: Subscription,
     progress: Mapping[SegmentId, Progress],
-    consumers: Mapping[str, Consumer],
+    consumers: Mapping[str, ConsumerStatus],
     unavailable: Mapping[SegmentId, Unavailable],
 ) -> dict[str, Any]:
     """`progress` has the segments whose owners answered, `unavailable` the others; `consumers` are those that the

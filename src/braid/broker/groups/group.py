@@ -37,7 +37,7 @@ class Member(Protocol):
         nothing to consume, or another broker is the controller."""
 
 
-class Consumer(msgspec.Struct, frozen=True):
+class ConsumerStatus(msgspec.Struct, frozen=True):
     """For statistics."""
 
     segments: tuple[int, ...]

@@ -37,7 +37,7 @@ from typing import Final
 
 from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import Controllers
-from braid.broker.groups.group import Assigned, Consumer, Control, Group, Member, MemberSession
+from braid.broker.groups.group import Assigned, ConsumerStatus, Control, Group, Member, MemberSession
 from braid.broker.groups.sessions import StoredSessions
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.topics import Topics
@@ -196,19 +196,19 @@ class Groups:
         """By the consumer's name, the segments that it has."""
         return {name: consumer.segments for name, consumer in self.consumers(path, subscription).items()}
 
-    def consumers(self, path: str, subscription: str) -> dict[str, Consumer]:
+    def consumers(self, path: str, subscription: str) -> dict[str, ConsumerStatus]:
         group = self._groups.get((path, subscription))
         if group is None:
             return {}
         return {
-            name: Consumer(
+            name: ConsumerStatus(
                 tuple(segment for segment, holder in sorted(group.holders.items()) if holder is session),
                 session.member is not None,
             )
             for name, session in sorted(group.sessions.items())
         }
 
-    def of_topic(self, path: str) -> dict[str, dict[str, Consumer]]:
+    def of_topic(self, path: str) -> dict[str, dict[str, ConsumerStatus]]:
         """By subscription and name; none if another broker is the topic's controller."""
         return {
             subscription: self.consumers(path, subscription) for topic, subscription in self._groups if topic == path
