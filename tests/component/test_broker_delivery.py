@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from braid.broker.metrics import TopicMetrics
-from braid.broker.segments.delivery import Channel, ReadAhead
+from braid.broker.segments.delivery import DeliveryChannel, ReadAhead
 from braid.model.ids import Offset
 from braid.wire.operations import Kind
 from tests.kits.storage import World, fill, make_batch
@@ -17,7 +17,7 @@ async def test_a_delivery_at_the_tail_is_written_before_the_next_follower_hears_
     await fill(segment, 1)
     handler, transport = Recorder(), RecordingTransport()
     handler.connection.connection_made(transport)
-    channel = Channel(
+    channel = DeliveryChannel(
         1,
         handler.connection,
         segment,

@@ -11,7 +11,7 @@ import pytest
 
 from braid.broker.connections import session
 from braid.broker.segments.cursors import Cursors
-from braid.broker.segments.delivery import Channel
+from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.client.consuming import stream
 from braid.client.producing import segment_writer as writer
@@ -152,11 +152,11 @@ def leave_failed_segments_closed(patch: pytest.MonkeyPatch) -> None:
 
 
 def deliver_beyond_the_credit(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: Channel, credit: int) -> None:
+    def grant(self: DeliveryChannel, credit: int) -> None:
         self._credit += 3 * credit
         self.pump()
 
-    patch.setattr(Channel, "grant", grant)
+    patch.setattr(DeliveryChannel, "grant", grant)
 
 
 def drop_syncs(patch: pytest.MonkeyPatch) -> None:

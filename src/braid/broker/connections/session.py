@@ -25,7 +25,7 @@ from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
-from braid.broker.segments.delivery import MAX_CREDIT, Channel, ReadAhead
+from braid.broker.segments.delivery import MAX_CREDIT, DeliveryChannel, ReadAhead
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrant
 from braid.broker.segments.segments import OwnedSegment, Segments
@@ -131,7 +131,7 @@ class Session:
         self.acked_generation: int | None = None
         """Up to which the peer's routing reflects what it was told here; None until it has said so."""
         self._routes: dict[bytes, OwnedSegment] = {}
-        self._channels: dict[int, tuple[Channel, OwnedSegment]] = {}
+        self._channels: dict[int, tuple[DeliveryChannel, OwnedSegment]] = {}
         self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
         self._taking: PublishQueue | None = None
         """Where the publishes go that are being handled."""
@@ -396,7 +396,7 @@ class Session:
         if segment.topic_id != request.topic_id:
             raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
         offset = self._first_offset(segment, request)
-        channel = Channel(
+        channel = DeliveryChannel(
             request.channel,
             self.connection,
             segment.storage,
@@ -434,7 +434,7 @@ class Session:
             )
         return Offset(request.offset)
 
-    def _forget_channel(self, channel: Channel) -> None:
+    def _forget_channel(self, channel: DeliveryChannel) -> None:
         found = self._channels.pop(channel.number, None)
         if found is not None:
             found[1].forget_channel(channel)

@@ -46,7 +46,7 @@ class ReadAhead:
         self.left += size
 
 
-class Channel:
+class DeliveryChannel:
     def __init__(
         self,
         number: int,
@@ -59,7 +59,7 @@ class Channel:
         read_bytes: int,
         read_ahead: ReadAhead,
         metrics: TopicMetrics,
-        on_end: Callable[[Channel], None],
+        on_end: Callable[[DeliveryChannel], None],
     ) -> None:
         self.number: Final = number
         self.subscription: Final = subscription

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from braid.broker.segments.cursors import Cursors
-from braid.broker.segments.delivery import Channel
+from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants
 from braid.model.errors import BraidError
@@ -38,7 +38,7 @@ class OwnedSegment:
         self.publishes: Final = publishes
         self.serving = True
         self.read_grants: Final = ReadGrants()
-        self._channels: dict[Channel, None] = {}
+        self._channels: dict[DeliveryChannel, None] = {}
         self._delivered_bytes = 0
         """By channels that have ended."""
         self._on_failure = on_failure
@@ -86,11 +86,11 @@ class OwnedSegment:
         await self.storage.replace_chunks(old, new)
         return len(self.storage.catalog.chunks)
 
-    def add_channel(self, channel: Channel) -> None:
+    def add_channel(self, channel: DeliveryChannel) -> None:
         self._channels[channel] = None
         channel.pump()
 
-    def forget_channel(self, channel: Channel) -> None:
+    def forget_channel(self, channel: DeliveryChannel) -> None:
         if channel in self._channels:
             del self._channels[channel]
             self._delivered_bytes += channel.delivered_bytes
