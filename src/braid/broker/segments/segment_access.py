@@ -61,7 +61,7 @@ ASK_SEGMENT: Final = "ask_segment"
 T = TypeVar("T")
 
 
-class Segment(Protocol):
+class ServedSegment(Protocol):
     """What is asked of a served segment."""
 
     @property
@@ -94,9 +94,9 @@ class Segment(Protocol):
 class OwnedSegments(Protocol):
     """Those of this broker. `get` raises what tells where else to ask, or why not here."""
 
-    def get(self, path: str, segment_id: int) -> Segment: ...
+    def get(self, path: str, segment_id: int) -> ServedSegment: ...
 
-    def of_topic(self, path: str) -> Sequence[Segment]: ...
+    def of_topic(self, path: str) -> Sequence[ServedSegment]: ...
 
 
 class Question(msgspec.Struct, Generic[T], frozen=True):
@@ -106,7 +106,7 @@ class Question(msgspec.Struct, Generic[T], frozen=True):
     """Whether a refusal may mean that an earlier attempt was carried out and others followed it."""
 
     @abstractmethod
-    async def answer(self, segment: Segment) -> T: ...
+    async def answer(self, segment: ServedSegment) -> T: ...
 
     def read(self, answer: Any) -> T:
         """The answer, as it came from another broker."""
@@ -119,7 +119,7 @@ class FindPositions(Question[SegmentPositions], frozen=True, tag=True):
 
     timestamp_us: int | None = None
 
-    async def answer(self, segment: Segment) -> SegmentPositions:
+    async def answer(self, segment: ServedSegment) -> SegmentPositions:
         at_time = -1 if self.timestamp_us is None else await segment.offset_at_time(self.timestamp_us)
         return SegmentPositions(segment.name.id, segment.earliest, segment.end, segment.sealed, at_time)
 
@@ -130,7 +130,7 @@ class FindPositions(Question[SegmentPositions], frozen=True, tag=True):
 class GetProgress(Question[dict[str, Offset]], frozen=True, tag=True):
     """Where each subscription stands."""
 
-    async def answer(self, segment: Segment) -> dict[str, Offset]:
+    async def answer(self, segment: ServedSegment) -> dict[str, Offset]:
         return segment.cursors.all()
 
 
@@ -140,7 +140,7 @@ class BeginCursor(Question[Offset | None], frozen=True, tag=True):
     subscription: str
     offset: Offset
 
-    async def answer(self, segment: Segment) -> Offset | None:
+    async def answer(self, segment: ServedSegment) -> Offset | None:
         offset = min(self.offset, segment.end)
         await segment.sync_to(offset)
         return await segment.cursors.begin(self.subscription, offset)
@@ -153,7 +153,7 @@ class PlaceCursor(Question[Offset], frozen=True, tag=True):
     once: ClassVar[bool] = True
     placing: Placing
 
-    async def answer(self, segment: Segment) -> Offset:
+    async def answer(self, segment: ServedSegment) -> Offset:
         placing, subscription = self.placing, self.placing.subscription
         offset = segment.earliest if placing.skip else min(placing.offset, segment.end)
         await segment.sync_to(segment.end if placing.skip else offset)
@@ -169,7 +169,7 @@ class RemoveCursor(Question[None], frozen=True, tag=True):
 
     subscription: str
 
-    async def answer(self, segment: Segment) -> None:
+    async def answer(self, segment: ServedSegment) -> None:
         if await segment.cursors.remove(self.subscription):
             message = f"subscription {self.subscription} of {segment.name.topic} was deleted"
             segment.close_channels(self.subscription, SubscriptionNotFound.code, message)
@@ -181,7 +181,7 @@ class SwapChunks(Question[int], frozen=True, tag=True):
     old: list[str]
     new: str
 
-    async def answer(self, segment: Segment) -> int:
+    async def answer(self, segment: ServedSegment) -> int:
         return await segment.replace_chunks(self.old, self.new)
 
 
@@ -193,7 +193,7 @@ class SegmentAccess(Protocol):
 
 
 class LocalAccess:
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: ServedSegment) -> None:
         self._segment = segment
 
     async def ask(self, question: Question[T]) -> T:
