@@ -27,7 +27,7 @@ from braid.broker.admin.segment_stats import stored_bytes
 from braid.broker.config import BrokerConfig
 from braid.broker.groups.subscriptions import Progress
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.parts.cluster_view import ClusterView
+from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.front_door import FrontDoor
 from braid.broker.parts.group_host import GroupHost
 from braid.broker.parts.resources import Resources
@@ -62,7 +62,7 @@ class Broker:
         self.metrics: Final = BrokerMetrics()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         """Done when something broke without which the broker serves nobody: it is to be closed, and started again."""
-        self.cluster: Final = ClusterView(config, resources, read_load=self.read_load, on_failure=self._fail)
+        self.cluster: Final = ClusterNode(config, resources, read_load=self.read_load, on_failure=self._fail)
         self.segment_host: Final = SegmentHost(config, resources, self.cluster, self.metrics)
         self.group_host: Final = GroupHost(config, resources, self.cluster, self.segment_host)
         self.front_door: Final = FrontDoor(

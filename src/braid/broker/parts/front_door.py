@@ -11,7 +11,7 @@ from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
 from braid.broker.connections.server import Server
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.parts.cluster_view import ClusterView
+from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.group_host import GroupHost
 from braid.broker.parts.resources import Resources
 from braid.broker.parts.segment_host import SegmentHost
@@ -33,7 +33,7 @@ class FrontDoor:
         config: BrokerConfig,
         resources: Resources,
         metrics: BrokerMetrics,
-        cluster: ClusterView,
+        cluster: ClusterNode,
         segment_host: SegmentHost,
         group_host: GroupHost,
     ) -> None:

@@ -6,13 +6,13 @@ from braid.broker.config import BrokerConfig
 from braid.broker.groups.controllers import NO_LEASE, Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
-from braid.broker.parts.cluster_view import ClusterView
+from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
 from braid.broker.parts.segment_host import SegmentHost
 
 
 class GroupHost:
-    def __init__(self, config: BrokerConfig, resources: Resources, cluster: ClusterView, host: SegmentHost) -> None:
+    def __init__(self, config: BrokerConfig, resources: Resources, cluster: ClusterNode, host: SegmentHost) -> None:
         registration = cluster.registration
 
         def lease_id() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.parts.cluster_view import ClusterView
+from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.deletion import Deletion
@@ -18,7 +18,7 @@ from braid.storage.history.housekeeper import Housekeeper
 
 class SegmentHost:
     def __init__(
-        self, config: BrokerConfig, resources: Resources, cluster: ClusterView, metrics: BrokerMetrics
+        self, config: BrokerConfig, resources: Resources, cluster: ClusterNode, metrics: BrokerMetrics
     ) -> None:
         storage, may_act = resources.storage, cluster.registration.may_act
         topics, owners, members, peers = cluster.topics, cluster.owners, cluster.members, cluster.peers

@@ -21,7 +21,7 @@ from braid.metadata.view import View
 from braid.storage.segment import StorageMode
 
 
-class ClusterView:
+class ClusterNode:
     def __init__(
         self,
         config: BrokerConfig,
