@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from braid.broker.segments.history_copy import OutgoingHistory
 from braid.broker.segments.leftover_chunks import Copies
@@ -171,7 +171,9 @@ class HandOver:
             raise MoveGivenUp("its record has changed meanwhile")
         await self._owners.view.caught_up(revision)
 
-    async def _patiently(self, segment: OwnedSegment, step: Step, *, for_ever: bool = False) -> None:
+    async def _patiently(
+        self, segment: OwnedSegment, step: Callable[[], Awaitable[None]], *, for_ever: bool = False
+    ) -> None:
         """Try a step until it works, or for as long as producers can be made to wait."""
         give_up_at = self._clock.monotonic() + EXPORT_PATIENCE_S
         while True:
@@ -184,7 +186,3 @@ class HandOver:
                     raise MoveGivenUp(f"it could not be brought to an end: {error}") from error
                 _log.info("%s is being handed over, trying again: %s", segment.name, error)
             await asyncio.sleep(RETRY_S)
-
-
-class Step(Protocol):
-    async def __call__(self) -> None: ...
