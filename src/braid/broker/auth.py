@@ -1,9 +1,9 @@
-"""Who is asking, and what they may do.
+"""Authentication and permissions: whom a token names, and the actions that its roles allow.
 
-Tokens are JWTs. What they are checked with is decided here, once, by the configured key, and never by what a token says
-about itself: a shared secret means HS256; a public key means the one algorithm of its kind (RSA → RS256, EC P-256 →
-ES256, Ed25519 → EdDSA). So a token "signed" with HS256 and the public key as its secret, or with `none`, is refused
-before anything in it is believed.
+Tokens are JWTs. The configured key alone decides which algorithm checks them, never what a token says about itself: a
+shared secret means HS256; a public key means the one algorithm of its kind (RSA → RS256, EC P-256 → ES256, Ed25519 →
+EdDSA). So a token "signed" with HS256 and the public key as its secret, or with `none`, is refused before anything in
+it is believed.
 
     claim     meaning
     sub       required: the name that logs and errors show
@@ -12,19 +12,20 @@ before anything in it is believed.
               good until the key changes. Give people an `exp`; services may do without one.
     iss       must be the configured issuer, if one is configured
     aud       must name the configured audience. A token that has an `aud` is refused where none is configured: it was
-              made for somebody else (RFC 7519, 4.1.3).
+              made for another service (RFC 7519, 4.1.3).
 
-Permissions are a pure function over the grants of the configuration: denied, unless a role is a superuser or a grant
-covers what is asked. A grant covers everything below its place: `acme` covers the tenant itself, its namespaces and
-their topics; `acme/*` covers every namespace of it and their topics, but not what concerns the tenant as a whole. What
-concerns the whole cluster is asked as ADMIN on tenant `*`, which only a grant on `*` (or a superuser) has. No action
-implies another: `admin` alone neither publishes nor reads.
+Permissions are a pure function of the configured grants. A request is denied unless one of the caller's roles is a
+superuser or has a grant that covers the request. A grant covers everything below its place: `acme` covers the tenant
+itself, its namespaces and their topics; `acme/*` covers every namespace of the tenant and their topics, but not calls
+about the tenant as a whole. Calls about the whole cluster need ADMIN on tenant `*`, which only a grant on `*` (or a
+superuser) has. No action implies another: `admin` alone neither publishes nor reads.
 
-Brokers of one cluster know each other by a secret in the metadata store (`links.py`), whether or not clients need
-tokens. It makes a connection a *peer*: it may ask what brokers ask each other, and nothing that needs a grant.
+Brokers of one cluster know each other by a secret in the metadata store (peers/links.py), whether or not clients need
+tokens. A connection that shows the secret is a *peer*: it may make the calls that brokers make to each other, and
+nothing that needs a grant.
 
-No token, and nothing that a token says beside the caller's own name and roles, ever stands in an error: the library's
-exceptions quote pieces of what they were given, so they are neither shown nor chained.
+An error never shows a token, nor anything that a token says beside the caller's own name and roles. The library's
+exceptions quote pieces of their input, so they are neither shown nor chained.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 PEER_TOKEN: Final = "braid-peer "  # noqa: S105 (what precedes the secret)
-"""What a broker's token begins with; the cluster's secret follows."""
+"""The prefix of a broker's token; the cluster's secret follows it."""
 MIN_SECRET_BYTES: Final = 32
 """The size of HS256's hash: a shorter secret is weaker than the signature (RFC 7518, 3.2)."""
 MIN_RSA_BITS: Final = 2048
 MAX_TOKEN_CHARS: Final = 16 << 10
-"""Also far above what fits in a request's header. Looking into a larger one would only cost time."""
+"""Far above what fits into the header of an HTTP request. Decoding a longer token would only cost time."""
 MAX_ROLES: Final = 64
 LEEWAY_S: Final = 30.0
 ALL: Final = "*"
-"""Of a grant: everything at that level. Of a question: the whole cluster."""
+"""In a grant: everything at that level. In a permission check: the whole cluster."""
 
 _TEXT: Final = frozenset(string.printable.encode())
 
@@ -66,7 +67,7 @@ class Action(Enum):
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Whom a token names."""
+    """The caller that a token names."""
 
     name: str
     roles: tuple[str, ...]
@@ -76,7 +77,7 @@ class Principal(msgspec.Struct, frozen=True):
     """Another broker of the cluster."""
 
     def expired(self, now: float) -> bool:
-        """For connections that outlive their token. `now` in Unix seconds."""
+        """Whether the token has run out, for connections that outlive it. `now` in Unix seconds."""
         return self.expires_at is not None and now >= self.expires_at + LEEWAY_S
 
 
@@ -85,31 +86,31 @@ ANONYMOUS: Final = Principal("anonymous", (), None)
 PEER: Final = Principal("broker", (), None, peer=True)
 
 Grants = Mapping[str, Sequence[tuple[tuple[str, ...], frozenset[Action]]]]
-"""By role: the levels of a place, and what is allowed there and below."""
+"""By role: the levels of a place, and the actions that are allowed there and below."""
 
 
 def read_grants(grants: Sequence[Grant]) -> Grants:
-    """The configured grants, checked. Raises InvalidConfig."""
+    """Check the configured grants. Raises InvalidConfig."""
     found: dict[str, list[tuple[tuple[str, ...], frozenset[Action]]]] = {}
     for grant in grants:
-        said = f"the grant to role {grant.role!r} on {grant.on!r}"
+        described = f"the grant to role {grant.role!r} on {grant.on!r}"
         if not grant.role or grant.role == ALL:
-            raise InvalidConfig(f"{said} names no role: a grant is for one role, '*' stands only for places")
+            raise InvalidConfig(f"{described} names no role: a grant is for one role, '*' stands only for places")
         levels = tuple(grant.on.split("/"))
         if len(levels) > 3:
-            raise InvalidConfig(f"{said}: write 'tenant', 'tenant/namespace' or 'tenant/namespace/topic'")
+            raise InvalidConfig(f"{described}: write 'tenant', 'tenant/namespace' or 'tenant/namespace/topic'")
         for what, level in zip(("tenant", "namespace", "topic"), levels, strict=False):
             try:
                 if level != ALL:
                     check_name(what, level)
             except InvalidName as error:
-                raise InvalidConfig(f"{said}: {error}") from error
+                raise InvalidConfig(f"{described}: {error}") from error
         try:
             actions = frozenset(Action(action) for action in grant.allow)
         except ValueError:
-            raise InvalidConfig(f"{said} allows {list(grant.allow)}: use produce, consume or admin") from None
+            raise InvalidConfig(f"{described} allows {list(grant.allow)}: use produce, consume or admin") from None
         if not actions:
-            raise InvalidConfig(f"{said} allows nothing: name produce, consume or admin, or remove it")
+            raise InvalidConfig(f"{described} allows nothing: name produce, consume or admin, or remove it")
         found.setdefault(grant.role, []).append((levels, actions))
     return found
 
@@ -124,12 +125,12 @@ def allowed(grants: Grants, roles: Sequence[str], action: Action, place: Sequenc
 
 
 class Access:
-    """The keys and grants of one broker. Reads its key file when it is made, and never again."""
+    """The keys and grants of one broker. The key file is read when this is made, and never again."""
 
     def __init__(self, config: AuthConfig | None) -> None:
         self.enabled: Final = config is not None
         self.peer_secret = ""
-        """By which the brokers of the cluster know each other; empty: none is known yet."""
+        """The secret by which the brokers of the cluster know each other; empty: not known yet."""
         self._superusers: frozenset[str] = frozenset()
         self._grants: Grants = {}
         if config is not None:
@@ -138,7 +139,7 @@ class Access:
             self._verifier = _Verifier(config)
 
     def authenticate(self, token: str) -> Principal:
-        """Raises Unauthenticated."""
+        """Return the caller that the token names. Raises Unauthenticated."""
         if token.startswith(PEER_TOKEN):
             return self._peer(token.removeprefix(PEER_TOKEN))
         if not self.enabled:
@@ -157,15 +158,15 @@ class Access:
     def check(
         self, principal: Principal, action: Action, tenant: str, namespace: str | None = None, topic: str | None = None
     ) -> None:
-        """Raises PermissionDenied. `tenant` may be `*`: the whole cluster."""
+        """Check that the caller may do this action. Raises PermissionDenied. `tenant` may be `*`: the whole cluster."""
         self._check(principal, (action,), [level for level in (tenant, namespace, topic) if level is not None])
 
     def check_topic(self, principal: Principal, topic: TopicName, *actions: Action) -> None:
-        """One of these actions is enough. Raises PermissionDenied."""
+        """Check that the caller may do one of these actions. Raises PermissionDenied."""
         self._check(principal, actions, [topic.tenant, topic.namespace, topic.name])
 
     def check_may_know(self, principal: Principal, topic: TopicName) -> None:
-        """Who may do anything with a topic may know of it, and where it is. Raises PermissionDenied."""
+        """Check that the caller may know of a topic and where it is: any action is enough. Raises PermissionDenied."""
         self.check_topic(principal, topic, *Action)
 
     def _check(self, principal: Principal, actions: Sequence[Action], place: Sequence[str]) -> None:
@@ -181,7 +182,7 @@ class Access:
 
 
 class _Verifier:
-    """KeyedLocks a token into a principal with one key and one algorithm."""
+    """Turns a token into a principal, with one key and one algorithm."""
 
     def __init__(self, config: AuthConfig) -> None:
         if bool(config.secret_file) == bool(config.public_key_file):
@@ -206,7 +207,7 @@ class _Verifier:
         raise Unauthenticated(f"the token was refused: {reason}")  # outside of any handler: nothing is chained to it
 
     def _claims(self, token: str) -> Principal | str:
-        """The principal, or why not."""
+        """Return the principal, or the reason for a refusal."""
         import jwt
 
         required = ["sub", *(["iss"] if self._issuer else []), *(["aud"] if self._audience else [])]

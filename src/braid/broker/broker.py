@@ -1,18 +1,19 @@
-"""The broker: everything that it owns, opened in order and closed in the opposite one.
+"""The broker: everything that it owns, opened in order and closed in reverse order.
 
-Four parts (parts/) stand on its resources: the view of the cluster, the host of its segments, the host of its groups,
-and the front door for clients and other brokers.
+Four parts (parts/) stand on the broker's resources: its node in the cluster, the host of its segments, the host of its
+groups, and the front door for clients and other brokers.
 
 Opening: data folder (locked) → metadata store → storage shared by all segments → the listening port → registration
-under a lease → the view of the cluster → candidate for its leadership → its segments (recovered). It is ready when
-clients can connect.
+under a lease → the view of the metadata → candidacy for the cluster's leadership → its segments (recovered). The broker
+is then ready, and clients can connect.
 
-Closing in order: not to be given segments any more → where others can go on, hand over what it has → accept nothing
-new → confirm what was taken → close the connections → store the cursors → close the logs → give up the lease → unlock
-the folder. A crash anywhere loses nothing that was confirmed; closing in order also loses no ack and no time.
+Closing in order: announce the stop, so that the leader gives it no more segments → hand over its segments, where other
+brokers can serve them → accept no connections → confirm the publishes that were taken → close the connections → store
+the cursors → close the logs → give up the lease → unlock the folder. A crash anywhere loses no confirmed record;
+closing in order also loses no ack and no time.
 
-When the lease is lost (the machine slept, the store was away too long) the broker may not act for its segments any more
-(I3): it abandons them, asks for a new lease, and opens them again in a new epoch.
+A broker that has lost its lease (the machine slept, the store was away too long) may not act for its segments (I3): it
+abandons them, takes a new lease, and opens them again in a new epoch.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ from braid.storage.segment import StorageMode
 
 COME_BACK_S: Final = 1.0
 HAND_OVER_TIMEOUT_S: Final = 20.0
-"""What a broker that stops does not get rid of in this time waits for its return."""
+"""How long a stopping broker hands over segments. Those that are left wait for its return."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Broker:
-    """Made by `open`."""
+    """One broker. `open` makes it and `close` stops it."""
 
     def __init__(self, config: BrokerConfig, resources: Resources) -> None:
-        """Put the parts together, each with those that it knows. Nothing happens yet."""
+        """Make the parts, each with the parts that it uses. Nothing starts yet."""
         self.id: Final = config.id
         self.config: Final = config
         self.resources: Final = resources
         self.metrics: Final = BrokerMetrics()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Done when something broke without which the broker serves nobody: it is to be closed, and started again."""
+        """Done when a part has broken that the broker cannot serve without: close the broker and start it again."""
         self.cluster: Final = ClusterNode(config, resources, read_load=self.read_load, on_failure=self._fail)
         self.segment_host: Final = SegmentHost(config, resources, self.cluster, self.metrics)
         self.group_host: Final = GroupHost(config, resources, self.cluster, self.segment_host)
@@ -87,7 +88,7 @@ class Broker:
         random: random_module.Random | None = None,
         objects: Objects | None = None,
     ) -> Broker:
-        """Ready when it returns. Ports that are not given are the real ones."""
+        """Open a broker; it is ready when this returns. Ports that are not given are the real ones."""
         async with contextlib.AsyncExitStack() as stack:
             resources = await Resources.open(
                 stack, config, network=network, store=store, disk=disk, clock=clock, random=random, objects=objects
@@ -98,7 +99,7 @@ class Broker:
         return broker
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
-        """In this order, and backwards when it closes."""
+        """Start the parts in this order; `stack` stops them in reverse order."""
         front_door, cluster = self.front_door, self.cluster
         secret = front_door.access.peer_secret = await cluster_secret(self.resources.store)
         stack.push_async_callback(cluster.leave)
@@ -127,7 +128,8 @@ class Broker:
         return self.front_door.closing
 
     async def close(self) -> None:
-        """Stop in order. What fails is said; the rest is closed all the same."""
+        """Stop in order. When one part fails to close, the others are closed all the same, and then its error is
+        raised."""
         if self.closing:
             return
         self.front_door.ready = False
@@ -142,7 +144,7 @@ class Broker:
         _log.info("broker %s has stopped", self.id)
 
     async def _leave(self) -> None:
-        """Where storage is shared, others go on with what this broker serves, immediately and without a loss."""
+        """Hand over all segments if other brokers can serve them: storage is shared, and another broker is active."""
         cluster = self.cluster
         if self.resources.storage.mode is StorageMode.LOCAL or not cluster.registration.may_act():
             return
@@ -192,7 +194,7 @@ class Broker:
     # The load.
 
     def read_load(self) -> Reading:
-        """What this broker has counted, for its load report (cluster/load_reports.py)."""
+        """Return this broker's counters, for its load report (cluster/load_reports.py)."""
         return Reading(
             [_load_of(each) for each in self.segments.all()],
             sum(topic.published_records for topic in self.metrics.topics.values()),
@@ -209,5 +211,5 @@ def _load_of(segment: OwnedSegment) -> SegmentReading:
         segment.publishes.taken_bytes,
         segment.delivered_bytes,
         stored,
-        backlog * stored // max(end - earliest, 1),  # As if all its records were equally long.
+        backlog * stored // max(end - earliest, 1),  # As if all records of the segment were equally long.
     )

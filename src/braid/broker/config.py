@@ -16,15 +16,15 @@ LOCAL: Final = "local"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one peer, and all of them together, may cost (I12)."""
+    """How much one connection, and all connections together, may cost (I12)."""
 
     max_connections: int = 10_000
-    """Each idle one costs some 30 KB."""
+    """An idle connection costs some 30 KB."""
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_requests_in_flight: int = 2_048
-    """Per connection; a peer that sends more is not read from until some are answered."""
+    """Per connection. Beyond it the broker stops reading from the connection until some requests are answered."""
     max_bytes_in_flight: int = 32 << 20
-    """Per connection: batches that were received and are not confirmed; beyond it the peer is not read from."""
+    """Per connection: batches that were received and are not confirmed. Beyond it the broker stops reading."""
     max_channels: int = 4_096
     """Per connection."""
     hello_timeout_s: float = 10.0
@@ -34,13 +34,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_bytes: int = 1 << 20
     """The most that is read from storage for one delivery."""
     max_read_ahead_bytes: int = 32 << 20
-    """For all connections: what is read from storage before the piece in front of it has been sent."""
+    """For all connections: bytes that are read from storage while the bytes before them are still being sent."""
 
 
 class CursorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     flush_s: float = 1.0
-    """A crash of the broker makes subscriptions go back by at most this time, or so many acks."""
+    """How long after an ack the cursor is stored: a crash of the broker sets a subscription back by at most this."""
     flush_acks: int = 10_000
+    """So many acks are stored without waiting for `flush_s`."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,10 +60,10 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class BrokerTlsConfig(TlsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the port to which clients and other brokers connect."""
+    """TLS of the port to which clients and other brokers connect."""
 
     peer_ca: str = ""
-    """The authority that signed the other brokers' certificates; empty: one that the system trusts."""
+    """The authority that signed the other brokers' certificates; empty: any that the system trusts."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,11 +71,11 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on: str
     """`tenant`, `tenant/namespace` or `tenant/namespace/topic`; `*` stands for all of a level."""
     allow: tuple[str, ...]
-    """Of `produce`, `consume`, `admin`."""
+    """Any of `produce`, `consume`, `admin`."""
 
 
 class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens are JWTs. With this in the configuration, everything is denied that no grant allows."""
+    """How tokens (JWTs) are checked, and the grants. With this section, the broker denies all that no grant allows."""
 
     secret_file: str = ""
     """A shared secret, for HS256 tokens; at least 32 bytes."""
@@ -92,25 +93,25 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data: str = DEFAULT_DATA
     listen: str = "127.0.0.1:6660"
     advertise: str = ""
-    """What clients are told to connect to; empty: the address it listens on."""
+    """The address that clients and other brokers connect to; empty: the address that the broker listens on."""
     admin: str = "127.0.0.1:8660"
     metadata: str = ""
     """`sqlite:PATH` or `etcd://HOST:PORT,…`; empty: a file in the data folder."""
     storage: str = LOCAL
     """`local`, `file:///PATH` (shared by all brokers) or `s3://BUCKET/PREFIX`."""
     labels: dict[str, str] = {}
-    """What operators want to know a broker by, such as its rack; shown with it."""
+    """Labels for operators, such as the rack; they are shown with the broker."""
     balance: bool = False
-    """Whether segments move by themselves to even the brokers' load; asked of the broker that leads the cluster."""
+    """Whether the cluster's leader moves segments to even the brokers' load; the leading broker's setting counts."""
     lease_ttl_s: float = 10.0
     """A broker that is silent for this long has lost its segments."""
     cache_bytes: int = 16 << 20
-    """Of recent batches, for readers at the live tail; the page cache holds the rest."""
+    """Memory for recent batches, for readers at the live tail; the page cache holds the rest."""
     file_bytes: int = 64 << 20
     """A log's files are closed at this size."""
     spare_files: int = 8
-    """Prepared files for busy logs to continue in, of `file_bytes` each: as many as the last burst would have used, but
-    no more than this."""
+    """The most preallocated files, of `file_bytes` each, into which busy logs rotate. The broker keeps as many as the
+    last burst would have used, but no more than this."""
     limits: Limits = Limits()
     cursors: CursorConfig = CursorConfig()
     groups: GroupConfig = GroupConfig()

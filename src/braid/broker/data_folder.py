@@ -1,13 +1,13 @@
 """The broker's folder: locked while a broker uses it, and marked with the version of its format.
 
     braid.json      {"format": 1, "brokerId": "broker-1"}
-    metadata.db     unless metadata lies elsewhere
+    metadata.db     the metadata store, unless the configuration names another
     wal/            the logs of the segments, by topic
-    spare/          prepared files
+    spare/          preallocated files
     chunks/         history, in mode `local`
 
-A folder of an older format is brought up to date step by step when it is opened, each step repeatable after a crash,
-the mark written last. A folder of a newer format is refused: this build could misread it.
+Opening upgrades a folder of an older format step by step. The mark is written after each step, so every step must be
+repeatable: a crash before the mark runs it again. A folder of a newer format is refused: this build could misread it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_MARK_BYTES: Final = 64 << 10
 Step = Callable[[Disk, str], Awaitable[None]]
 
 STEPS: Final[Mapping[int, Step]] = {}
-"""What brings a folder from a format to the next one, by the format that it leaves."""
+"""The upgrade from each format to the next, by the format that it starts from."""
 
 
 class Mark(msgspec.Struct, frozen=True, rename="camel"):

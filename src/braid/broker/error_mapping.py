@@ -1,9 +1,11 @@
-"""What a client is told when its segment's log does not take or give it anything.
+"""The errors that clients get when a segment's log takes or gives nothing.
 
-That a log was fenced, closed or abandoned is the broker's affair: to a client it means that this broker does not serve
-the segment now, and that it should look again for the one who does. *Not serving* also says that nothing was stored, so
-whoever waits for a batch that has its place in the log is told something else: only the disk knows what became of it,
-and a client that took it for refused might send it under another number, and have it twice (I10).
+A log that was fenced, closed or abandoned is the broker's affair. For a client it means that this broker does not serve
+the segment now, and that the client should look up the owner again.
+
+*Not serving* also says that nothing was stored. So the publisher of a batch that has its place in the log gets another
+error: only the disk knows whether the batch is stored. A client that took the batch for refused might send it under
+another sequence number, and have it stored twice (I10).
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ def to_client(error: BraidError) -> BraidError:
 
 
 def to_reader(error: BraidError) -> BraidError:
-    """A read that failed may work the next time, or elsewhere. Bytes that were read and are wrong stay wrong."""
+    """Make a failed read retriable: it may work the next time, or at another broker. Damaged bytes stay damaged."""
     if isinstance(error, DiskError):
         return NotServing(f"the broker could not read its disk: {error}")
     return error
 
 
 def to_publisher(error: BraidError) -> BraidError:
-    """To those whose batches the log has taken and did not confirm."""
+    """Return the error for the publisher of a batch that the log has taken and did not confirm."""
     if isinstance(error, Fenced | LogClosed):
         return LogFailed(f"whether the batch is stored is not known, send it again: {error}")
     return error

@@ -1,4 +1,5 @@
-"""One at a time for each key; different keys do not wait for each other. Keys that nobody uses cost nothing."""
+"""Locks by key: users of one key take turns, users of different keys do not wait for each other. Keys that are not in
+use take no memory."""
 
 from __future__ import annotations
 
@@ -9,26 +10,26 @@ from contextlib import asynccontextmanager
 import msgspec
 
 
-class _Turn(msgspec.Struct):
+class _CountedLock(msgspec.Struct):
     lock: asyncio.Lock
     users: int = 0
-    """Who has the lock, and who waits for it."""
+    """The tasks that hold the lock or wait for it."""
 
 
 class KeyedLocks:
     def __init__(self) -> None:
-        self._locks: dict[str, _Turn] = {}
+        self._locks: dict[str, _CountedLock] = {}
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        turn = self._locks.get(key)
-        if turn is None:
-            turn = self._locks[key] = _Turn(asyncio.Lock())
-        turn.users += 1
+        counted = self._locks.get(key)
+        if counted is None:
+            counted = self._locks[key] = _CountedLock(asyncio.Lock())
+        counted.users += 1
         try:
-            async with turn.lock:
+            async with counted.lock:
                 yield
         finally:
-            turn.users -= 1
-            if not turn.users:
+            counted.users -= 1
+            if not counted.users:
                 del self._locks[key]

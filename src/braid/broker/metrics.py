@@ -1,4 +1,4 @@
-"""What a broker counts: plain numbers, written on the hot path by whoever knows them. admin/ shows them as metrics."""
+"""A broker's counters: plain numbers that the hot path writes directly. admin/ shows them as metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE_BOUNDS_BYTES: Final = (256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10
 
 
 class Histogram:
-    """Counts per bucket; a value belongs to the first bound that is not below it, or behind the last one."""
+    """Counts per bucket. A value belongs to the first bound that is not below it, or to the bucket after the last."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -33,7 +33,7 @@ class Histogram:
 
 
 class TopicMetrics:
-    """Of one topic on this broker, since the broker started."""
+    """The counters of one topic on this broker, since the broker started."""
 
     __slots__ = (
         "delivered_batches", "delivered_bytes", "delivered_records", "duplicate_batches",
@@ -63,9 +63,9 @@ class BrokerMetrics:
         self.errors: Counter[tuple[str, str]] = Counter()
         """By operation and error code."""
         self.publish_latency_s = Histogram(LATENCY_BOUNDS_S)
-        """From the whole batch being here to its confirm."""
+        """From the arrival of a whole batch to its confirm."""
         self.sync_latency_s = Histogram(LATENCY_BOUNDS_S)
-        """Of each commit that was synced, all logs together: its write and its sync (`LogConfig.on_sync`)."""
+        """The write and the sync of each synced commit, of all logs together (`LogConfig.on_sync`)."""
         self.batch_bytes = Histogram(SIZE_BOUNDS_BYTES)
         self.topics: dict[str, TopicMetrics] = {}
 

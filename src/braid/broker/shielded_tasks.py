@@ -1,8 +1,8 @@
-"""Work that is carried to its end even if whoever asked for it is gone meanwhile: half a deletion would be worse than
-one that nobody waits for.
+"""Tasks that run to their end even if their caller is gone meanwhile: half a deletion would be worse than a deletion
+that nobody waits for.
 
-A broker that stops waits for it, but not for ever: a disk or a store may never answer. So only what can be asked for
-again runs shielded.
+A broker that stops waits for these tasks, but not for ever: a disk or a store may never answer. So only work that can
+be repeated runs shielded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ShieldedTasks:
         self._running = TaskScope[object]()
 
     async def run(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. If the waiting is cancelled, the work is not."""
+        """Return the result of the work. Cancelling the caller does not cancel the work."""
         task = self._running.start(object(), work, name=name)
-        task.add_done_callback(_take_note)
+        task.add_done_callback(_retrieve_error)
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Returns when nothing runs any more."""
+        """Return when no task runs any more. Tasks that run for longer than CLOSE_S are cancelled."""
         if running := list(self._running):
             await asyncio.wait(running, timeout=CLOSE_S)
         for task in self._running:
@@ -40,7 +40,7 @@ class ShieldedTasks:
         await self._running.cancel()
 
 
-def _take_note(task: asyncio.Task[Any]) -> None:
-    """The caller is told of an error. If the caller is gone, nobody needs to be."""
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """`run` raises the error to its caller. If the caller is gone, asyncio must not report the error as unseen."""
     if not task.cancelled():
         task.exception()

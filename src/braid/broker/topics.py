@@ -1,11 +1,11 @@
-"""The topics, as this broker knows them. The metadata store is the truth; the view follows it (metadata/view.py).
+"""The topics as this broker knows them. The metadata store is the truth; the view follows it (metadata/view.py).
 
-A write of this broker takes that way too: `create` returns when the view has brought it back.
+Writes of this broker reach the view in the same way: `create` returns when the view shows the new topic.
 
-A write whose answer was lost is read back. It may be repeated, because every write compares the revision of the key
-that it changes: of several that arrive, late or not, one at most succeeds, and a topic's random id tells whose it was.
-A client may repeat a whole call, too, through another broker: a topic is stored with the id of the request that created
-it, and a deletion names the id of the topic that it is about.
+When the answer to a write is lost, the broker reads the key back. It may repeat the write, because every write compares
+the revision of the key that it changes: of several tries, late or not, at most one succeeds, and a topic's random id
+tells whose it was. A client may also repeat a whole call through another broker. So a topic is stored with the id of
+the request that created it, and a deletion names the id of the topic that it means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from braid.model.topic import Topic, TopicPolicies
 from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5
-"""How often a write is tried whose answer was lost, or that met a change of somebody else."""
+"""How often a write is tried when its answer is lost, or when another broker has changed the key."""
 
 
 class Topics:
@@ -61,22 +61,22 @@ class Topics:
         return topic
 
     def all(self) -> dict[str, Topic]:
-        """By path, also those that are being deleted."""
+        """All topics by path, also those that are being deleted."""
         return self._table.all()
 
     def unchanged(self, path: str) -> Compare:
-        """Holds while the topic is as this view shows it. What is written below a topic carries it, so that nothing
-        is left below one that was deleted meanwhile. `TopicNotFound`"""
+        """A condition that holds while the topic is as this view shows it. Writes below a topic carry it, so that
+        nothing is left below a topic that was deleted meanwhile. `TopicNotFound`"""
         self.get(path)
         return self._table.unchanged(path)
 
     def mark(self, path: str) -> Compare | None:
-        """Holds while the topic is being deleted, and is the one that this view shows; None if it is not."""
+        """A condition that holds while the deletion that this view shows is under way; None if there is none."""
         topic = self._table.get(path)
         return self._table.unchanged(path) if topic is not None and topic.deleting else None
 
     async def stored(self, path: str) -> Topic | None:
-        """As the store has it now, also if it is being deleted; the view has caught up with that."""
+        """Read the topic from the store, even if it is being deleted. When this returns, the view has caught up."""
         entry = await self._store.get(paths.layout(path))
         if entry is None:
             return None
@@ -92,7 +92,7 @@ class Topics:
         properties: dict[str, str],
         request_id: RequestId = NO_REQUEST,
     ) -> Topic:
-        """`TopicExists`, unless the one that exists was created by an earlier try of this request."""
+        """Create a topic. `TopicExists`, unless an earlier try of this request created the topic that exists."""
         layout = msgspec.structs.replace(Layout.initial(segments), properties=properties)
         topic = Topic(
             id=random_id(self._random),
@@ -119,8 +119,8 @@ class Topics:
         raise _unknown(f"whether topic {name} was created")
 
     async def mark_deleting(self, name: TopicName, topic_id: int | None = None) -> Topic:
-        """From now on the topic does not exist for clients. Marking it again is fine. `TopicNotFound`, also if the one
-        that exists has another id than the one that is meant."""
+        """Mark a topic as being deleted: for clients it no longer exists. Marking it again is fine. `TopicNotFound`,
+        also if the topic of this name has another id than `topic_id`."""
         key = paths.layout(name.path)
         for _ in range(MAX_TRIES):
             entry = await self._store.get(key)
@@ -141,11 +141,11 @@ class Topics:
         raise _unknown(f"whether topic {name} was marked as deleted")
 
     async def remove(self, name: TopicName) -> None:
-        """Removes the record of a topic that is being deleted. Removing it again is fine."""
+        """Remove the record of a topic that is being deleted. Removing it again is fine."""
         key = paths.layout(name.path)
         for _ in range(MAX_TRIES):
             entry = await self._store.get(key)
-            # One that is not marked is a new topic of the same name: the old one's record went before.
+            # A record without the mark is that of a new topic of the same name: the old record is gone already.
             if entry is None or not Topic.from_json(entry.value).deleting:
                 return
             revision = await self._try([Compare(key, entry.revision)], Delete(key))
@@ -155,7 +155,7 @@ class Topics:
         raise _unknown(f"whether the record of topic {name} was removed")
 
     async def _try(self, conditions: list[Compare], operation: Operation) -> Revision | None:
-        """The revision of the write; None when it is not known to have happened: read back."""
+        """Return the revision of the write; None if it failed or its answer was lost: the caller reads back."""
         try:
             result = await self._store.txn(conditions, [operation])
         except MetadataUncertain:

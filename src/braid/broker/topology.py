@@ -1,12 +1,13 @@
-"""What clients are told about topics: layout, the address of each segment's owner, and where consumers join.
+"""The routing that clients get for a topic: layout, the address of each segment's owner, and where consumers join.
 
-All of it comes from the view of the metadata (metadata/view.py), at once and without asking anybody, so it is the truth
-of one revision, which is the generation that goes with it: a route never changes without its generation rising. That
-holds only as long as nothing else is mixed in; whether a segment is open here, for example, is told by its record.
+All of it comes from the view of the metadata (metadata/view.py), without waiting and without asking another broker. So
+a route shows one revision of the metadata, and that revision is the route's generation: a route never changes without a
+higher generation. This holds only while routes show nothing but the view. Whether a segment is open here, for example,
+is taken from its record and not from the segment.
 
-A segment has an owner for clients while its record says SERVING and the owner is registered. In between, while it
-moves or waits for a broker that is gone, it has none, and clients wait for the push that names the next one. Pushes are
-caused by content: whoever follows `on_change` compares what he told last (`encoded`) with what is so now.
+Clients see an owner of a segment while the segment's record says SERVING and the owner is registered. While the segment
+moves, or waits for a broker that is gone, they see none and wait for the push that names the next owner. Only changed
+content causes a push: a follower of `on_change` compares the route that it sent last (`encoded`) with the present one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from braid.model.ownership import Ownership, OwnershipState
 from braid.wire.operations import SegmentRoute, TopicRoute, encode
 
 MAX_ENCODED: Final = 4_096
-"""Routes that are kept encoded, for the many that ask for the same topics."""
+"""Routes that are kept encoded, because many clients ask for the same topics."""
 
 
 class TopologyView:
@@ -36,13 +37,13 @@ class TopologyView:
         members: Members,
         controller: Callable[[str], str] = lambda _path: "",
     ) -> None:
-        """`controller` tells the address of the broker that runs a topic's groups, empty if nobody does. It must be
-        told by the same view; who knows of its changes calls `changed`."""
+        """`controller` returns the address of the broker that runs a topic's groups, empty if there is none. It must
+        read the same view, and its changes must be announced by `changed`."""
         self.own_address = ""
         self.told_address = ""
-        """What clients are told of this broker's own segments: its address, or HERE."""
+        """The address that clients get for this broker's own segments: `own_address`, or HERE."""
         self.on_change: list[Callable[[str], None]] = []
-        """Called with the path of a topic whose route may be another one now."""
+        """Called with the path of a topic whose route may have changed."""
         self._broker_id = broker_id
         self._topics = topics
         self._owners = owners
@@ -55,7 +56,7 @@ class TopologyView:
 
     @property
     def generation(self) -> int:
-        """Of the view: what any route shows is of this revision."""
+        """The revision of the view, which every route shows."""
         return self._topics.generation
 
     def route(self, path: str) -> TopicRoute:
@@ -63,7 +64,7 @@ class TopologyView:
         return self._route(path)
 
     def encoded(self, path: str) -> bytes:
-        """The routing as clients are told it, ready to stand in a Topology (`encoded_topology`)."""
+        """The routing as clients get it, ready to stand in a Topology (`encoded_topology`)."""
         found = self._encoded.get(path)
         if found is None:
             if len(self._encoded) >= MAX_ENCODED:
@@ -77,7 +78,7 @@ class TopologyView:
             callback(path)
 
     def _route(self, path: str, instead_of_own: str = "") -> TopicRoute:
-        """`instead_of_own` is told where this broker's own address would stand."""
+        """`instead_of_own` replaces this broker's own address."""
         topic = self._topics.find(path)
         if topic is None:
             return TopicRoute(path, 0, 0, ())
@@ -107,25 +108,25 @@ class TopologyView:
         )
 
     def _address(self, record: Ownership, instead_of_own: str) -> str:
-        """Where the segment is served, if it is."""
+        """The address of the broker that serves the segment; empty if there is none."""
         address = self._members.address(record.owner)
         if record.state is not OwnershipState.SERVING or not address:
             return ""
         return instead_of_own or address if record.owner == self._broker_id else address
 
-    # What the view tells.
+    # Changes in the view.
 
     def _on_owner(self, key: SegmentKey) -> None:
         self.changed(key[0])
 
     def _on_member(self, broker_id: str) -> None:
-        """Its registration came, changed or went: so did the address of all that it owns. What else it is to topics,
-        somebody else announces, but what is kept encoded may show its address."""
+        """A registration came, changed or went, and with it the address of all segments that the broker owns. Changes
+        of controllers are announced separately, but encoded routes may hold a controller's old address."""
         self._encoded.clear()
         for path in {path: None for path, _ in self._owners.of_broker(broker_id)}:
             self.changed(path)
 
 
 def encoded_topology(generation: int, routes: list[bytes]) -> bytes:
-    """A `Topology` of routes that are encoded already."""
+    """Return a `Topology` of routes that are encoded already."""
     return encode((generation, [msgspec.Raw(route) for route in routes]))
