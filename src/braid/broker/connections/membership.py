@@ -1,5 +1,5 @@
-"""The consumers that joined over one connection. Their groups live in broker/groups/groups.py, if this broker is the
-topic's controller; their channels live on connections to the owners of segments, which may be others."""
+"""The consumers that joined over one connection. This broker is the controller of their topics, and runs their groups
+(broker/groups/groups.py). Their channels are on connections to the owners of segments, which may be other brokers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Membership:
 
     def __init__(self, connection: Connection, on_expelled: Callable[[Membership], None]) -> None:
         self.number = 0
-        """Of the session; known when it has joined."""
+        """The session's number; known when the consumer has joined."""
         self._connection = connection
         self._on_expelled = on_expelled
 
     def assign(self, assigned: Assigned) -> None:
-        """Pushed at the end of this turn, so that it follows the reply to the JOIN that caused it."""
+        """Push an assignment in the loop's next iteration, after the reply to the JOIN that caused it."""
         asyncio.get_running_loop().call_soon(self._push, assigned)
 
     def expelled(self, error: BraidError) -> None:
@@ -53,7 +53,7 @@ class Memberships:
         check_name("subscription", join.subscription)
         check_name("consumer", join.consumer)
         kind = _subscription_kind(join.kind)
-        await self._groups.control(topic)  # Before anything is made here that another broker is asked for.
+        await self._groups.control(topic)  # First: if another broker is the controller, nothing is created here.
         _, created = await self._subscriptions.ensure(
             topic, join.subscription, kind=kind, start=join.start, create=join.create
         )
@@ -73,13 +73,13 @@ class Memberships:
         self._groups.released(release.session, release.segment)
 
     async def leave(self, leave: Leave) -> None:
-        """Leaving twice is fine."""
+        """End a consumer's session. Leaving twice is fine."""
         member = self._members.pop(leave.session, None)
         if member is not None:
             await self._groups.leave(member.number)
 
     def lost(self) -> None:
-        """The connection is over."""
+        """The connection has ended: its consumers are disconnected, and their grace begins."""
         for number in self._members:
             self._groups.disconnected(number)
         self._members.clear()

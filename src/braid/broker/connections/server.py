@@ -1,6 +1,7 @@
-"""The listening port: accepts connections up to the limit, and lets go of those that are silent or may not stay.
+"""The listening port: accepts connections up to the limit, and ends connections that are silent or whose token has
+expired.
 
-One timer for all connections, not one each: a thousand idle ones cost a loop over a thousand numbers every second.
+One timer serves all connections: a thousand idle connections cost a loop over a thousand numbers every second.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from braid.wire.operations import Kind
 SWEEP_S: Final = 1.0
 SILENT_PERIODS: Final = 3
 SLOWEST_BYTES_PER_S: Final = 64 << 10
-"""A frame may take longer than the silence that ends a connection if it comes at least this fast."""
+"""A frame may take longer than the silence that ends a connection, if its bytes come at least this fast."""
 
-LAST_WORDS_S: Final = 1.0
-"""How long a client that reads slowly gets to take what was queued for it when the broker stops."""
+DRAIN_S: Final = 1.0
+"""How long a stopping broker waits for slow clients to read what is queued for them."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,12 +38,12 @@ class Server:
         self._clock = clock
         self._sessions: dict[Session, None] = {}
         self._empty = asyncio.Event()
-        """No connection is open."""
+        """Set while no connection is open."""
         self._empty.set()
         self._listener: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._changed: dict[str, None] = {}
-        """Topics whose new routing is pushed at the end of this turn."""
+        """Topics whose new routing is pushed in the loop's next iteration."""
         services.topology.on_change.append(self.announce)
 
     async def listen(self, address: Address) -> Address:
@@ -86,21 +87,21 @@ class Server:
             metrics.sent_bytes += session.connection.sent_bytes
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent, by connections that are gone and those that are here."""
+        """Bytes received and sent, by closed and by open connections."""
         metrics = self._services.metrics
         received = metrics.received_bytes + sum(each.connection.received_bytes for each in self._sessions)
         sent = metrics.sent_bytes + sum(each.connection.sent_bytes for each in self._sessions)
         return received, sent
 
     def announce(self, path: str) -> None:
-        """A topic's routing may have changed: tell those who asked for it, if it has. Changes of one turn are told
-        together."""
+        """Push a topic's routing to the clients that asked for it, if it has changed. Changes of one iteration of the
+        loop are pushed together."""
         if not self._changed:
             asyncio.get_running_loop().call_soon(self._push_changes)
         self._changed[path] = None
 
     def _push_changes(self) -> None:
-        """What causes a push is content: who was told the same before is told nothing."""
+        """Only changed content causes a push: a client that already has this routing gets nothing."""
         changed, self._changed = self._changed, {}
         topology = self._services.topology
         bodies: dict[str, bytes] = {}
@@ -114,7 +115,7 @@ class Server:
                     session.connection.send(Kind.TOPOLOGY, bodies[path])
 
     def adopted_generation(self) -> int | None:
-        """The lowest generation that the routing of a client reflects, of those that tell; None if none does."""
+        """The lowest generation that the routing of a client shows, of those that report it; None if none does."""
         return min((acked for each in self._sessions if (acked := each.acked_generation) is not None), default=None)
 
     def _sweep(self) -> None:
@@ -128,9 +129,9 @@ class Server:
             if session.expired(wall):
                 self._turn_away(session, Unauthenticated("the token has expired; connect again with a new one"))
                 continue
-            if session.paused:  # We do not read from it: its silence says nothing.
+            if session.paused:  # The broker does not read from this client, so its silence says nothing.
                 if (stuck_s := session.stuck_s(now)) > SILENT_PERIODS * limits.heartbeat_s:
-                    error = ConnectionLost(f"the client took nothing of what waits for it for {stuck_s:.0f} s")
+                    error = ConnectionLost(f"the client has read nothing of what is queued for it for {stuck_s:.0f} s")
                     self._services.metrics.connections_refused[error.code] += 1
                     session.connection.abort(error)
                 continue
@@ -149,14 +150,14 @@ class Server:
             await self._listener.close()
 
     async def close(self) -> None:
-        """Close every connection, after what was queued for it has been written as far as it takes it."""
+        """Close every connection, after writing what is queued for it as far as the client reads it in DRAIN_S."""
         await self.stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for session in list(self._sessions):
             session.connection.refuse(ShuttingDown(f"broker {self._services.id} is stopping"))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(DRAIN_S):
                 await self._empty.wait()
         for session in list(self._sessions):
             session.connection.abort(ShuttingDown(f"broker {self._services.id} is stopping"))

@@ -1,12 +1,12 @@
 """The broker's side of one connection.
 
-Frames are handled in the order in which they come. What can be answered at once is (publishes take their place in the
-log, credit is granted, acks are noted); what has to wait for metadata or storage runs in a task of its own, so that it
-holds up nothing behind it.
+A session handles frames in the order in which they come. Some are handled immediately: publishes take their place in
+the log, credit is granted, acks are noted. A request that must wait for metadata or storage runs in a task of its own,
+so that the frames after it do not wait.
 
-A connection costs a bounded amount (I12): requests that are not answered yet, bytes of batches that are not confirmed,
-and frames that the peer does not take are all counted, and above their limits the broker stops reading from it. That is
-the only way in which a client is slowed down; nothing that it sent is dropped.
+The cost of a connection is bounded (I12). The session counts requests that are not answered yet, bytes of batches that
+are not confirmed, and bytes that the peer does not read. Above any of the limits the broker stops reading from the
+connection. Nothing else slows a client down, and nothing that it sent is dropped.
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ from braid.wire.operations import (
 MAX_ROUTES: Final = 1_024
 """Publish routes that a connection remembers by their bytes."""
 MAX_ROUTE_BYTES: Final = 1_024
-"""None that a client has reason to send is longer; a longer one is looked up each time."""
+"""No client has a reason to send a longer route; a longer one is looked up each time."""
 MAX_WATCHED_TOPICS: Final = 4_096
-"""Topics whose changes one connection is told of: the last ones that it asked for."""
+"""Topics whose changes are pushed to one connection: those that it asked for last."""
 COMMIT_FRAMES: Final = 16
-"""Of many that came together, so many begin their way to the disk while the next are looked at."""
+"""When many frames came together, the publishes among so many begin their commit while the next are handled."""
 EARLIEST: Final = -1
 _PUBLISH: Final = int(Kind.PUBLISH)
-"""A plain number, for the one operation that comes by the thousand: a member of an enum takes longer to compare."""
+"""A plain number, because publishes come by the thousand, and a member of an enum takes longer to compare."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Services(Protocol):
-    """What a session needs of its broker."""
+    """The parts of the broker that a session uses."""
 
     id: str
     limits: Limits
@@ -125,25 +125,26 @@ class Session:
         self.client = ""
         self._loop = asyncio.get_running_loop()
         self.framed_at = self._loop.time()
-        """When the peer last completed a frame; until then, when it came."""
+        """When the peer last completed a frame; before the first frame, when it connected."""
         self.watched: dict[str, bytes] = {}
-        """Topics whose changes the peer is told of: the routing that it was told last, encoded."""
+        """The routing that was sent last for each topic whose changes are pushed to the peer, encoded."""
         self.acked_generation: int | None = None
-        """Up to which the peer's routing reflects what it was told here; None until it has said so."""
+        """The generation that the peer's routing has reached; None until the peer reports it."""
         self._routes: dict[bytes, OwnedSegment] = {}
         self._channels: dict[int, tuple[DeliveryChannel, OwnedSegment]] = {}
         self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
-        self._taking: PublishQueue | None = None
-        """Where the publishes go that are being handled."""
+        self._uncommitted: PublishQueue | None = None
+        """The queue of the latest publishes, whose commit has not begun yet."""
         self._requests = 0
         self._bytes = 0
         self._congested = False
         self._paused = False
-        self._taken = -1
-        self._taken_at = 0.0
+        self._peer_read_bytes = -1
+        """How many bytes the peer had read when `stuck_s` last looked."""
+        self._peer_read_at = 0.0
         self._tasks = TaskScope[object]()
 
-    # What the connection calls.
+    # Calls of the connection.
 
     def on_connected(self, connection: Connection) -> None:  # noqa: ARG002
         self.framed_at = self._loop.time()
@@ -167,8 +168,8 @@ class Session:
                     raise
                 except BraidError as error:
                     self._refuse(frame, error)
-                if not number % COMMIT_FRAMES and self._taking is not None:
-                    self._taking.commit()
+                if not number % COMMIT_FRAMES and self._uncommitted is not None:
+                    self._uncommitted.commit()
         finally:
             self._commit_publishes(None)
             self.connection.flush()
@@ -180,7 +181,7 @@ class Session:
             return self._on_hello(frame)
         if frame.kind == _PUBLISH:
             return self._on_publish(frame)
-        handler = _AT_ONCE.get(frame.kind)
+        handler = _IMMEDIATE.get(frame.kind)
         if handler is not None:
             self._metrics.requests[_name_of(frame.kind)] += 1
             return handler(self, frame)
@@ -263,7 +264,7 @@ class Session:
             self.connection.pause_reading()
         elif not full and self._paused:
             self._paused = False
-            self.framed_at = self._loop.time()  # Its silence was ours.
+            self.framed_at = self._loop.time()  # The peer seemed silent because the broker did not read.
             self.connection.resume_reading()
 
     @property
@@ -271,11 +272,11 @@ class Session:
         return self._paused
 
     def stuck_s(self, now: float) -> float:
-        """How long the peer has taken nothing although something waits for it, as far as earlier calls could tell."""
-        taken = self.connection.sent_bytes - self.connection.waiting_bytes
-        if not self._congested or taken != self._taken:
-            self._taken, self._taken_at = taken, now
-        return now - self._taken_at
+        """How long the peer has read nothing although bytes wait for it, as far as earlier calls could tell."""
+        read_bytes = self.connection.sent_bytes - self.connection.waiting_bytes
+        if not self._congested or read_bytes != self._peer_read_bytes:
+            self._peer_read_bytes, self._peer_read_at = read_bytes, now
+        return now - self._peer_read_at
 
     # Hello.
 
@@ -308,7 +309,7 @@ class Session:
         self._services.access.check(self.principal, action, topic.tenant, topic.namespace, topic.name)
 
     def expired(self, now: float) -> bool:
-        """Whether the token that this connection began with has run out; `now` in seconds since 1970."""
+        """Whether the token with which this connection began has run out; `now` in Unix seconds."""
         return self.principal is not None and self.principal.expired(now)
 
     # Publishing.
@@ -325,7 +326,7 @@ class Session:
         if self._services.closing:
             raise ShuttingDown(f"broker {self._services.id} is stopping")
         publishes = segment.publishes
-        if publishes is not self._taking:
+        if publishes is not self._uncommitted:
             self._commit_publishes(publishes)
         size = len(frame.payload)
         self._count_in(size)
@@ -336,10 +337,10 @@ class Session:
             raise
 
     def _commit_publishes(self, following: PublishQueue | None) -> None:
-        """All batches that came for one segment in a row go to the disk in the turn in which they came."""
-        taking, self._taking = self._taking, following
-        if taking is not None:
-            taking.commit()
+        """Begin the commit of batches that came for one segment in a row, in the loop iteration in which they came."""
+        uncommitted, self._uncommitted = self._uncommitted, following
+        if uncommitted is not None:
+            uncommitted.commit()
 
     def _route(self, body: bytes) -> OwnedSegment:
         route = decode(Route, body)
@@ -421,7 +422,7 @@ class Session:
                 raise NotServing(f"subscription {subscription} has no cursor on segment {request.segment} yet")
             segment.read_grants.take(subscription, ReadGrant(request.term, request.grant))
             segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
-            # Retention may have deleted what an idle subscription had not consumed, if the topic's policy says so.
+            # If the topic's policy allows it, retention may have deleted records that the subscription did not consume.
             return max(offset, segment.earliest)
         if request.offset == EARLIEST:
             return segment.earliest
@@ -494,18 +495,19 @@ class Session:
 
     async def _on_topology(self, frame: Frame) -> bytes:
         request = decode(TopologyRequest, frame.body)
-        if len(request.topics) > MAX_WATCHED_TOPICS:  # Before a million names are looked at.
-            raise Overloaded(f"{len(request.topics)} topics at once; ask for {MAX_WATCHED_TOPICS} at most")
+        if len(request.topics) > MAX_WATCHED_TOPICS:  # Checked before a million names are parsed.
+            raise Overloaded(f"{len(request.topics)} topics in one request; ask for {MAX_WATCHED_TOPICS} at most")
         names = [TopicName.parse(path) for path in request.topics]
         assert self.principal is not None
         for name in names:
             self._services.access.check_may_know(self.principal, name)
         topology = self._services.topology
-        for name in names:  # From here on changes are pushed to it.
+        for name in names:  # From here on changes of these topics are pushed to the peer.
             self.watched.pop(name.path, None)
             self.watched[name.path] = topology.encoded(name.path)
         answer = encoded_topology(topology.generation, [self.watched[name.path] for name in names])
-        while len(self.watched) > MAX_WATCHED_TOPICS:  # Who asked longest ago finds out by a refusal (routing.py).
+        # For the topics that were asked for longest ago, a client learns of a change by a refusal (client/routing.py).
+        while len(self.watched) > MAX_WATCHED_TOPICS:
             del self.watched[next(iter(self.watched))]
         return answer
 
@@ -537,7 +539,7 @@ class Session:
         self._tasks.start(object(), self._answer_peer(frame, size), name="peer")
 
     async def _answer_peer(self, frame: Frame, size: int) -> None:
-        """Errors go back as they are: what a fenced log means, the other broker knows as well."""
+        """Send errors back as they are: the other broker knows what a fenced log means."""
         try:
             request = decode(PeerRequest, frame.body)
             result = await self._services.peer_calls.answer(request, b"" if frame.payload is None else frame.payload)
@@ -559,7 +561,7 @@ def _name_of(kind: int) -> str:
 
 _NAMES: Final[Mapping[int, str]] = {int(kind): kind.name.lower() for kind in Kind}
 
-_AT_ONCE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
+_IMMEDIATE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
     Kind.PING: Session._on_ping,
     Kind.TOPOLOGY_ACK: Session._on_topology_ack,
     Kind.OPEN: Session._on_open,

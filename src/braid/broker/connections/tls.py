@@ -24,8 +24,9 @@ def server_tls(config: TlsConfig) -> ssl.SSLContext:
 
 
 def peer_tls(config: BrokerTlsConfig) -> ssl.SSLContext:
-    """For connections to the other brokers of the cluster, which listen with TLS as this one does. Their certificates
-    must name the addresses that they are registered with; they are shown this broker's own, should they ask for one."""
+    """Return the context for connections to the other brokers of the cluster, which listen with TLS as this one does.
+    Their certificates must name the addresses that they are registered with. A broker that asks for a certificate is
+    shown this broker's own."""
     try:
         context = ssl.create_default_context(cafile=config.peer_ca or None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,7 +1,5 @@
-"""The cluster as this broker sees it: topics, owners and members from the metadata, and links to the other brokers.
-
-It also holds this broker's own place there: its registration under a lease, its load reports, and its candidacy for the
-cluster's leadership.
+"""This broker as a node of its cluster: its registration under a lease, its load reports, its candidacy for the
+leadership, and what it sees of the others: topics, owners and members in the metadata, and links to the other brokers.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class ClusterNode:
         self.loads = LoadReports(store, clock, resources.processor, config.id, read_load)
 
     async def join(self, address: str, secret: str) -> None:
-        """Register, and follow the metadata. The broker is known to others from now on."""
+        """Register, and follow the metadata. From now on the other brokers know this one."""
         self.peers.secret = secret
         self.registration.address = address
         await self.registration.register()

@@ -1,4 +1,4 @@
-"""Where clients and other brokers come in: the listening port, the calls that it answers, and what clients are told."""
+"""Where clients and other brokers come in: the listening port, the calls that it answers, the routing for clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FrontDoor:
         self.access = Access(config.auth)
         self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
         self.ready = False
-        """Clients are let in."""
+        """Whether clients are let in."""
         self.closing = False
         self.store = resources.store
         self.topics, self.owners, self.members = cluster.topics, cluster.owners, cluster.members
@@ -81,13 +81,13 @@ class FrontDoor:
         address = await self.server.listen(_address(config.listen))
         if config.advertise or address.host not in ANY_HOST:
             topology.own_address = topology.told_address = config.advertise or str(address)
-        else:  # It has as many addresses as the machine. A client that is here has found one that works.
+        else:  # The broker has every address of the machine. A connected client has found one that works: HERE.
             topology.own_address = f"{socket.gethostname()}:{address.port}"
             topology.told_address = HERE
         return address
 
     async def shut(self) -> None:
-        """Accept nobody new, confirm what was taken, then close the connections."""
+        """Accept no more connections, confirm the publishes that were taken, then close the connections."""
         await self.server.stop_listening()
         await self.segments.flush()
         await self.server.close()

@@ -1,4 +1,4 @@
-"""All that this broker does for consumers: control topics, run their groups, keep their subscriptions."""
+"""Everything that this broker does for consumers: control topics, run their groups, keep their subscriptions."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class GroupHost:
         self.groups.start()
 
     async def stop(self) -> None:
-        """Stopping twice is fine."""
+        """Stop the groups. Stopping twice is fine."""
         await self.subscriptions.stop()
         await self.groups.close()

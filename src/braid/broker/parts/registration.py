@@ -1,7 +1,7 @@
-"""This broker's registration in the metadata, and the lease that it stands under.
+"""This broker's registration in the metadata, and the lease under which it is stored.
 
-The lease is the broker's right to act (I3): without one it confirms nothing, writes nothing in the name of a segment,
-and controls no topic. A lease that was lost does not come back; the broker registers again, under a new one.
+The lease is the broker's right to act (I3). Without a lease, a broker confirms nothing, writes nothing for a segment,
+and controls no topic. A lost lease does not come back: the broker registers again, under a new lease.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REGISTER_RETRY_S: Final = 0.05
 class BrokerRegistration:
     def __init__(self, config: BrokerConfig, store: Store, clock: Clock) -> None:
         self.address = ""
-        """What other brokers and clients are told to connect to. Set before the first `register`."""
+        """The address that other brokers and clients connect to. Set before the first `register`."""
         self.started_at: Final = clock.now_us()
         self._config = config
         self._key = paths.broker(config.id)
@@ -40,12 +40,12 @@ class BrokerRegistration:
 
     @property
     def lease(self) -> Lease:
-        """The last one that was granted; it may be lost."""
+        """The lease that was granted last; it may be lost."""
         assert self._keeper is not None
         return self._keeper.lease
 
     async def register(self) -> None:
-        """Register under a new lease. Wait for a killed broker of the same id as long as its lease may last."""
+        """Register under a new lease. If a broker of the same id was killed, wait as long as its lease may last."""
         lease = await self._store.grant_lease(self._config.lease_ttl_s)
         record = self._record(BrokerState.ACTIVE)
         give_up_at = self._clock.monotonic() + self._config.lease_ttl_s
@@ -57,7 +57,7 @@ class BrokerRegistration:
             if self._clock.monotonic() >= give_up_at:
                 await lease.revoke()
                 raise InvalidConfig(
-                    f"a broker with the id {self._config.id} is running; give this one another with --id"
+                    f"a broker with the id {self._config.id} is running; give this broker another id with --id"
                 )
             await asyncio.sleep(REGISTER_RETRY_S)
             await lease.renew()
@@ -65,12 +65,12 @@ class BrokerRegistration:
         self._keeper.start()
 
     async def announce(self, state: BrokerState) -> Revision:
-        """Write another state into the registration; returns the revision that has it."""
+        """Write another state into the registration; return the revision of that write."""
         result = await self._store.txn([], [Put(self._key, self._record(state).to_json(), self.lease.id)])
         return result.revision
 
     async def wait_lost(self) -> LeaseLost:
-        """Return when the lease is lost, and nothing keeps it any more."""
+        """Return when the lease is lost, after its renewal has stopped."""
         assert self._keeper is not None
         loss = await self._keeper.wait_lost()
         await self._keeper.stop()

@@ -1,4 +1,4 @@
-"""The ground that a broker stands on: its clock, network, locked data folder, metadata store and storage."""
+"""The resources of a broker: its clock, network, locked data folder, metadata store and storage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         random: random_module.Random | None = None,
         objects: Objects | None = None,
     ) -> Self:
-        """Open the real ports in place of those that are not given. `stack` closes what this opens."""
+        """Open the resources, with real ports in place of those that are not given. `stack` closes what this opens."""
         processor = SystemProcessor() if clock is None else NoProcessor()
         clock = clock or SystemClock()
         random = random or random_module.Random(os.urandom(16))
@@ -108,7 +108,7 @@ async def _open_storage(
     random: random_module.Random,
     objects: Objects | None = None,
 ) -> AsyncIterator[StorageContext]:
-    """`objects`, if they are given, are shared by all brokers, whatever the configuration says."""
+    """An object store that is given (`objects`) is shared by all brokers, whatever the configuration says."""
     if objects is not None:
         mode = StorageMode.OBJECT_STORE
     else:
@@ -143,7 +143,7 @@ async def _open_objects(
 ) -> tuple[StorageMode, Objects]:
     if storage == LOCAL:
         objects = DiskObjects(disk, str(Path(folder.chunks).absolute()), random=random)
-        # The folder is locked, so every draft is one that a crash has left.
+        # This broker has locked the folder, so a crash has left every draft that is there.
         with contextlib.suppress(ObjectStoreUnavailable):
             await objects.sweep(clock.now_us())
         return StorageMode.LOCAL, objects

@@ -1,4 +1,4 @@
-"""All that this broker does as an owner of segments: serve, move and delete them, and keep their history tidy."""
+"""Everything that this broker does as an owner of segments: serve, move and delete them, and tidy their history."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SegmentHost:
         answer_for(self.segments, calls)
 
     async def start(self) -> None:
-        """Return when each segment of this broker was tried once."""
+        """Return when this broker has tried once to open each of its segments."""
         await self.segments.start()
         self.deletion.start()
         await self.copies.start()

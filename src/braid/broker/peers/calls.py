@@ -1,11 +1,11 @@
-"""What the brokers of a cluster ask each other, by name: the answering side. `links.py` is the asking one.
+"""The calls that brokers of a cluster make to each other, by name: the answering side. `links.py` is the asking side.
 
-A call has arguments and a result, both of them what MessagePack holds; where objects travel, their bytes come beside
-the arguments. Whoever can answer a call registers for it when the broker is put together. Only brokers get here: the
-session has seen the cluster's secret.
+A call has arguments and a result, both of them MessagePack values; the bytes of objects travel beside the arguments.
+The parts of a broker register the calls that they answer when the broker is put together. Only brokers get here: the
+session has checked the cluster's secret.
 
-A call is carried to its end even if the broker that asked is gone meanwhile (`shielded_tasks.py`); it may ask again, so
-every call can be repeated.
+A call runs to its end even if the broker that asked is gone meanwhile (`shielded_tasks.py`). That broker may ask again,
+so every call can be repeated.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class PeerCalls:
         self._handlers[call] = handler
 
     async def answer(self, request: PeerRequest, payload: Buffer) -> Any:
-        """The result."""
+        """Run the call and return its result."""
         handler = self._handlers.get(request.call)
         if handler is None:
             raise UnknownOperation(f"this broker does not know the call {request.call}; is it of an older version?")
         return await self._tasks.run(request.call, handler(request.arguments, payload))
 
     async def close(self) -> None:
-        """Waits for the calls that are under way."""
+        """Wait for the calls that are under way."""
         await self._tasks.close()

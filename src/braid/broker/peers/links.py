@@ -1,12 +1,12 @@
-"""The other brokers of the cluster, as this one asks them: one link to each, connected when it is first needed.
+"""The asking side of the calls between brokers: one link to each other broker, connected when it is first needed.
 
-Brokers know each other by a secret in the metadata store, which nobody else can read: whoever starts first makes it, by
-compare-and-swap. It is the token of their HELLO (`auth.py`), so it never travels but to an address that a registration
-names; with TLS on the broker's port, only to one whose certificate is trusted (`tls.py`).
+Brokers know each other by a secret in the metadata store, which nobody else can read: the first broker that starts
+makes it, by compare-and-swap. The secret is the token of a broker's HELLO (`auth.py`). So it is sent only to addresses
+that registrations name and, with TLS on the broker's port, only to brokers whose certificate is trusted (`tls.py`).
 
-A link is closed when its broker is gone or has another address, and after a while without use. So many requests are on
-their way to one broker at once and no more (I12); the rest wait here. What the other broker refuses is raised as the
-error that it was. When no answer comes, whether the call was carried out is not known: every call can be repeated.
+A link is closed when its broker is gone or has another address, and after IDLE_S without use. At most MAX_IN_FLIGHT
+requests to one broker are under way at the same time (I12); the rest wait here. An error of the other broker is raised
+here as it was there. When no answer comes, the call may have run or not: every call can be repeated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ IDLE_S: Final = 60.0
 
 
 async def cluster_secret(store: Store) -> str:
-    """The secret by which the brokers of this cluster know each other; made now if nobody has made it."""
+    """Return the secret by which the brokers of this cluster know each other; make it if there is none."""
     fresh = secrets.token_urlsafe(SECRET_BYTES).encode()
     for _ in range(MAX_TRIES):
         entry = await store.get(paths.CLUSTER_SECRET)
@@ -58,13 +58,13 @@ async def cluster_secret(store: Store) -> str:
             if len(entry.value) < SECRET_BYTES or not entry.value.isascii():
                 raise MetadataCorrupt(f"{paths.CLUSTER_SECRET} holds no secret; remove it, and brokers make a new one")
             return entry.value.decode()
-        with contextlib.suppress(MetadataUncertain):  # It is read back in any case: another broker may have won.
+        with contextlib.suppress(MetadataUncertain):  # The key is read back in any case: another broker may have won.
             await store.txn([Compare(paths.CLUSTER_SECRET, Revision(0))], [Put(paths.CLUSTER_SECRET, fresh)])
     raise MetadataUncertain("the cluster's secret could be neither read nor written; start the broker again")
 
 
-class _Way:
-    """The link to one broker, and how it is used."""
+class _PeerLink:
+    """The link to one broker, while it is connected and used."""
 
     def __init__(self, link: asyncio.Task[Link]) -> None:
         self.link: Final = link
@@ -87,7 +87,7 @@ class Peers:
         self._broker_id = broker_id
         self._members = members
         self._network = network
-        self._ways: dict[str, _Way] = {}
+        self._peers: dict[str, _PeerLink] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
         members.brokers.on_change.append(self._on_member)
@@ -100,12 +100,12 @@ class Peers:
         payload: Buffer | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
-        """What the broker answers. Its errors are raised as they were; `ConnectFailed`, `ConnectionLost`, `TimedOut`
-        and, when it is not there at all, `NotServing` tell that it did not answer."""
+        """Return the broker's answer, or raise its error. `ConnectFailed`, `ConnectionLost` and `TimedOut` say that the
+        broker did not answer, `NotServing` that it is not registered."""
         body = encode(PeerRequest(name, arguments))
         try:
-            async with asyncio.timeout(timeout_s), self._way_to(broker_id) as way, way.slots:
-                link = await _linked(way, broker_id)
+            async with asyncio.timeout(timeout_s), self._peer(broker_id) as peer, peer.slots:
+                link = await _connected(peer, broker_id)
                 await link.connection.drained()
                 frame = await link.request(Kind.PEER, body, () if payload is None else (payload,))
         except TimeoutError as error:
@@ -113,43 +113,43 @@ class Peers:
         return decode(PeerReply, frame.body).result
 
     async def close(self) -> None:
-        """Closing twice is fine."""
+        """Close all links. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
         self._members.brokers.on_change.remove(self._on_member)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        ways = list(self._ways.values())
-        for broker_id in list(self._ways):
+        peers = list(self._peers.values())
+        for broker_id in list(self._peers):
             self._drop(broker_id, ShuttingDown(f"broker {self._broker_id} is stopping"))
-        for link in await asyncio.gather(*(way.link for way in ways), return_exceptions=True):
+        for link in await asyncio.gather(*(peer.link for peer in peers), return_exceptions=True):
             if isinstance(link, Link):
                 await link.lost
 
     @contextlib.asynccontextmanager
-    async def _way_to(self, broker_id: str) -> AsyncIterator[_Way]:
-        """The way to this broker, kept while it is used."""
+    async def _peer(self, broker_id: str) -> AsyncIterator[_PeerLink]:
+        """The link to this broker; `_sweep` keeps it while it is used."""
         if self._closed:
             raise ShuttingDown(f"broker {self._broker_id} is stopping")
         address = self._members.address(broker_id)
         if not address:
             raise NotServing(f"broker {broker_id} is not there now")
-        way = self._ways.get(broker_id)
-        if way is None or not way.usable:
+        peer = self._peers.get(broker_id)
+        if peer is None or not peer.usable:
             connecting = asyncio.get_running_loop().create_task(
                 self._connect(broker_id, address), name=f"connect to {broker_id}"
             )
-            connecting.add_done_callback(_look_at)
-            way = self._ways[broker_id] = _Way(connecting)
+            connecting.add_done_callback(_retrieve_error)
+            peer = self._peers[broker_id] = _PeerLink(connecting)
             if self._sweeper is None:
                 self._sweeper = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
-        way.users += 1
+        peer.users += 1
         try:
-            yield way
+            yield peer
         finally:
-            way.users -= 1
-            way.used_at = asyncio.get_running_loop().time()
+            peer.users -= 1
+            peer.used_at = asyncio.get_running_loop().time()
 
     async def _connect(self, broker_id: str, address: str) -> Link:
         link = await connect_link(
@@ -158,7 +158,7 @@ class Peers:
             client=f"braid/{braid.__version__} broker {self._broker_id}",
             token=PEER_TOKEN + self.secret,
             timeout_s=CONNECT_TIMEOUT_S,
-            on_topology=_not_asked_for,
+            on_topology=_ignore_topology,
         )
         if link.broker_id != broker_id:
             link.close(ConnectionLost(f"{address} is not broker {broker_id}"))
@@ -166,39 +166,41 @@ class Peers:
         return link
 
     def _on_member(self, broker_id: str) -> None:
-        """Its registration is new, or gone: who answers at the old address is not it, or not for long."""
+        """The broker's registration is new or gone: if a process still answers at the old address, it is not this
+        broker, or will not be for long."""
         self._drop(broker_id, ConnectionLost(f"broker {broker_id} is gone, or has started again"))
 
     def _drop(self, broker_id: str, reason: BraidError) -> None:
-        way = self._ways.pop(broker_id, None)
-        if way is None:
+        peer = self._peers.pop(broker_id, None)
+        if peer is None:
             return
-        if not way.link.done():
-            way.link.cancel()
-        elif way.usable:
-            way.link.result().close(reason)
+        if not peer.link.done():
+            peer.link.cancel()
+        elif peer.usable:
+            peer.link.result().close(reason)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        for broker_id, way in list(self._ways.items()):
-            if not way.users and loop.time() - way.used_at >= IDLE_S:
+        for broker_id, peer in list(self._peers.items()):
+            if not peer.users and loop.time() - peer.used_at >= IDLE_S:
                 self._drop(broker_id, ConnectionLost(f"nothing was asked of broker {broker_id} for {IDLE_S:g} s"))
-        self._sweeper = loop.call_later(IDLE_S, self._sweep) if self._ways else None
+        self._sweeper = loop.call_later(IDLE_S, self._sweep) if self._peers else None
 
 
-async def _linked(way: _Way, broker_id: str) -> Link:
+async def _connected(peer: _PeerLink, broker_id: str) -> Link:
     try:
-        return await asyncio.shield(way.link)
+        return await asyncio.shield(peer.link)
     except asyncio.CancelledError:
-        if way.link.cancelled():  # `_drop` did that; nobody has cancelled the caller.
+        if peer.link.cancelled():  # `_drop` did that; the caller is not cancelled.
             raise ConnectionLost(f"broker {broker_id} went away while it was being connected") from None
         raise
 
 
-def _look_at(task: asyncio.Task[Link]) -> None:
+def _retrieve_error(task: asyncio.Task[Link]) -> None:
+    """Callers get the error; if there is none left, asyncio must not report the error as unseen."""
     if not task.cancelled():
         task.exception()
 
 
-def _not_asked_for(_: Topology) -> None:
-    """Brokers follow the metadata themselves, and ask nobody to be told of changes."""
+def _ignore_topology(_: Topology) -> None:
+    """Brokers follow the metadata themselves, and never ask for pushes of routing."""
