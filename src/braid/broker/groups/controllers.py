@@ -1,16 +1,16 @@
-"""Which broker runs the groups of which topic: its *controller*.
+"""The *controller* of each topic: the broker that runs its groups.
 
     /topics/{topic}/controller = {"broker": "b1"}, under that broker's lease
 
-Whoever is asked first and finds no controller becomes it, by creating the key (`claim`). It stays the controller until
-it gives the key up (because it stops, or is to be drained) or its lease ends, which deletes the key; then the next one
-that is asked claims it. The key's revision is the **term**: it never returns to a former value, and each controller's
-is higher than the last one's.
+A broker that is asked for a topic without a controller becomes the controller, by creating the key (`claim`). It stays
+the controller until it gives up the key (because it stops, or is to be drained) or its lease ends, which deletes the
+key. Then the next broker that is asked claims it. The key's revision is the **term**: it never returns to a former
+value, and each controller's term is higher than the term of the controller before it.
 
-To be the controller is to hold the key, not to have heard of it: everything that a controller writes carries `fence`
-among its conditions, and what it hands to consumers carries the term, by which the owners of segments tell an old
-controller's word from a new one's (broker/segments/read_grants.py). So one that was cut off, and does not know yet that
-it is none any more, does no harm.
+A broker is the controller as long as the store has its key, whatever the broker knows of it. So everything that a
+controller writes carries `fence` among its conditions, and everything that it hands to consumers carries the term. By
+the term, the owners of segments tell an old controller's grants from a new one's (broker/segments/read_grants.py). A
+broker that was cut off, and does not know yet that it is no longer the controller, does no harm.
 
 The table is part of the broker's view; only the store changes it.
 """
@@ -37,7 +37,7 @@ NO_LEASE: Final = 0
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
-    """What the key says."""
+    """The value of the key."""
 
     broker: str
 
@@ -54,7 +54,7 @@ class Controller(msgspec.Struct, frozen=True, kw_only=True):
 
 class Controllers:
     def __init__(self, view: View, members: Members, broker_id: str, lease: Callable[[], int]) -> None:
-        """`lease` tells the id of the lease that this broker may act under now; `NO_LEASE` if it may not."""
+        """`lease` returns the id of the lease under which this broker may act now; `NO_LEASE` if it may not act."""
         self.table: Final[Table[str, Controller]] = view.add(
             Table(paths.TOPICS_PREFIX, paths.topic_of_controller, Controller.from_json, paths.controller)
         )
@@ -65,7 +65,7 @@ class Controllers:
         self._releasing: asyncio.Task[None] | None = None
 
     def address(self, path: str) -> str:
-        """Of the topic's controller; empty if there is none."""
+        """The address of the topic's controller; empty if there is none."""
         known = self.table.get(path)
         return self._members.address(known.broker) if known is not None else ""
 
@@ -74,19 +74,19 @@ class Controllers:
         return self._held(path) is not None
 
     def term(self, path: str) -> Revision:
-        """`NotServing` if this broker is not the controller."""
+        """The term of this broker as the controller. `NotServing` if it is not the controller."""
         held = self._held(path)
         if held is None:
             raise NotServing(f"broker {self._broker_id} does not run the subscriptions of topic {path} any more")
         return held.revision
 
     def fence(self, path: str) -> Compare:
-        """Holds while this broker is the controller. `NotServing` if it is not."""
+        """A condition that holds while this broker is the controller. `NotServing` if it is not."""
         return Compare(paths.controller(path), self.term(path))
 
     async def claim(self, path: str, topic_unchanged: Compare) -> None:
-        """Return when this broker is the controller. `Moved` if another one is. The key is created only while the
-        topic is as it was, so that none is left below one that was deleted."""
+        """Return when this broker is the controller. `Moved` if another broker is. The key is created only while the
+        topic is unchanged, so that no key is left below a deleted topic."""
         key = paths.controller(path)
         for _ in range(MAX_TRIES):
             if self.is_here(path):
@@ -97,19 +97,19 @@ class Controllers:
             except LeaseLost as error:
                 raise NotServing(f"broker {self._broker_id} cannot run subscriptions now: {error}") from error
             except MetadataUncertain:
-                pass  # What the key says now tells.
+                pass  # The key is read next, and tells.
             entry = await self._view.store.get(key)
             if entry is None:
                 raise NotServing(f"topic {path} has changed while broker {self._broker_id} wanted to run it; try again")
             await self._view.caught_up(entry.revision)
-        raise MetadataUncertain(f"it is not known who runs the subscriptions of topic {path}; try again")
+        raise MetadataUncertain(f"it is not known which broker runs the subscriptions of topic {path}; try again")
 
     def start(self) -> None:
-        """When the view is loaded."""
+        """Give up all topics when this broker is drained. Called when the view is loaded."""
         self._members.drains.on_change.append(self._on_drain)
 
     async def stop(self) -> None:
-        """Others may claim at once what this broker has."""
+        """Give up all topics, so that other brokers can claim them immediately."""
         if self._on_drain in self._members.drains.on_change:
             self._members.drains.on_change.remove(self._on_drain)
         if self._releasing is not None:
@@ -125,7 +125,7 @@ class Controllers:
         self._releasing = None
 
     async def release_all(self) -> None:
-        """What the store does not let go, the lease does."""
+        """Delete the keys of all topics that this broker controls. A key that remains goes when the lease ends."""
         for path in [path for path in self.table.all() if self.is_here(path)]:
             with contextlib.suppress(MetadataError, NotServing):
                 fence = self.fence(path)
@@ -141,18 +141,18 @@ class Controllers:
         known = self.table.known(path)
         if known is None and (other := self._elsewhere(path)):
             raise Moved(
-                f"broker {self._broker_id} is to own nothing: broker {other} can run topic {path}",
+                f"broker {self._broker_id} takes no topics now: broker {other} can run topic {path}",
                 self._members.address(other),
             )
         if known is not None:
-            # One of our own, under a lease that is over, is about to go.
+            # A key of this broker is under a lease that is over, and about to go.
             broker = known.value.broker
             owner = self._members.address(broker) if broker != self._broker_id else ""
             raise Moved(f"broker {broker} runs the subscriptions of topic {path}", owner, known.revision)
 
     def _elsewhere(self, path: str) -> str:
-        """Another broker that should run a topic instead of this one, which is to be drained; empty if there is none,
-        or if this one may."""
+        """An active broker that should run the topic because this one is not active; empty if there is none, or if
+        this broker is active."""
         others = [each for each in sorted(self._members.brokers.all()) if self._members.is_active(each)]
         if not others or self._broker_id in others:
             return ""

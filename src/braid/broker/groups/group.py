@@ -1,5 +1,5 @@
-"""What a controller remembers of one subscription's consumers (broker/groups/groups.py): values, and the small changes
-that keep them consistent. Only `Groups` holds and changes them."""
+"""The state that a controller keeps of one subscription's consumers: values, and the small changes that keep them
+consistent. Only `Groups` (broker/groups/groups.py) holds and changes them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from braid.model.names import TopicName
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """All that a consumer has now."""
+    """All segments that a consumer has now."""
 
     number: int
-    """Counts up, for one session."""
+    """Counts the assignments of one session."""
     segments: tuple[int, ...]
     term: int
     grants: tuple[int, ...]
@@ -27,42 +27,44 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 class Member(Protocol):
-    """A consumer's connection, as far as its group knows it. None of these may wait."""
+    """A consumer's connection, as its group sees it. These calls must not wait."""
 
     def assign(self, assigned: Assigned) -> None:
-        """Push it."""
+        """Push an assignment."""
 
     def expelled(self, error: BraidError) -> None:
-        """It is no consumer here any more, for the reason given: another of the same name took its place, there is
-        nothing to consume, or another broker is the controller."""
+        """Tell the consumer that its session has ended, and why: another consumer of the same name took its place, the
+        topic or the subscription was deleted, or this broker is no longer the controller."""
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True):
-    """For statistics."""
+    """A consumer as reports show it."""
 
     segments: tuple[int, ...]
     connected: bool
 
 
 class Control(msgspec.Struct, eq=False):
-    """A topic whose controller this broker is."""
+    """A topic whose controller is this broker."""
 
     term: int
     fence: Compare
     grants: Iterator[int]
-    """For all its groups, so that none comes twice when a group ends and begins anew."""
+    """Shared by all groups of the topic, so that no grant comes twice when a group ends and begins anew."""
 
 
 class MemberSession(msgspec.Struct, eq=False):
+    """A consumer's place in its group. It outlives the consumer's connection until the grace has passed."""
+
     group: Group
     consumer: str
     number: int
-    """Another one after each connecting."""
+    """A new number each time that the consumer connects."""
     member: Member | None = None
-    """None while it is disconnected."""
+    """None while the consumer is disconnected."""
     grace: asyncio.TimerHandle | None = None
     pushed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Segments and grants."""
+    """The segments and grants that were pushed last."""
     pushes: int = 0
 
     def stop_grace(self) -> None:
@@ -82,13 +84,13 @@ class Group(msgspec.Struct, eq=False):
     """By the consumer's name."""
     holders: dict[SegmentId, MemberSession] = {}
     grants: dict[SegmentId, int] = {}
-    """Of the segments that have holders."""
+    """The grant under which each segment's holder has it."""
     asked_back: dict[SegmentId, asyncio.TimerHandle] = {}
-    """Segments that their holder is to give back, and when it is no longer waited for."""
+    """Segments that their holder must give back, and the timers that end the wait."""
     pass_is_due: bool = False
 
     def held_by(self, session: MemberSession) -> tuple[SegmentId, ...]:
-        """What it has and may keep."""
+        """The segments that the session has and may keep."""
         return tuple(
             segment
             for segment, holder in sorted(self.holders.items())

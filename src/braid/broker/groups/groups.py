@@ -1,30 +1,30 @@
-"""The consumers of ordered subscriptions, and which of them has which segment.
+"""The consumers of ordered subscriptions, and the segments that each of them has.
 
-The groups of a topic live on one broker, its controller (broker/groups/controllers.py). The first consumer that joins
-makes it the controller; a consumer that asks another broker is sent there. When a broker is the controller no more, it
-forgets the groups, and tells their consumers to join again, wherever that is.
+The groups of a topic live on one broker, its controller (broker/groups/controllers.py). The broker that the first
+consumer joins becomes the controller; a consumer that asks another broker is sent there. A broker that is no longer the
+controller forgets the groups and tells their consumers to join again, at the next controller.
 
-A consumer's session is kept in the metadata store from its joining to its leaving. Whether it is connected is known
-here, in memory, only: one that loses its connection keeps its segments for a while (its *grace*) and takes up again
-where it was if it comes back. A new controller gives every stored session a new grace. So neither the restart of a
-consumer nor that of a broker makes segments wander.
+A consumer's session is kept in the metadata store from its joining to its leaving. Only the controller knows, in
+memory, whether the consumer is connected. A consumer that loses its connection keeps its segments for a while (its
+*grace*), and goes on where it was if it comes back in that time. A new controller gives every stored session a new
+grace. So segments do not change hands when a consumer or a broker restarts.
 
-Who should have what is `assign`, a pure function. Who has what is `holders`, and the way from one to the other lets
-consumers finish their work:
+`assign`, a pure function, says which consumer should have a segment; `holders` says which consumer has it. On the way
+from `holders` to `assign`, consumers get time to finish their work:
 
-    held by A, should be B's    → A is pushed an assignment without it and has release_timeout_s to give it back
+    A has it, B should have it  → A is pushed an assignment without it and has release_timeout_s to give it back
     given back, or A is gone    → B is pushed an assignment with it
 
-A segment that was asked back goes to nobody before it is given back, not even to A itself: A's answer may be under way.
-That A does not read on, whatever it does and hears, is not seen to here: each time that a segment is given to somebody
-it gets a higher *grant*, and the segment's owner closes A's channel when B shows its own
-(broker/segments/read_grants.py). Who connects anew gets new grants, too: a process of the same name that lives on
-elsewhere is out of date then.
+A segment that was asked back goes to no consumer before it is given back, not even to A: A's answer may be under way.
+This module does not keep A from reading on. Instead, a segment gets a higher *grant* each time that it is given to a
+consumer, and the segment's owner closes A's channel when B shows its own grant (broker/segments/read_grants.py). A
+consumer that connects again gets new grants, too: a process of the same name that still runs elsewhere is then out of
+date.
 
-One object owns all this state, and changes it without waiting in between. Whatever happens only notes what is so and
-asks for one pass over the group, in the loop's next turn, which gives out segments and pushes assignments: so a caller
-of `join` knows its session's number before the first assignment is pushed, and a member that calls back changes nothing
-under anybody's feet. What is stored of them is written by broker/groups/sessions.py.
+One object owns all this state, and changes it without waiting in between. An event only notes a fact and asks for one
+pass over the group, in the loop's next iteration. The pass gives out segments and pushes assignments. So a caller of
+`join` knows its session's number before the first assignment is pushed, and a member that calls back during a pass only
+asks for the next one. broker/groups/sessions.py writes the stored sessions.
 """
 
 from __future__ import annotations
@@ -81,29 +81,29 @@ class Groups:
         self._clock = clock
         self._config = config
         self._controls: dict[str, Control] = {}
-        """By topic, those whose groups are here."""
+        """By topic: the topics whose controller is this broker."""
         self._groups: dict[tuple[str, str], Group] = {}
         self._sessions: dict[int, MemberSession] = {}
-        """Those that are connected, by number."""
+        """The connected sessions by number."""
         self._numbers = count(clock.now_us())
-        """Of sessions. None that was given out before a restart is given out again: a client that has not heard of the
+        """For sessions. A number from before a restart is never given out again: a client that has not noticed the
         restart yet may use it, over the connection of another consumer."""
         self._stored = StoredSessions(topics.view, clock, self._fence, self._is_member)
         self._claims = KeyedLocks()
-        """By topic: whoever becomes its controller."""
+        """By topic: one task at a time makes this broker the controller."""
         self._endings = 0
-        """Counts deleted topics and subscriptions: who waited for the store meanwhile looks again."""
+        """Counts deleted topics and subscriptions: `join` starts again if one ended while it waited for the store."""
         self._closed = False
 
     def start(self) -> None:
-        """From now on what happens in the metadata counts here."""
+        """Follow the changes of the metadata from now on."""
         self._topics.on_change.append(self._on_topic_change)
         self._controllers.table.on_change.append(self._on_controller_change)
         self._controllers.start()
         self._subscriptions.on_change.append(self._on_subscription_change)
 
     async def control(self, topic: TopicName) -> None:
-        """Return when this broker is the topic's controller and has its groups. `Moved` if another one is."""
+        """Return when this broker is the topic's controller and has its groups. `Moved` if another broker is."""
         path = topic.path
         async with self._claims.of(path):
             self._check_open()
@@ -114,12 +114,12 @@ class Groups:
             listing = await self._store.list(paths.subscriptions_prefix(path))
             self._check_open()
             if self._controllers.fence(path) != fence:
-                raise NotServing(f"who runs the subscriptions of topic {path} is changing; try again in a moment")
+                raise NotServing(f"the controller of topic {path} is changing; try again in a moment")
             self._controls[path] = Control(fence.revision, fence, count(1))
             self._take_over(topic, listing.entries)
 
     def _take_over(self, topic: TopicName, entries: tuple[Entry, ...]) -> None:
-        """The stored sessions: each gets its grace."""
+        """Take over the stored sessions; each gets a new grace."""
         subscriptions = {paths.subscription_of(entry.key) for entry in entries}
         for subscription, consumer in filter(None, (paths.consumer_of(entry.key) for entry in entries)):
             if subscription in subscriptions:
@@ -131,10 +131,10 @@ class Groups:
                 self._stored.remove_later(topic, subscription, consumer)
 
     async def join(self, topic: TopicName, subscription: str, consumer: str, member: Member) -> int:
-        """The number of the session. Its first assignment is pushed in the loop's next turn. `Moved` if another broker
-        is the topic's controller.
+        """Return the number of the session. Its first assignment is pushed in the loop's next iteration. `Moved` if
+        another broker is the topic's controller.
 
-        A consumer of the same name that is connected is replaced; one that is not is continued."""
+        A connected consumer of the same name is replaced; a disconnected one is continued."""
         check_name("consumer", consumer)
         await self.control(topic)
         async with self._stored.turn(topic, subscription, consumer):
@@ -155,8 +155,8 @@ class Groups:
         return control
 
     def released(self, session: int, segment: int) -> None:
-        """The session gave a segment back; its channel is closed. One that was not asked for, or that came too late,
-        changes nothing."""
+        """Free a segment that the session gave back; its channel is closed. A release that was not asked for, or that
+        came too late, changes nothing."""
         found = self._sessions.get(session)
         segment_id = SegmentId(segment)
         if found is not None and found.group.holders.get(segment_id) is found and segment in found.group.asked_back:
@@ -164,7 +164,7 @@ class Groups:
             self._ask_for_pass(found.group)
 
     async def leave(self, session: int) -> None:
-        """Orderly: its segments go to others at once. Leaving twice is fine."""
+        """End a session in order: its segments go to other consumers immediately. Leaving twice is fine."""
         found = self._sessions.pop(session, None)
         if found is None:
             return
@@ -174,14 +174,15 @@ class Groups:
         try:
             await self._stored.remove(group.topic, group.subscription, found.consumer)
         except MetadataError:
-            # It has left, whatever the store says.
+            # The consumer has left, whatever the store says.
             self._stored.remove_later(group.topic, group.subscription, found.consumer)
         except asyncio.CancelledError:
             self._stored.remove_later(group.topic, group.subscription, found.consumer)
             raise
 
     def disconnected(self, session: int) -> None:
-        """Its connection is gone. It keeps its segments, and may read on, until its grace has passed."""
+        """Begin the grace of a session that lost its connection. The consumer keeps its segments, and may read on,
+        until the grace has passed."""
         found = self._sessions.pop(session, None)
         if found is None:
             return
@@ -193,7 +194,7 @@ class Groups:
             self._ask_for_pass(found.group)
 
     def members(self, path: str, subscription: str) -> dict[str, tuple[int, ...]]:
-        """By the consumer's name, the segments that it has."""
+        """The segments of each consumer, by the consumer's name."""
         return {name: consumer.segments for name, consumer in self.consumers(path, subscription).items()}
 
     def consumers(self, path: str, subscription: str) -> dict[str, ConsumerStatus]:
@@ -209,13 +210,13 @@ class Groups:
         }
 
     def of_topic(self, path: str) -> dict[str, dict[str, ConsumerStatus]]:
-        """By subscription and name; none if another broker is the topic's controller."""
+        """The consumers of a topic by subscription and name; none if another broker is the topic's controller."""
         return {
             subscription: self.consumers(path, subscription) for topic, subscription in self._groups if topic == path
         }
 
     def forget(self, topic: TopicName, subscription: str) -> None:
-        """The subscription was deleted, and its sessions with it, connected or not."""
+        """End all sessions of a deleted subscription, connected or not."""
         self._endings += 1
         group = self._groups.get((topic.path, subscription))
         if group is not None:
@@ -224,15 +225,16 @@ class Groups:
             self._end(group, SubscriptionNotFound(f"subscription {subscription} of {topic} was deleted"))
 
     def lose_all(self, reason: BraidError) -> None:
-        """The broker has lost its lease: it is no controller any more, though the view does not show it yet."""
+        """End all groups: the broker has lost its lease, so it controls no topic, though the view still shows it."""
         for path in [*self._controls]:
             self._lose(path, reason)
 
     async def close(self) -> None:
-        """Others may be the controllers from now on. Sessions stay stored: who joins again continues."""
+        """Give up all topics, so that other brokers can control them. Sessions stay stored: a consumer that joins again
+        continues."""
         self._closed = True
         self.lose_all(ShuttingDown("this broker is stopping; join again"))
-        with contextlib.suppress(ValueError):  # It is closed for the second time, or was never started.
+        with contextlib.suppress(ValueError):  # Closed for the second time, or never started.
             self._topics.on_change.remove(self._on_topic_change)
             self._controllers.table.on_change.remove(self._on_controller_change)
             self._subscriptions.on_change.remove(self._on_subscription_change)
@@ -309,13 +311,13 @@ class Groups:
         self._ask_for_pass(group)
 
     def _free_asked_back(self, session: MemberSession) -> None:
-        """Nobody is there who would give back what it was to give back."""
+        """Free what the session was asked to give back: it has no connection to answer on."""
         group = session.group
         for segment in [segment for segment in group.asked_back if group.holders.get(segment) is session]:
             group.free(segment)
 
     def _end(self, group: Group, reason: BraidError) -> None:
-        """No consumer of this group has anything any more."""
+        """End all sessions of the group, and tell the connected consumers why."""
         for segment in [*group.holders]:
             group.free(segment)
         for session in [*group.sessions.values()]:
@@ -330,7 +332,7 @@ class Groups:
             raise ShuttingDown("no consumer can join: this broker is shutting down")
 
     def _on_topic_change(self, path: str) -> None:
-        """A topic that is deleted, or is another one of the same name, has none of these consumers."""
+        """End the groups of a topic that was deleted, or replaced by a new topic of the same name."""
         topic = self._topics.find(path)
         if topic is None:
             self._endings += 1
@@ -341,7 +343,7 @@ class Groups:
                 self._end(group, TopicNotFound(f"topic {group.topic} was deleted"))
 
     def _on_subscription_change(self, key: _Key) -> None:
-        """One that is deleted has no consumers, wherever it was deleted."""
+        """End the group of a deleted subscription, whichever broker deleted it."""
         path, subscription = key
         if key not in self._subscriptions and path in self._controls:
             self.forget(TopicName(*paths.topic_parts(path)), subscription)
@@ -354,7 +356,8 @@ class Groups:
             self._lose(path, NotServing(f"another broker runs the subscriptions of topic {path} now; join again"))
 
     def _lose(self, path: str, reason: BraidError) -> None:
-        """This broker is not the controller any more: the next one goes on from what is stored."""
+        """End the groups of a topic that this broker no longer controls. The next controller goes on from the stored
+        sessions."""
         del self._controls[path]
         for group in [group for group in self._groups.values() if group.topic.path == path]:
             self._end(group, reason)
@@ -367,7 +370,7 @@ class Groups:
             asyncio.get_running_loop().call_soon(self._pass, group)
 
     def _pass(self, group: Group) -> None:
-        """One step from who has what to who should have what."""
+        """Take one step from `holders` to what `assign` wants."""
         group.pass_is_due = False
         topic = self._topics.find(group.topic.path)
         if self._closed or topic is None:
@@ -379,7 +382,7 @@ class Groups:
             for segment in segments:
                 holder = group.holders.get(segment)
                 if holder is None or (holder is not session and holder.member is None):
-                    group.give(segment, session)  # One that is not connected would not hear that it is asked for it.
+                    group.give(segment, session)  # A disconnected holder would not hear that it must give it back.
                 elif holder is not session and segment not in group.asked_back:
                     self._ask_back(group, segment)
         for session in [*group.sessions.values()]:
@@ -392,9 +395,9 @@ class Groups:
 
     def _on_release_overdue(self, group: Group, segment: SegmentId) -> None:
         holder = group.holders[segment]
-        assert holder.member is not None, "what a disconnected consumer was to give back is free at once"
+        assert holder.member is not None, "a disconnection frees the segments that were asked back"
         log.warning(
-            "consumer %s of subscription %s of %s did not give back segment %d within %g s: it goes to another one",
+            "consumer %s of subscription %s of %s did not give back segment %d within %g s: another consumer gets it",
             holder.consumer, group.subscription, group.topic, segment, self._config.release_timeout_s,
         )  # fmt: skip
         group.free(segment)

@@ -1,8 +1,8 @@
 """The keys of consumers' sessions, written by the topic's controller.
 
-Every write carries the controller's fence among its conditions: one that is the controller no more changes nothing.
-Writes of one session take turns. A session that has ended, but whose key the store did not let go, is removed in the
-background; what this broker may not remove any more, the next controller does when the session's grace has passed.
+Every write carries the controller's fence among its conditions, so a former controller changes nothing. Writes of one
+session take turns. If the key of an ended session could not be removed, a background task tries again. Keys that this
+broker may not remove any more are removed by the next controller, when the session's grace has passed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class StoredSessions:
         fence: Callable[[TopicName], Compare | None],
         is_member: Callable[[TopicName, str, str], bool],
     ) -> None:
-        """`fence` tells what to compare, None if this broker is not the topic's controller; `is_member` whether a
-        consumer has joined, so that its session must not be removed."""
+        """`fence` returns the condition that holds while this broker is the topic's controller, None if it is not.
+        `is_member` tells whether a consumer has joined: its session must not be removed."""
         self._view = view
         self._store = view.store
         self._clock = clock
@@ -47,17 +47,18 @@ class StoredSessions:
         self._is_member = is_member
         self._locks = KeyedLocks()
         self._to_remove: dict[tuple[TopicName, str, str], None] = {}
-        """Topic, subscription, consumer."""
+        """By topic, subscription and consumer."""
         self._removing: asyncio.Task[None] | None = None
         self._closed = False
 
     def turn(self, topic: TopicName, subscription: str, consumer: str) -> AbstractAsyncContextManager[None]:
-        """One change of a session at a time."""
+        """A lock: one change of a session at a time."""
         return self._locks.of(paths.consumer(topic.path, subscription, consumer))
 
     async def put(self, topic: TopicName, subscription: str, consumer: str, fence: Compare) -> None:
-        """Only with the session's turn. Returns when this broker's view shows the subscription that it is stored below,
-        and that others before it are gone. After any failure nothing of it stays, now or a little later."""
+        """Store a session; the caller holds its `turn`. When this returns, this broker's view shows the subscription
+        that the session is stored below, and no earlier one of that name. After a failure the key is removed in the
+        background."""
         value = encode(ConsumerSession(joined_at=self._clock.now_us()))
         subscription_key = paths.subscription(topic.path, subscription)
         key = paths.consumer(topic.path, subscription, consumer)
@@ -66,7 +67,7 @@ class StoredSessions:
                 joined = await self._store.get(subscription_key)
                 if joined is None:
                     raise SubscriptionNotFound(f"there is no subscription {subscription} of {topic} to join")
-                # A key that is there is the leftover of a session that is gone, or this write, whose answer was lost.
+                # An existing key is left from an ended session, or it is this write, whose answer was lost.
                 entry = await self._store.get(key)
                 if entry is not None and entry.value == value:
                     return await self._view.caught_up(entry.revision)
@@ -91,7 +92,7 @@ class StoredSessions:
             raise
 
     async def remove(self, topic: TopicName, subscription: str, consumer: str) -> None:
-        """Does nothing if a consumer of this name has joined again, or another broker is the controller."""
+        """Remove a session, unless a consumer of this name has joined again or another broker is the controller."""
         key = paths.consumer(topic.path, subscription, consumer)
         async with self.turn(topic, subscription, consumer):
             for _ in range(MAX_TRIES):
@@ -134,6 +135,6 @@ class StoredSessions:
         self._removing = None
 
     async def _is_fenced(self, fence: Compare) -> bool:
-        """A write failed: was it because another broker is the controller?"""
+        """Whether a write failed because this broker is not the controller any more."""
         entry = await self._store.get(fence.key)
         return entry is None or entry.revision != fence.revision

@@ -1,22 +1,23 @@
-"""Subscriptions: made, listed, moved to another place, deleted. Any broker does it, wherever the segments are.
+"""Subscriptions: created, listed, moved to another place, deleted. Any broker does it, wherever the segments are.
 
-A subscription exists when its key exists. Creating one stores its cursor on every segment first and the key last, so
-one that exists never lacks a cursor and skips nothing (I5); deleting one removes the key first. What a crash leaves in
-between are cursors without a subscription: they would hold back retention, and each owner removes those of its own
-segments (`sweep`).
+A subscription exists when its key exists. Creating a subscription stores a cursor on every segment first and the key
+last, so an existing subscription never lacks a cursor and skips nothing (I5). Deleting a subscription removes the key
+first. A crash in between leaves cursors without a subscription. They would hold back retention, so each owner removes
+those of its own segments (`sweep`).
 
-On one broker a subscription's changes take turns. Between brokers the store decides:
+On one broker, changes of a subscription take turns. Between brokers the store decides:
 
-- Of two that create the same one, the first to write the key has created it. The other one's cursors did no harm: while
-  there is no key they are placed only where there is none, or further down, and when there is one, not at all.
-- A cursor is removed only while there is no key. A removal may still have come between a new cursor and its key; so who
-  creates looks again when the key is there, and places what is missing.
-- The key is written under the condition that the topic is as it was: nothing appears below one that is being deleted,
-  and no segment that was added meanwhile is forgotten.
+- When two brokers create the same subscription, the first to write the key has created it. The other broker's cursors
+  do no harm: while there is no key, a cursor is placed only where there is none, or further down; once there is a key,
+  it is not placed at all.
+- A cursor is removed only while there is no key. A removal may still have come between a new cursor and its key. So the
+  creating broker looks again after it has written the key, and places cursors that are missing.
+- The key is written under the condition that the topic is unchanged: nothing appears below a topic that is being
+  deleted, and no segment that was added meanwhile is forgotten.
 
-A client repeats a call whose answer was lost, and a try that it has given up may still come to its end, late. So what a
+A client repeats a call whose answer was lost, and a try that the client has given up may still finish, late. So what a
 call makes is stored with the call's id (`created_by`, `placed_by`), a deletion names the subscription by its id, and a
-seek names the placements that its client knew (`SeekRequest`): it never undoes a later seek.
+seek names the placements that its client knew (`SeekRequest`): a late seek never undoes a later one.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ from braid.ports.tasks import all_of
 from braid.wire.operations import SegmentPositions
 
 EVERYTHING: Final = 1 << 53
-"""So many records no segment has."""
+"""More records than any segment has."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 MAX_TRIES: Final = 5
 RETRY_S: Final = 0.05
 """How long a creation waits for the view of the topic to catch up."""
 REMOVE_PATIENCE_S: Final = 2.0
-"""How long a deletion waits for each segment: what it does not reach, the segment's owner sweeps."""
+"""How long a deletion waits for each segment. If it does not reach a segment, the owner sweeps the cursor."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def backlog(self) -> int:
-        """The records that it has before it. Those that retention deleted are not among them."""
+        """The number of records that are still to be consumed, without those that retention has deleted."""
         return max(self.end - max(self.offset, self.earliest), 0)
 
 
@@ -94,9 +95,9 @@ class SeekRequest(msgspec.Struct, frozen=True):
 
     id: RequestId = NO_REQUEST
     since: dict[SegmentId, int] | None = None
-    """By segment, the placement that the caller knew. None: whatever it is when the call has its turn."""
+    """By segment, the placement that the caller knew; None: the placement when the call has its turn."""
     subscription_id: int | None = None
-    """The subscription that the caller knew; None: whichever has the name."""
+    """The subscription that the caller knew; None: the subscription that has the name."""
 
 
 class Subscriptions:
@@ -109,7 +110,7 @@ class Subscriptions:
         clock: Clock,
         random: Random,
     ) -> None:
-        """`segments` are this broker's own, which it sweeps; `accesses` lead to all."""
+        """`segments` are this broker's own, which it sweeps; `accesses` reach the segments of all brokers."""
         self._store = store
         self._topics = topics
         self._segments = segments
@@ -123,8 +124,8 @@ class Subscriptions:
     async def ensure(
         self, topic: TopicName, name: str, *, kind: SubscriptionKind, start: str, create: bool
     ) -> tuple[Subscription, bool]:
-        """The subscription, and whether it was created now. `SubscriptionNotFound` if it is not to be created,
-        `SubscriptionKindConflict` if it exists as another kind."""
+        """Return the subscription, and whether this call created it. `SubscriptionNotFound` if it does not exist and
+        `create` is false, `SubscriptionKindConflict` if it exists as another kind."""
         _check_start(check_name("subscription", name), start)
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
@@ -150,7 +151,8 @@ class Subscriptions:
         start: str,
         request_id: RequestId = NO_REQUEST,
     ) -> Subscription:
-        """`SubscriptionExists`, unless the one that exists was created by an earlier try of this request."""
+        """Create a subscription. `SubscriptionExists`, unless an earlier try of this request created the one that
+        exists."""
         _check_start(check_name("subscription", name), start)
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
@@ -169,19 +171,19 @@ class Subscriptions:
         return decode(Subscription, entry.value)
 
     async def list(self, topic: TopicName) -> dict[str, Subscription]:
-        """By name."""
+        """The subscriptions of a topic by name."""
         self._topics.get(topic.path)
         return await self._list(topic.path)
 
     async def identify(self, topic: TopicName, name: str) -> tuple[int, dict[SegmentId, int]]:
-        """The subscription's id, 0 if there is none, and the placements of its cursors."""
+        """Return the subscription's id, 0 if there is none, and the placements of its cursors."""
         entry = await self._read(topic, name)
         id_ = decode(Subscription, entry.value).id if entry is not None else 0
         return id_, await self._placements(topic, name)
 
     async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
-        """Its channels are closed. An interrupted deletion is finished by the next one, or by the sweep. One that has
-        another id than the one that is meant stays: `SubscriptionNotFound`."""
+        """Delete a subscription and close its channels. The next deletion, or the sweep, finishes an interrupted one. A
+        subscription that has another id than `subscription_id` stays: `SubscriptionNotFound`."""
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None and subscription_id not in (None, decode(Subscription, entry.value).id):
@@ -195,7 +197,7 @@ class Subscriptions:
             await all_of(removals)
 
     async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
-        """Where each segment begins and ends, and where the records of a time are."""
+        """Return where each segment begins and ends, and where the records of a time are."""
         segments = self._of_layout(topic)
         return tuple(await all_of(access.ask(FindPositions(timestamp_us)) for _, access in sorted(segments.items())))
 
@@ -248,10 +250,11 @@ class Subscriptions:
         return await self._seek(topic, name, None, _from_the_cursor, request, skip=EVERYTHING)
 
     async def sweep(self, path: str | None = None) -> int:
-        """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Leftovers
-        of a creation or deletion that a crash ended, or that did not reach them, are removed; returns how many. A
-        subscription that lacks its cursor, because its creation was ended between a sweep and its last look, gets one
-        at the earliest record: it may see some twice, but skips none (I5)."""
+        """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Cursors
+        that a creation or deletion has left, because it was interrupted or did not reach the segment, are removed;
+        return how many. A subscription may lack its cursor: a sweep removed the cursor during the creation, and the
+        creating broker ended before it looked again. It gets a cursor at the earliest record: it may see some records
+        twice, but skips none (I5)."""
         removed = 0
         for each in self._topics.all() if path is None else [path]:
             segments = self._segments.of_topic(each)
@@ -267,7 +270,8 @@ class Subscriptions:
         return removed
 
     def sweep_later(self, path: str) -> None:
-        """A segment of this topic is served here from now on: its last owner may have missed a deletion."""
+        """Sweep a topic in the background. Called when a segment of the topic is opened here: its last owner may have
+        missed a deletion."""
         self._to_sweep[path] = None
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(), name="sweep cursors")
@@ -277,7 +281,7 @@ class Subscriptions:
             path, _ = self._to_sweep.popitem()
             try:
                 await self.sweep(path)
-            except BraidError as error:  # The next one who opens a segment of it tries again.
+            except BraidError as error:  # The next opening of a segment of the topic tries again.
                 _log.warning("cursors without a subscription may be left in topic %s: %s", path, error)
         self._sweeping = None
 
@@ -289,7 +293,7 @@ class Subscriptions:
     async def _create(
         self, topic: TopicName, name: str, kind: SubscriptionKind, start: str, request_id: RequestId
     ) -> tuple[Subscription, bool]:
-        """The subscription, and whether it is this one, not another broker's."""
+        """Return the subscription, and whether this call created it; another broker may have been faster."""
         if kind is SubscriptionKind.QUEUE:
             raise NotAvailable(
                 f"subscription {name} of {topic} cannot be a queue: queue subscriptions come in a later version"
@@ -315,7 +319,7 @@ class Subscriptions:
                 if created:
                     await all_of(_fill(access, name, start) for access in segments)
                 return decode(Subscription, entry.value), created
-            # The topic has changed, or the write is under way: once more with the topic as it is now.
+            # The topic has changed, or the write is under way: try again with the topic as it is now.
             await asyncio.sleep(RETRY_S)
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was created; try again")
 
@@ -326,7 +330,7 @@ class Subscriptions:
             if entry is None:
                 return
             if subscription_id != decode(Subscription, entry.value).id:
-                return  # It was removed by a try whose answer was lost, and another one has its name now.
+                return  # A try whose answer was lost has removed it, and another subscription has its name now.
             try:
                 result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
                 if result.succeeded:
@@ -355,7 +359,7 @@ class Subscriptions:
         *,
         skip: int = 0,
     ) -> dict[SegmentId, Offset]:
-        """All places are found before the first cursor moves: a seek that cannot be changes nothing."""
+        """Find all places before the first cursor moves: an impossible seek changes nothing."""
         request = request or SeekRequest()
         request_id = request.id or RequestId(random_id(self._random))
         async with self._lock(topic, name):
@@ -369,11 +373,11 @@ class Subscriptions:
             segments = self._of_layout(topic, segment_ids)
             places = await all_of(find(segment, access) for segment, access in segments.items())
             found = zip(segments.items(), places, strict=True)
-            stands = await all_of(access.ask(placing(segment, place)) for (segment, access), place in found)
-            return dict(zip(segments, stands, strict=True))
+            offsets = await all_of(access.ask(placing(segment, place)) for (segment, access), place in found)
+            return dict(zip(segments, offsets, strict=True))
 
     async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
-        """Of its cursors, as they are stored: a placement counts only when it is."""
+        """The placements of its cursors, as the store has them: a placement counts only when it is stored."""
         layout = self._topics.get(topic.path).layout.segments
         keys = {
             segment_id: paths.cursor(topic.path, SegmentName.of(topic, info).descriptor, name)
@@ -389,7 +393,7 @@ class Subscriptions:
     def _of_layout(
         self, topic: TopicName, segment_ids: Iterable[SegmentId] | None = None, *, patience_s: float = PATIENCE_S
     ) -> dict[SegmentId, SegmentAccess]:
-        """These segments, or all of the layout, wherever they are."""
+        """Access to these segments, or to all of the layout, wherever they are."""
         found = self._topics.get(topic.path)
         layout = found.layout.segments
         wanted = list(layout) if segment_ids is None else list(segment_ids)
@@ -428,7 +432,7 @@ def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
 
 
 async def _from_the_cursor(_: SegmentId, __: SegmentAccess) -> Offset:
-    """The owner of a segment knows better where a skip begins."""
+    """A skip begins at the cursor, which the segment's owner knows; the owner ignores this offset."""
     return Offset(0)
 
 
@@ -442,6 +446,6 @@ async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
 
 
 async def _fill(access: SegmentAccess, name: str, start: str) -> None:
-    """Place the cursor of a subscription that exists now, should it be missing."""
+    """Place the cursor of a subscription that now exists, if the cursor is missing."""
     if name not in await access.ask(GetProgress()):
         await access.ask(PlaceCursor(Placing(name, await _start(access, start), only_if_absent=True)))
