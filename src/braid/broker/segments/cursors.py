@@ -1,29 +1,31 @@
-"""The cursors of one segment, on its owner: what each subscription has consumed of it.
+"""The cursors of one segment, on its owner: how far each subscription has consumed the segment.
 
-An ack moves a cursor in memory; the store follows, by count, by time and at every orderly stop. So a crash makes a
-subscription go back by the acks of the last moments, and never forward: what is stored never lies beyond the acks, nor
-beyond what the log has synced, because a cursor that outlives the records before it would skip the ones that later take
-their offsets. A position that is ahead of the synced end stays dirty until the log has caught up.
+An ack moves a cursor in memory; the store follows, by count, by time and at every orderly stop. So a crash sets a
+subscription back by the acks of the last moments, and never forward. A stored cursor never lies beyond the acks, nor
+beyond the synced end of the log: a cursor that outlives the records before it would skip the records that later take
+their offsets. A cursor that is ahead of the synced end stays dirty until the log has caught up.
 
 A seek and a new subscription (`place`) are stored before they count. When the store has answered, memory is updated and
 the caller resumes without yielding to the loop, so no old ack can arrive before the caller has closed the channels.
 
-A consumer that was away goes on behind what it took last, not at the cursor, which is a little behind. It may do so
-only while the cursor has moved by acks alone. So each cursor has a **placement**, a number that changes with each seek,
-and when the log may have lost what consumers have seen: their positions then mean other records, or none. A consumer
-that meets another placement than the one it knew begins at the cursor. Placements are taken from above the store's
-revision and each costs a write, so none ever comes back, not even for a subscription that was deleted and made again.
+A consumer that was away goes on after the last record that it took, not at the cursor, which lags a little. It may do
+so only while acks alone have moved the cursor. So each cursor has a **placement**, a number that changes with each
+seek, and when the log may have lost records that consumers have seen: their positions then mean other records, or none.
+A consumer that meets another placement than the one it knew begins at the cursor. Placements are taken from above the
+store's revision and each costs a write, so no placement ever comes back, not even for a subscription that was deleted
+and created again.
 
-A seek may come twice, or late, when other seeks have followed it: a client repeats a call whose answer was lost, and a
-broker that stood still goes on with a call that its client has given up. So a call names itself, and the placement that
-its client knew when it began. A cursor that the call has placed is not placed again, and one that was placed by another
-call since then stays where it is.
+A seek may come twice, or late, after other seeks: a client repeats a call whose answer was lost, and a broker that
+stood still goes on with a call that its client has given up. So a call names itself, and the placement that its client
+knew when it began. A cursor that the call has placed is not placed again, and a cursor that another call has placed
+since then stays where it is.
 
 Every write is one transaction under two kinds of conditions: that this owner still owns the segment (I3), and that each
 cursor is as this owner last saw it. The second condition makes a delayed write harmless, even if its reply was lost.
 When a transaction fails or its outcome is unknown, everything is read back, and what is still missing is written again.
-All writes take turns. Owner and epoch fence, not the revision of the ownership record, which also rises when the same
-owner's state changes. Whoever made this object is told when it is fenced: the segment must not be served any more.
+All writes take turns. The fence is the owner and epoch of the ownership record, not its revision, which also rises when
+the same owner's state changes. `on_fenced` is called when another owner has the segment, which must then not be served
+any more.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ from braid.ports.tasks import end
 log = logging.getLogger(__name__)
 
 MAX_CURSORS_PER_TXN: Final = MAX_TXN_OPERATIONS - 1
-"""Each costs an operation and a condition, and the ownership is one condition more; the key of a subscription, which is
-another one, goes with a single cursor."""
+"""Each cursor costs an operation and a condition, and the ownership is one condition more. The key of a subscription is
+yet another condition, but only with a single cursor."""
 MAX_TRIES: Final = 5
 RETRY_S: Final = 1.0
 """How long the background flush waits after the store did not answer."""
@@ -85,8 +87,8 @@ class Cursors:
         end: Callable[[], Offset] | None = None,
         on_fenced: Callable[[Fenced], None] | None = None,
     ) -> None:
-        """`durable_end` is what the log has synced, `end` what consumers may see; without it both are the same.
-        `on_fenced` is called once, when it is found that the segment has another owner, or none."""
+        """`durable_end` returns the synced end of the log, `end` the end of what consumers may see; without `end` both
+        are the same. `on_fenced` is called once, when the store shows that the segment has another owner, or none."""
         self.name = name
         self._store = store
         self._epoch = epoch
@@ -96,7 +98,7 @@ class Cursors:
         self._on_fenced = on_fenced
         self._config = config
         self._owner = ""
-        """As the ownership record names it: known when it was read, for an epoch has one owner."""
+        """The owner of this epoch, which has only one: known when the ownership record was read."""
         self._offsets: dict[str, Offset] = {}
         self._placements: dict[str, int] = {}
         self._placed_by: dict[str, RequestId] = {}
@@ -106,8 +108,8 @@ class Cursors:
         self._dirty: dict[str, None] = {}
         """Subscriptions whose position in memory is not the one in the store."""
         self._unsure: dict[str, None] = {}
-        """Of those, the ones of which another place may be stored: the answer to a seek was lost, and so was the look
-        at what became of it."""
+        """Dirty subscriptions for which the store may have another place: the answer to a seek was lost, and reading
+        back failed."""
         self._acks = 0
         """Since the last flush."""
         self._lock = asyncio.Lock()
@@ -119,9 +121,10 @@ class Cursors:
         self._task: asyncio.Task[None] | None = None
 
     async def load(self, *, lossy: bool = False) -> None:
-        """Read all cursors. One that lies beyond the end of the log is set to the end: what it says was consumed is
-        not there, so it must not hide what comes. `lossy` says that the log may have lost records that consumers have
-        seen: all are placed anew where they stand. That is stored before anything can take the lost offsets."""
+        """Read all cursors. A cursor beyond the end of the log is set to the end: the records that it calls consumed
+        are lost, and it must not hide the records that come. `lossy` says that the log may have lost records that
+        consumers have seen: every cursor gets a new placement where it stands. That is stored before new records can
+        take the lost offsets."""
         async with self._lock:
             await self._read_back()
             end = self._durable_end()
@@ -130,7 +133,7 @@ class Cursors:
                 if place.offset > end:
                     log.warning(
                         "the cursor of subscription %s stands at offset %d of %s, which ends at %d: records that were "
-                        "consumed are lost; it is set to the end",
+                        "consumed are lost; the cursor is set to the end",
                         subscription, place.offset, self.name, end,
                     )  # fmt: skip
                 if lossy or place.offset > end:
@@ -146,7 +149,7 @@ class Cursors:
         return self._offsets.get(subscription)
 
     def placement(self, subscription: str) -> int:
-        """Which number its cursor has since it was last set to a place; 0 if it has none."""
+        """The placement of the subscription's cursor; 0 if it has no cursor."""
         return self._placements.get(subscription, 0)
 
     def all(self) -> dict[str, Offset]:
@@ -157,7 +160,7 @@ class Cursors:
         return min((stored.place.offset for stored in self._stored.values()), default=None)
 
     def advance(self, subscription: str, offset: Offset) -> bool:
-        """An ack: everything below `offset` is consumed. False if it was before."""
+        """Take an ack: everything below `offset` is consumed. Return False if it was consumed before."""
         self._check_owner()
         known = self._offsets.get(subscription)
         if known is None:
@@ -173,8 +176,9 @@ class Cursors:
         return True
 
     async def place(self, placing: Placing) -> Offset:
-        """Seek, or what is missing of a new subscription: stored when it returns, as far as the log is synced. Returns
-        where the cursor stands. `ConditionFailed` if another call has placed it since the caller looked."""
+        """Place the cursor of a seek, or the missing cursor of a new subscription. When this returns, the cursor is
+        stored as far as the log is synced. Return where the cursor stands. `ConditionFailed` if another call has placed
+        it since the caller looked."""
         subscription, offset = placing.subscription, placing.offset
         self._check_place(subscription, offset)
         async with self._lock:
@@ -193,8 +197,8 @@ class Cursors:
             return offset
 
     async def _placements_now(self, subscription: str) -> set[int]:
-        """The one that counts, and one that is stored though nobody knew whether it would be: whoever has seen that in
-        the store has seen the latest."""
+        """The placement that counts, and a placement that a seek with a lost answer has stored: a caller that has seen
+        that one in the store has seen the latest."""
         known = {self.placement(subscription)}
         if subscription in self._unsure:
             await self._read_back()
@@ -206,10 +210,10 @@ class Cursors:
         return request_id != NO_REQUEST and self._placed_by[subscription] == request_id
 
     async def begin(self, subscription: str, offset: Offset) -> Offset | None:
-        """A place for a subscription that is being created: stored only while its key does not exist, None if it does.
-        A cursor that is there already belongs to another creation, or was left behind by a deletion. It stays where it
-        is, or goes down: whichever creation succeeds, nothing is skipped (I5). It is placed anew in any case: calls and
-        consumers of a subscription that was deleted know another placement."""
+        """Place the cursor of a subscription that is being created. It is stored only while the subscription's key does
+        not exist; return None if the key exists. An existing cursor belongs to another creation, or was left by a
+        deletion. It stays where it is, or goes down: whichever creation succeeds, nothing is skipped (I5). It gets a
+        new placement in any case: calls and consumers of a deleted subscription know another placement."""
         self._check_place(subscription, offset)
         async with self._lock:
             offset = min(offset, self._offsets.get(subscription, offset))
@@ -223,7 +227,7 @@ class Cursors:
         try:
             written = await self._write({subscription: place}, unless=unless)
         except MetadataError:
-            if subscription in self._offsets:  # It may be stored: what counts is here, and is stored again.
+            if subscription in self._offsets:  # The new place may be stored: store the old one, which counts, again.
                 self._unsure[subscription] = None
                 self._note_dirty(subscription)
             raise
@@ -237,8 +241,8 @@ class Cursors:
         return True
 
     async def remove(self, subscription: str) -> bool:
-        """Of a subscription that was deleted, or never came to be; removing one that is not there is fine. False while
-        the subscription exists: it keeps its cursor."""
+        """Remove the cursor of a subscription that was deleted, or never created. Removing a missing cursor is fine.
+        Return False while the subscription exists: it keeps its cursor."""
         async with self._lock:
             if subscription in self._stored and not await self._write(
                 {subscription: None}, unless=self._subscription(subscription)
@@ -253,8 +257,8 @@ class Cursors:
             return True
 
     async def flush(self, subscription: str | None = None) -> None:
-        """Returns when all cursors, or the one that is named, are stored as they were when it was called, as far as
-        the log is synced. What lies beyond stays dirty."""
+        """Store all cursors, or the one that is named, as far as the log is synced. Cursors beyond the synced end stay
+        dirty."""
         async with self._lock:
             self._check_owner()
             names = [*self._dirty] if subscription is None else [name for name in self._dirty if name == subscription]
@@ -265,7 +269,7 @@ class Cursors:
                 await self._read_back()
             durable_end = self._durable_end()
             places = {name: self._place_up_to(durable_end, name) for name in names}
-            # A cursor that waits for the log to be synced is where it was.
+            # A cursor that only waits for the log to sync is stored already, as far as it can be.
             await self._write({name: place for name, place in places.items() if self._stored_place(name) != place})
             self._settle(names)
 
@@ -275,7 +279,7 @@ class Cursors:
         self._task = asyncio.create_task(self._flush_when_due(), name=f"flush cursors of {self.name}")
 
     async def stop(self) -> None:
-        """Ends the background flush and stores what is left. What another owner took over is not ours to store."""
+        """End the background flush and store what is left, unless another owner has the segment."""
         task, self._task = self._task, None
         await end(task)
         if self._fenced is None:
@@ -294,7 +298,7 @@ class Cursors:
                 await asyncio.sleep(RETRY_S)
 
     def _place_up_to(self, end: Offset, subscription: str) -> _Place:
-        """Where the cursor is, as far as the log is synced."""
+        """The place of the cursor in memory, but not beyond `end`."""
         offset = min(self._offsets[subscription], end)
         return _Place(offset, self._placements[subscription], self._placed_by[subscription])
 
@@ -307,7 +311,8 @@ class Cursors:
         self._work.set()
 
     def _settle(self, subscriptions: list[str]) -> None:
-        """These were written: they stay dirty only if they have moved on since, or the log was behind."""
+        """Note that these were written. They stay dirty only if they have moved since, or if the log is not synced so
+        far."""
         for subscription in subscriptions:
             if self._stored_place(subscription) == self._place_up_to(self._offsets[subscription], subscription):
                 self._dirty.pop(subscription, None)
@@ -342,8 +347,8 @@ class Cursors:
         return paths.subscription(self.name.topic.path, subscription)
 
     async def _write(self, places: Mapping[str, _Place | None], *, unless: str | None = None) -> bool:
-        """Store these cursors, None for no cursor. Only with the turn. Nothing is stored, and the answer is False, if
-        there is a key `unless`."""
+        """Store these cursors; None removes a cursor. The caller holds the lock. If the key `unless` exists, nothing is
+        stored and the answer is False."""
         left = iter(places.items())
         while some := dict(islice(left, MAX_CURSORS_PER_TXN)):
             if not await self._write_some(some, unless):
@@ -392,7 +397,7 @@ class Cursors:
             self._stored[subscription] = _Stored(place, revision)
 
     async def _read_back(self) -> None:
-        """Learn what is stored. `Fenced`, for good, if the segment has another owner."""
+        """Read what is stored. `Fenced`, for good, if the segment has another owner."""
         prefix = paths.cursors_prefix(self.name.topic.path, self.name.descriptor)
         listing = await self._store.list(prefix)
         self._check_ownership(await self._store.get(self._ownership.key))
@@ -407,7 +412,7 @@ class Cursors:
         self._last_placement = max(self._last_placement, listing.revision)
 
     def _check_ownership(self, entry: Entry | None) -> None:
-        """What is compared from now on, if the record still names this owner in this epoch."""
+        """Compare this revision of the record from now on, if it still names this owner and epoch; else `Fenced`."""
         record = Ownership.from_json(entry.value) if entry is not None else None
         if entry is not None and record is not None and record.epoch == self._epoch:
             self._owner = self._owner or record.owner

@@ -1,16 +1,17 @@
-"""Deleting topics, to the end, wherever their parts lie.
+"""Deleting topics completely, wherever their parts are.
 
-A topic that is marked as *deleting* does not exist for clients any more. Then every broker that sees the mark ends what
-it serves of it and removes what its own disk holds; the owner of a segment also removes the segment's chunks, cursors
-and, last, its ownership record. The cluster leader finishes: it does so for owners that are not there, waits until no
-record is left, and removes what belongs to the topic as a whole, its own record last. The broker that was asked waits
-until that is gone. Every step can be repeated after a crash anywhere.
+A topic that is marked as *deleting* does not exist for clients any more. Every broker that sees the mark ends the
+topic's segments that it serves, and removes what its own disk holds of the topic. The owner of a segment also removes
+the segment's chunks, cursors and, last, its ownership record. The cluster leader finishes: it does the same for owners
+that are down, waits until no ownership record is left, and removes what belongs to the topic as a whole, the topic's
+record last. The broker that was asked waits until that record is gone. Every step can be repeated after a crash
+anywhere.
 
-A topic of the same name may be made as soon as the record is gone, and it uses the same keys and names of objects. So
-whoever is slow must not go on with what he began: keys are deleted only while the mark is the one that he saw, and
-before each object he looks whether it is, and whether he may still act.
+A topic of the same name may be created as soon as the record is gone, and it uses the same keys and names of objects.
+So a slow broker must not go on with a deletion that is over. It deletes keys only while the mark is the one that it
+saw. Before each object it checks that the mark is still the same, and that it may still act.
 
-Unloading a segment is another thing, and takes another way (handover.py): nothing here is ever reached from a move.
+Handing over a segment is something else (handover.py): a move never gets here.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from braid.ports.tasks import TaskScope, all_of, cancel
 from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import StorageContext, StorageMode
 
-REMOVED_AT_ONCE: Final = 16
+MAX_REMOVING: Final = 16
 RETRY_S: Final = 1.0
 LOOK_S: Final = 1.0
-"""How often somebody who waits for other brokers' parts looks whether one of them has gone."""
+"""How often a broker that waits for the others' parts of a deletion looks whether one of them is down."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Deletion:
         may_act: Callable[[], bool],
         leads: Callable[[], bool],
     ) -> None:
-        """`may_act` tells whether this broker's lease holds, `leads` whether it is the cluster's leader, too."""
+        """`may_act` tells whether this broker's lease holds, `leads` whether it is also the cluster's leader."""
         self._may_act = may_act
         self._leads = leads
         self._context = context
@@ -66,13 +67,14 @@ class Deletion:
         self._members = members
         self._segments = segments
         self._locks = KeyedLocks()
-        """By a topic's path: one finisher on this broker."""
+        """By a topic's path: one task at a time finishes the deletion."""
         self._dropping = TaskScope[str]()
-        """By a topic's path, as are the next."""
+        """By a topic's path: this broker's own part of the deletion."""
         self._finishing = TaskScope[str]()
+        """By a topic's path: the leader's part."""
 
     def start(self) -> None:
-        """When the segments are open: take up what a crash interrupted, and whatever is marked from now on."""
+        """Go on with deletions that a crash interrupted, and follow new marks. Called when the segments are open."""
         self._topics.on_change.append(self._reconcile)
         for path in self._topics.all():
             self._reconcile(path)
@@ -83,13 +85,14 @@ class Deletion:
         await cancel([*self._dropping, *self._finishing])
 
     async def delete(self, name: TopicName, topic_id: int | None = None) -> None:
-        """Returns when nothing of the topic is left. `TopicNotFound`, also if only one with another id is there."""
+        """Delete a topic; return when nothing of it is left. `TopicNotFound`, also if the topic of this name has
+        another id than `topic_id`."""
         await self._topics.mark_deleting(name, topic_id)
         mark = self._topics.mark(name.path)
         await self._owners.view.until(lambda: mark is None or self._topics.mark(name.path) != mark)
 
     def finish_later(self, path: str) -> None:
-        """Called while this broker leads: a topic is being deleted. May be called again and again."""
+        """Finish the deletion of a topic in the background. Called while this broker leads, possibly many times."""
         if path not in self._finishing:
             self._finishing.start(path, self._until_done(TopicName.parse(path)), name=f"delete {path}")
 
@@ -99,7 +102,7 @@ class Deletion:
         except BraidError as error:
             _log.warning("topic %s is still to be deleted: %s", name, error)
 
-    # What is this broker's own.
+    # This broker's own part.
 
     def _reconcile(self, path: str) -> None:
         if self._topics.mark(path) is not None and path not in self._dropping:
@@ -107,16 +110,16 @@ class Deletion:
 
     async def _drop(self, name: TopicName) -> None:
         dropped: Compare | None = None
-        # Meanwhile the topic may have been deleted to the end, and made again, and be deleted again.
+        # Meanwhile the topic may have been deleted completely, created again, and marked again.
         while (mark := self._topics.mark(name.path)) not in (None, dropped):
             assert mark is not None
             try:
                 await self._segments.drop_topic(name)
-                # Until this broker's view shows none: a write of its own, just before, may not have been in it.
+                # Until this broker's view shows none: the view may not yet have shown a write of this broker.
                 while own := self._own_records(name):
                     seen = self._owners.view.changes
-                    for first in range(0, len(own), REMOVED_AT_ONCE):
-                        some = own[first : first + REMOVED_AT_ONCE]
+                    for first in range(0, len(own), MAX_REMOVING):
+                        some = own[first : first + MAX_REMOVING]
                         await all_of(self._remove(*each, mark, self._may_act) for each in some)
                     await self._owners.view.changed_since(seen, LOOK_S)
                 dropped = mark
@@ -124,7 +127,7 @@ class Deletion:
                 _log.warning("what this broker has of topic %s could not be removed yet: %s", name, error)
                 await asyncio.sleep(RETRY_S)
 
-    # What is everybody's.
+    # The leader's part.
 
     async def _finish(self, name: TopicName) -> None:
         async with self._locks.of(name.path):
@@ -141,7 +144,7 @@ class Deletion:
             if (task := self._dropping.get(name.path)) is not None:
                 await asyncio.wait([task])
             await self._delete_objects(name.path, mark, self._leads)
-            # Cursors and chunks of segments without a record, too: a creation or deletion that a crash ended.
+            # Also cursors and chunks of segments without a record, which a crash in a creation or deletion has left.
             for prefix in (
                 paths.topic_segments_prefix(name.path),
                 paths.topic_storage_prefix(name.path),
@@ -159,7 +162,7 @@ class Deletion:
         return [each for each in self._records(name) if each[1].value.owner == self._context.broker_id]
 
     async def _remove(self, name: SegmentName, known: Known[Ownership], mark: Compare, may: Callable[[], bool]) -> None:
-        """All that shared storage and the metadata have of a segment; its ownership record last."""
+        """Remove all that shared storage and the metadata have of a segment, its ownership record last."""
         self._check(mark, may)
         key = paths.ownership(name.topic.path, name.descriptor)
         await self._delete_objects(segment_folder(name.topic.path, name.descriptor), mark, may)
@@ -171,7 +174,7 @@ class Deletion:
             )
             for entry in (await self._store.list(prefix)).entries
         ]
-        with contextlib.suppress(MetadataUncertain):  # The view will tell.
+        with contextlib.suppress(MetadataUncertain):  # The view will show whether the keys are gone.
             await self._delete_keys([*below, key], mark, Compare(key, known.revision))
 
     async def _delete_objects(self, folder: str, mark: Compare, may: Callable[[], bool]) -> None:
@@ -181,10 +184,10 @@ class Deletion:
             self._check(mark, may)
             await self._context.objects.delete(stat.name)
         self._check(mark, may)
-        await self._context.objects.delete_below(folder)  # Says that nothing comes back.
+        await self._context.objects.delete_below(folder)  # When this has returned, a crash brings nothing back.
 
     async def _delete_keys(self, keys: Sequence[str], *conditions: Condition) -> None:
-        """In this order."""
+        """Delete keys in this order."""
         room = MAX_TXN_OPERATIONS - len(conditions)
         for first in range(0, len(keys), room):
             await self._store.txn([*conditions], [Delete(key) for key in keys[first : first + room]])

@@ -1,11 +1,11 @@
 """A channel: one segment's batches on their way to one consumer.
 
-The consumer grants credit in bytes and the channel never sends beyond it; if the next batch alone is larger than all
-credit, it says how much it needs (NEED) and waits. It also waits while the connection cannot take more. A consumer that
-stops reading so costs what it granted, no more, and nobody else notices (I12).
+The consumer grants credit in bytes, and the channel never sends beyond it. If the next batch alone is larger than all
+credit, the channel says how much it needs (NEED) and waits. It also waits while the connection cannot take more. So a
+consumer that stops reading costs no more than the credit that it granted, and nobody else notices (I12).
 
 At the live tail no task is involved: when the log's watermark rises, the batches are taken from the hot cache and sent
-in the same call. A channel that is further behind has one task that reads files and chunks until it has caught up.
+in the same call. A channel that lags has one task, which reads files and chunks until the channel has caught up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from braid.wire.connection import Connection
 from braid.wire.operations import END_OF_SEGMENT, Closed, Delivery, Kind, Need, encode
 
 MAX_CREDIT: Final = 1 << 31
-"""More than this at once is no wish but a mistake."""
+"""No consumer needs more; a larger grant is a mistake."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -69,14 +69,14 @@ class DeliveryChannel:
         self.delivered_bytes = 0
         self.ended = False
         self.finished = False
-        """All of a sealed segment is sent. A subscription's channel stays for its acks, until somebody ends it."""
+        """All of a sealed segment is sent. A subscription's channel stays open for acks until it is ended."""
         self._connection = connection
         self._storage = storage
         self._credit = credit
         self._needed = 0
         """The size of a batch that needs more credit than there is."""
         self._blocked_at = -1
-        """A watermark below which no whole batch is left, though it lies above our offset."""
+        """A watermark above this channel's offset, with no whole batch between the two."""
         self._read_bytes = read_bytes
         self._read_ahead = read_ahead
         self._metrics = metrics
@@ -88,7 +88,7 @@ class DeliveryChannel:
         self.pump()
 
     def deliver(self) -> None:
-        """The watermark has risen: send what can be sent, in this turn and not at its end."""
+        """Send what can be sent after a rise of the watermark, and write it to the connection immediately."""
         self._connection.cork()
         try:
             self.pump()
@@ -96,7 +96,7 @@ class DeliveryChannel:
             self._connection.flush()
 
     def pump(self) -> None:
-        """Send what can be sent now. Called whenever one of the reasons to wait may have gone."""
+        """Send what can be sent now. Called whenever a reason to wait may have gone."""
         if self._reading is not None or self.finished:
             return
         log = self._storage.log
@@ -112,7 +112,7 @@ class DeliveryChannel:
                 return
             cached = self._storage.sources.cache.get(log.number, self.offset, self._allowed_bytes(), end)
             if not cached:
-                self._reading = asyncio.get_running_loop().create_task(self._read_behind())
+                self._reading = asyncio.get_running_loop().create_task(self._catch_up())
                 return
             self._send([StoredBatch(header, data) for header, data in cached])
 
@@ -149,7 +149,7 @@ class DeliveryChannel:
         return min(self._credit, self._read_bytes)
 
     def _send(self, batches: Sequence[StoredBatch]) -> None:
-        """Send as many of these batches, which begin at our offset, as the credit allows."""
+        """Send as many of these batches, which begin at this channel's offset, as the credit allows."""
         if self.ended:
             return
         size = records = count = 0
@@ -175,7 +175,7 @@ class DeliveryChannel:
         self._metrics.delivered_bytes += size
         self.delivered_bytes += size
 
-    async def _read_behind(self) -> None:
+    async def _catch_up(self) -> None:
         """Read and send until this channel has caught up with the cache, or has to wait. While one piece is sent, the
         next one is read, if the broker has memory for it."""
         storage = self._storage
@@ -215,7 +215,7 @@ class DeliveryChannel:
         self.pump()
 
     def _begin_ahead(self, reader: LogReader, sending: int) -> asyncio.Task[list[StoredBatch]] | None:
-        """Begin to read what comes behind `sending` bytes."""
+        """Begin to read what comes after the bytes that are being sent (`sending`)."""
         allowed = min(self._credit - sending, self._read_bytes)
         if allowed < self._read_bytes or not self._read_ahead.take(allowed):
             return None
@@ -226,4 +226,4 @@ class DeliveryChannel:
         if not ahead.done():
             ahead.cancel()
         elif not ahead.cancelled():
-            ahead.exception()  # Whoever reads there next will meet it again.
+            ahead.exception()  # The next read at this place will meet the error again.

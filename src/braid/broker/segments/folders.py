@@ -1,8 +1,8 @@
-"""The folders of segments on a broker's own disk, and whose they are.
+"""The folders of segments on a broker's own disk, and the topics that they belong to.
 
-A topic may be deleted, and made again under the same name, while a broker is away that had a part of it. What that
-broker finds on its disk then belongs to a topic that is gone. So every folder has an empty file, `topic-{id}`, that
-tells which topic's segment it holds; whoever begins to use a folder looks at it first.
+While a broker is down, a topic may be deleted and created again under the same name. The files on the broker's disk
+then belong to a topic that is gone. So every folder has an empty file, `topic-{id}`, that tells which topic's segment
+it holds. A broker checks it before it begins to use the folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 async def own_folder(context: StorageContext, name: SegmentName, topic_id: int) -> None:
-    """See to it that the folder, and in mode `local` the chunks, hold nothing of an earlier topic of this name."""
+    """Make sure that the folder, and in mode `local` the chunks, hold nothing of an earlier topic of this name."""
     disk = context.disk
     folder = f"{context.folder}/{name.topic.path}/{name.descriptor}"
     await disk.make_folder(folder)
@@ -33,13 +33,13 @@ async def own_folder(context: StorageContext, name: SegmentName, topic_id: int) 
     if marks == [f"{MARK}{topic_id}"]:
         return
     if not found and context.mode is StorageMode.LOCAL:
-        # Chunks that came when the folder had gone already: of a copy that the deletion of its topic overtook.
+        # A copy may have brought chunks after the deletion of its topic had removed the folder.
         await context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
     if marks:
-        _log.warning("%s: what a deleted topic of the same name has left here is removed", name)
+        _log.warning("%s: removing the files of a deleted topic of the same name", name)
         if context.mode is StorageMode.LOCAL:
             await context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
-        await remove_tree(disk, folder)  # The mark goes with it, so last.
+        await remove_tree(disk, folder)  # Last, because the mark goes with the folder.
         await disk.make_folder(folder)
     await (await disk.open(f"{folder}/{MARK}{topic_id}", create=True)).close()
 

@@ -1,18 +1,18 @@
 """Handing a segment over to another broker, as its owner does it.
 
-    prepare   it still serves: what its log holds becomes chunks, and in mode `local` these are copied to the target,
-              so that the rest is short. Ends with the record DRAINING.
-    finish    nothing new is taken. What was taken is confirmed; consumers are sent away; their cursors are stored; the
-              tail is exported (and copied); the sealed state and the record SEALED are written in one transaction; only
-              then the local files go.
+    prepare   the owner still serves the segment. It exports the log as chunks and, in mode `local`, copies the chunks
+              to the target, so that the rest is short. It ends with the record DRAINING.
+    finish    the owner takes nothing new. It confirms what it took, ends the channels, stores the cursors, and exports
+              (and copies) the tail. One transaction writes the sealed state and the record SEALED. Only then does the
+              owner remove its local files.
 
-After a crash anywhere, the record tells how far it came: before SEALED, the owner takes the segment again, still with
-the wish that it move, and begins anew; after it, the leader assigns the segment whatever becomes of this broker. In
-mode `local` the chunks stay here until the new owner serves: until then both disks hold the history, and either may go
-on.
+After a crash anywhere, the record tells how far the hand-over came. Before SEALED, the owner takes the segment again;
+the record still has the move, and the owner begins anew. After SEALED, the leader assigns the segment, whatever becomes
+of this broker. In mode `local` the chunks stay here until the new owner serves the segment: until then both disks hold
+the history, and either broker may go on.
 
-A move that cannot be is given up, for a reason that stands in the record: the target is gone, or storage does not take
-the tail. A metadata store that does not answer is waited for, as long as the lease lasts.
+A move that cannot be done is given up, and the record says why: the target is gone, or storage does not take the tail.
+The seal waits for a metadata store that does not answer, as long as the lease lasts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from braid.storage.segment import StorageContext, StorageMode
 
 PREPARE_ROUNDS: Final = 8
 SHORT_TAIL_BYTES: Final = 4 << 20
-"""What is left to export when publishes are stopped: some 10 ms of work."""
+"""`prepare` is done when no more than this is left to export: some 10 ms of work."""
 RETRY_S: Final = 0.05
 EXPORT_PATIENCE_S: Final = 10.0
 """How long a tail that cannot be exported holds up its producers before the segment is taken back."""
@@ -74,14 +74,15 @@ class HandOver:
         self._clock = clock
 
     async def ask(self, segment: OwnedSegment) -> None:
-        """The owner's own wish: to whom it goes, the leader decides. Straight to DRAINING, for the owner is leaving."""
+        """Request a move because this broker is leaving; the leader chooses the target. The record goes straight to
+        DRAINING."""
         await self._change(segment, lambda record: record.moving(Move()))
         await self._change(segment, Ownership.draining)
 
     async def prepare(self, segment: OwnedSegment) -> None:
         move = self._record(segment).value.move
         if move is None:
-            raise MoveGivenUp("nobody wants it any more")
+            raise MoveGivenUp("the move was cancelled")
         try:
             for _ in range(PREPARE_ROUNDS):
                 self._check_target(move.to)
@@ -95,17 +96,17 @@ class HandOver:
         await self._change(segment, Ownership.draining)
 
     async def finish(self, segment: OwnedSegment) -> None:
-        """Ends with the segment's storage closed, and its record SEALED."""
+        """Drain and seal the segment. When this returns, its storage is closed and its record is SEALED."""
         known = self._record(segment)
         record = known.value
         assert record.state is OwnershipState.DRAINING, record
         assert record.move is not None, record
-        await self._patiently(segment, segment.storage.log.flush)
+        await self._retry(segment, segment.storage.log.flush)
         segment.fail_channels(Moved(f"{segment.name} is moving to another broker", "", segment.epoch))
-        await self._patiently(segment, segment.cursors.stop)
-        await self._patiently(segment, segment.storage.finish)
+        await self._retry(segment, segment.cursors.stop)
+        await self._retry(segment, segment.storage.finish)
         to = record.move.to
-        await self._patiently(segment, lambda: self._copy(segment, to))
+        await self._retry(segment, lambda: self._copy(segment, to))
         holders = (self._context.broker_id, to) if self._context.mode is StorageMode.LOCAL else ()
         key = paths.ownership(segment.name.topic.path, segment.name.descriptor)
         sealed = record.sealed(holders)
@@ -114,19 +115,20 @@ class HandOver:
             await segment.storage.seal([Compare(key, known.revision)], [Put(key, sealed.to_json())])
 
         try:
-            await self._patiently(segment, seal, for_ever=True)
+            await self._retry(segment, seal, for_ever=True)
         except ConditionFailed as error:
-            raise Fenced(f"{segment.name} was given to somebody else while it was handed over") from error
+            raise Fenced(f"{segment.name} was given to another owner while it was handed over") from error
         try:
             await segment.storage.drop_files()
         except BraidError as error:
-            _log.warning("%s is handed over; what it leaves here could not be removed: %s", segment.name, error)
+            _log.warning("%s is handed over, but its files here could not be removed: %s", segment.name, error)
             await segment.storage.abandon()  # The folder must be free when the segment comes back.
         self._copies.left(segment.name)
         _log.info("%s is handed over, sealed at offset %d", segment.name, segment.storage.log.end - 1)
 
     async def give_up(self, segment: OwnedSegment, reason: str) -> None:
-        """Take the wish, and a DRAINING, out of the record; the segment is served here again."""
+        """Take the move out of the record, so that the segment stays here. A segment that was draining is opened again,
+        in the next epoch."""
         while True:
             try:
                 known = self._record(segment)
@@ -136,7 +138,7 @@ class HandOver:
             except (MetadataUnavailable, MetadataUncertain):
                 pass
             except MoveGivenUp:
-                return None  # Nothing of it is ours any more.
+                return None  # The segment has another owner: the record is not this broker's to change.
             await asyncio.sleep(RETRY_S)
 
     def _record(self, segment: OwnedSegment) -> Known[Ownership]:
@@ -153,7 +155,7 @@ class HandOver:
         if to == self._context.broker_id:
             raise MoveGivenUp(f"broker {to} has it already")
         if not self._members.is_active(to):
-            raise MoveGivenUp(f"broker {to} is not there, or is draining")
+            raise MoveGivenUp(f"broker {to} is down or draining")
 
     async def _copy(self, segment: OwnedSegment, to: str) -> None:
         if self._context.mode is StorageMode.LOCAL:
@@ -161,7 +163,7 @@ class HandOver:
             await self._history.copy(segment, to, chunks, self._record(segment).revision)
 
     async def _change(self, segment: OwnedSegment, change: Callable[[Ownership], Ownership]) -> None:
-        """Return when the view shows the changed record."""
+        """Change the record; return when the view shows it."""
         known = self._record(segment)
         try:
             revision = await self._owners.swap(segment.name, known.revision, change(known.value))
@@ -171,10 +173,10 @@ class HandOver:
             raise MoveGivenUp("its record has changed meanwhile")
         await self._owners.view.caught_up(revision)
 
-    async def _patiently(
+    async def _retry(
         self, segment: OwnedSegment, step: Callable[[], Awaitable[None]], *, for_ever: bool = False
     ) -> None:
-        """Try a step until it works, or for as long as producers can be made to wait."""
+        """Repeat a step until it works, or until producers have waited for EXPORT_PATIENCE_S."""
         give_up_at = self._clock.monotonic() + EXPORT_PATIENCE_S
         while True:
             try:

@@ -1,8 +1,8 @@
 """Copying a segment's chunks to the broker that takes it over, where brokers share no storage.
 
 The owner asks which chunks the target has, and sends the others, each in pieces with a checksum. A chunk appears on the
-target whole or not at all, so an interrupted copy goes on with the first chunk that is missing. The target keeps what
-it was asked about until it is clear who serves the segment (leftover_chunks.py).
+target whole or not at all, so an interrupted copy goes on with the first chunk that is missing. The target keeps the
+chunks until it is clear which broker serves the segment (leftover_chunks.py).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from braid.storage.segment import StorageContext
 
 PIECE_BYTES: Final = 1 << 20
 COPY_ROUNDS: Final = 3
-"""How often the target is asked what it has: what was sent, and is not there as it was sent, never will be."""
+"""How often missing chunks are sent. A chunk that is then not there as it was sent will never be."""
 MAX_DRAFTS: Final = 64
-"""Chunks that come in at once. One whose sender is gone makes way for a new one."""
+"""Chunks that come in at the same time. Beyond it a new chunk replaces the oldest, whose sender may be gone."""
 
 
 class OutgoingHistory:
@@ -57,7 +57,7 @@ class OutgoingHistory:
             for chunk in missing:
                 await self._send(segment.name, segment.topic_id, target, chunk)
         raise ObjectStoreUnavailable(
-            f"broker {target} was sent {missing[0].object}, and does not have it as it was sent; look what lies there"
+            f"broker {target} was sent {missing[0].object}, and does not have it as it was sent; look at its copy there"
         )
 
     async def _send(self, name: SegmentName, topic_id: int, target: str, chunk: ChunkDescriptor) -> None:
@@ -76,7 +76,7 @@ class OutgoingHistory:
 
 
 class IncomingHistory:
-    """Handlers of the peers' calls."""
+    """The target's side: it answers the calls of the owner that copies."""
 
     def __init__(self, context: StorageContext, topics: Topics, copies: Copies) -> None:
         self._context = context
@@ -119,13 +119,13 @@ class IncomingHistory:
         try:
             await draft.write([payload])
             if draft.size < size:
-                if (other := self._drafts.pop(path, None)) is not None:
-                    await other.discard()  # Of a sender that had no answer in time and began anew.
+                if (replaced := self._drafts.pop(path, None)) is not None:
+                    await replaced.discard()  # Of a sender that got no answer in time and began anew.
                 self._drafts[path] = draft
                 return
             await draft.publish()
         except ObjectExists:
-            await draft.discard()  # Somebody was faster, or an earlier answer was lost.
+            await draft.discard()  # Another copy was faster, or an earlier answer was lost.
         except BaseException:
             await draft.discard()
             raise
@@ -136,8 +136,8 @@ class IncomingHistory:
             await draft.discard()
 
     def _check_topic(self, name: SegmentName, topic_id: int) -> None:
-        """What a sender of the past wants to leave here must not meet a new topic of the same name. One that this
-        broker has not heard of yet is welcome."""
+        """Refuse chunks of a deleted topic: they must not meet a new topic of the same name. A topic that this broker
+        has not heard of yet is welcome."""
         path = name.topic.path
         topic = self._topics.find(path)
         if self._topics.mark(path) is not None or (topic is not None and topic.id != topic_id):

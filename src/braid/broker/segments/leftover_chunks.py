@@ -1,10 +1,11 @@
-"""Chunks on this broker's own disk of segments that other brokers serve, and when they may go. Only in mode `local`.
+"""Chunks on this broker's own disk of segments that other brokers serve, and when they are removed. Only in mode
+`local`.
 
-A broker that has handed a segment over keeps its chunks until the new owner serves; one that a segment is about to come
-to has some before it is the owner. Both are removed when the record says that another broker serves the segment and
-nobody wants it here: that owner's disk then holds every chunk that the catalog names, so those, and nothing else, can
-go from here. The record must be a later one than the owner's that counted on what lies here: this broker may be the
-last to hear of a move.
+A broker that has handed a segment over keeps its chunks until the new owner serves the segment. The target of a move
+has chunks before it is the owner. Both remove them when the record says that another broker serves the segment, and no
+move may bring it here. The disk of that owner then holds every chunk that the catalog names, so those chunks, and
+nothing else, can be removed here. The record must be later than the record of the last owner that counted on the chunks
+here: this broker may be the last to hear of a move.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Copies:
         self._context = context
         self._owners = owners
         self._here: set[SegmentName] = set()
-        """Segments of which this disk may hold chunks that it need not."""
+        """Segments of which this disk may hold chunks that it does not need."""
         self._counted_on: dict[SegmentName, Revision] = {}
-        """The record of the owner that asked last for what lies here."""
+        """The latest record whose owner counted on the chunks here."""
         self._removing = TaskScope[SegmentName]()
         self._stopped = False
 
     async def start(self) -> None:
-        """Find what lies here, and remove what need not, from now on."""
+        """Find the chunks on this disk, and from now on remove those that it does not need."""
         if self._context.mode is not StorageMode.LOCAL:
             return
         for stat in await self._context.objects.list(""):
@@ -56,23 +57,23 @@ class Copies:
         await self._removing.cancel()
 
     def left(self, name: SegmentName) -> None:
-        """This broker has handed the segment over."""
+        """Note that this broker has handed the segment over."""
         if self._context.mode is StorageMode.LOCAL:  # Elsewhere the chunks are not a copy: they are the history.
             self._here.add(name)
             self._reconcile(name)
 
     def count_on(self, name: SegmentName, revision: Revision) -> None:
-        """The segment's owner, under the record of this revision, counts on what lies here."""
+        """Keep the chunks here: the segment's owner, under the record of this revision, counts on them."""
         self._here.add(name)
         self._counted_on[name] = max(revision, self._counted_on.get(name, revision))
 
     async def settled(self, name: SegmentName) -> None:
-        """Return when nothing is being removed of what somebody counts on: what lies here then stays."""
+        """Return when no removal of the segment's chunks is under way. After `count_on`, the chunks here then stay."""
         if (task := self._removing.get(name)) is not None:
             await asyncio.wait([task])
 
     def _reconcile(self, name: SegmentName) -> None:
-        if name in self._here and self._owners.known(name) is None:  # Deleted, and its files with it.
+        if name in self._here and self._owners.known(name) is None:  # Deleted, and its chunks with it.
             self._here.discard(name)
             self._counted_on.pop(name, None)
         if name in self._here and self._may_go(name) and name not in self._removing and not self._stopped:

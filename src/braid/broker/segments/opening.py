@@ -1,8 +1,8 @@
 """Opening a segment that was given to this broker: its folder, its log, its cursors, and the record SERVING.
 
-The record becomes SERVING in one transaction with the storage's *begin*: from then on the segment is this broker's in
-this epoch, and whatever is written of it (cursors, chunks) compares that record. An opening that fails leaves nothing
-behind but the epoch that it used up; the next one takes another.
+The record becomes SERVING in one transaction with the storage's *begin*. From then on the segment is this broker's in
+this epoch, and every write about it (cursors, chunks) compares that record. An opening that fails leaves nothing but
+the epoch that it used up; the next opening takes another epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
 KEEP_LOCAL_BYTES: Final = 256 << 20
-"""Of each segment whose history is in shared storage: readers a little behind the tail stay on the local disk."""
+"""Of each segment whose history is in shared storage, for readers that lag a little: they read the local disk."""
 NO_END: Final = Offset((1 << 63) - 1)
 
 _log: Final = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Opening:
         self._housekeeper = housekeeper
         self._may_act = may_act
         self._manifests: dict[str, Revision] = {}
-        """Of each topic, the layout whose manifest this broker has written."""
+        """By topic: the revision of the layout whose manifest this broker has written."""
 
     async def open(
         self,
@@ -72,7 +72,8 @@ class Opening:
         on_failure: Callable[[OwnedSegment, BraidError], None],
         on_fenced: Callable[[Cursors, Fenced], None],
     ) -> OwnedSegment:
-        """In the record's epoch, which is ours since `revision`. When it returns, the view shows that it is served."""
+        """Open a segment in the record's epoch, which this broker has since `revision`. When this returns, the view
+        shows the record SERVING."""
         await self._write_manifest(name.topic, topic)
         await own_folder(self._context, name, topic.id)
         if record.accept_loss:
@@ -95,15 +96,16 @@ class Opening:
         self._housekeeper.add(
             storage, lambda: self._retention(name.topic.path), cursors.lowest, keep_local_bytes=KEEP_LOCAL_BYTES
         )
-        _tell(name, storage)
+        _log_recovery(name, storage)
         return OwnedSegment(name, topic, record.epoch, storage, cursors, publishes, on_failure)
 
     def forget(self, path: str) -> None:
-        """The topic was deleted."""
+        """Forget a topic that was deleted."""
         self._manifests.pop(path, None)
 
     async def _accept_loss(self, name: SegmentName, record: Ownership, revision: Revision) -> None:
-        """Before the record forgets it: an opening that fails behind that must not leave consumers in what is lost."""
+        """Place all cursors anew, before the record forgets that a loss was accepted: if the opening fails after that,
+        no consumer may go on at a position in the lost records."""
         unchanged = Compare(paths.ownership(name.topic.path, name.descriptor), revision)
         cursors = Cursors(self._context.store, name, record.epoch, unchanged, lambda: NO_END, self._config.cursors)
         await cursors.load(lossy=True)
@@ -131,7 +133,7 @@ class Opening:
                 operations=[Put(ownership, record.serving(holders).to_json())],
             )
         except ConditionFailed as error:
-            raise Fenced(f"{name} was given to somebody else while it was being opened") from error
+            raise Fenced(f"{name} was given to another owner while it was being opened") from error
 
     async def _load_cursors(
         self,
@@ -154,7 +156,7 @@ class Opening:
         return cursors
 
     async def _write_manifest(self, name: TopicName, topic: Topic) -> None:
-        """Once for each layout: a thousand segments of a topic are opened together."""
+        """Write the topic's manifest once for each layout: a thousand segments of a topic may be opened together."""
         try:
             revision = self._topics.unchanged(name.path).revision
             if self._manifests.get(name.path) != revision:
@@ -176,18 +178,18 @@ class Opening:
         )
 
 
-def _tell(name: SegmentName, storage: SegmentStorage) -> None:
-    """What recovery found that somebody should know."""
+def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:
+    """Log what an operator should know of the recovery."""
     cut, damage = storage.recovered.torn_bytes, len(storage.recovered.damage)
     if cut or damage:
         _log.warning("%s: recovery cut %d torn bytes and found %d damaged places", name, cut, damage)
     if storage.start.loss_accepted:
-        _log.warning("%s goes on at offset %d: what came behind it is lost", name, storage.start.offset)
+        _log.warning("%s goes on at offset %d: the records from there on are lost", name, storage.start.offset)
 
 
 def _may_have_lost(storage: SegmentStorage) -> bool:
-    """Whether records may be gone that consumers have seen: where a loss was accepted, and those of a topic that
-    confirms before it syncs, unless its log was closed in order."""
+    """Whether records that consumers have seen may be gone: a loss was accepted, or the topic confirms before it syncs
+    and its log was not closed in order."""
     if storage.start.source is not RecoverySource.LOCAL:
         return storage.start.loss_accepted
     return storage.log.config.durability is Durability.MEMORY and not storage.recovered.closed_in_order

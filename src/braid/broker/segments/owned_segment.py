@@ -1,4 +1,4 @@
-"""A segment as its owner serves it: its log, its cursors, those who publish to it and those who read it."""
+"""A segment as its owner serves it: its log, its cursors, its publishers and its readers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OwnedSegment:
         self._delivered_bytes = 0
         """By channels that have ended."""
         self._on_failure = on_failure
-        # Before the producers hear of it: to them it is only the confirm of what they know.
+        # Consumers hear of a rise before producers: they get new records, producers only the confirm of their own.
         storage.log.confirmed.follow(self._on_confirmed, first=True)
 
     @property
@@ -56,24 +56,24 @@ class OwnedSegment:
 
     @property
     def sealed(self) -> bool:
-        """Whether nothing will ever follow `end`. Not before consumers may see all records, and the seal is durable:
-        who hears of it does not look for more."""
+        """Whether nothing will ever follow `end`. True only when consumers may see all records and the seal is durable:
+        a consumer that hears of the seal does not look for more."""
         log = self.storage.log
         return log.seal_is_durable and self.end == log.end
 
     @property
     def delivered_bytes(self) -> int:
-        """To all consumers, since it was opened."""
+        """Bytes sent to all consumers since the segment was opened."""
         return self._delivered_bytes + sum(channel.delivered_bytes for channel in self._channels)
 
     async def sync_to(self, offset: Offset) -> None:
-        """Return when everything below `offset` is synced: no cursor is stored beyond that. A topic that syncs only
-        now and then does it for this."""
+        """Return when everything below `offset` is synced: no cursor is stored beyond the synced end. A log that syncs
+        only now and then is synced for this."""
         if offset > self.storage.log.synced.value:
             await self.storage.log.flush()
 
     async def offset_at_time(self, timestamp_us: int) -> Offset:
-        """The first offset of the first batch with a record at or after this time; else the end."""
+        """Find the first offset of the first batch with a record at or after this time; without one, the end."""
         offset = await self.storage.sources.offset_at_time(timestamp_us)
         reader = self.storage.reader(max(offset, self.earliest))
         while batches := await reader.read_available():
@@ -106,7 +106,8 @@ class OwnedSegment:
             channel.fail(error)
 
     def _on_confirmed(self) -> None:
-        """The watermark rose or failed. Called by the log's commit, which must not suffer from what happens here."""
+        """Deliver after a rise of the watermark, and report its failure. The log's commit calls this, so the error of a
+        channel must not leave it."""
         for channel in list(self._channels):
             try:
                 channel.deliver()

@@ -1,8 +1,9 @@
 """Publishing to one segment: a batch is checked, gets its place in the log, and is confirmed when the log says so.
 
-The queue holds what has a place and waits for the `confirmed` watermark. It is in order of offsets, so a rise of the
-watermark confirms a prefix of it: the confirms of one commit go out together, each connection written once. When the
-log fails, everything that waits is refused with the log's error: it may be stored or not, and a retry finds out (I10).
+The queue holds batches that have a place and wait for the `confirmed` watermark. It is in the order of offsets, so a
+rise of the watermark confirms a prefix of the queue: the confirms of one commit leave together, with one write for each
+connection. When the log fails, every waiting batch is refused with the log's error: it may be stored or not, and a
+retry finds out (I10).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Publisher(Protocol):
     """A connection that publishes. `size` is what the batch counts against its limit of bytes in flight."""
 
     def confirm(self, frame: bytes, size: int) -> None:
-        """`frame` is the whole confirm."""
+        """Queue a confirm; `frame` is the whole reply."""
 
     def refuse(self, request: int, size: int, error: BraidError) -> None: ...
 
@@ -36,7 +37,7 @@ class Publisher(Protocol):
 
 
 _Waiting = tuple[int, Publisher, int, int, bytes, float]
-"""Next offset, publisher, request, size, the confirm as a frame, when it came. A plain tuple: one for each batch."""
+"""Next offset, publisher, request, size, the confirm as a frame, time of arrival. Each batch has one: a plain tuple."""
 
 
 class PublishQueue:
@@ -54,7 +55,7 @@ class PublishQueue:
         self._topic_metrics = topic_metrics
         self._time = time
         self.taken_bytes = 0
-        """Of all batches that got a place here."""
+        """The size of all batches that got a place here."""
         self._waiting: deque[_Waiting] = deque()
         log.confirmed.follow(self._on_confirmed)
 
@@ -62,9 +63,9 @@ class PublishQueue:
         return len(self._waiting)
 
     def take(self, batch: memoryview, publisher: Publisher, request: int) -> None:
-        """Give a batch its place. Raises when it has none; otherwise `publisher` hears of it later, exactly once.
+        """Give a batch its place in the log, or raise. A batch that has a place is confirmed or refused exactly once.
 
-        Whoever calls this calls `commit` before the turn of the loop ends, behind the last one.
+        The caller must call `commit` after its last batch, before the iteration of the loop ends.
         """
         size = len(batch)
         if size > MAX_BATCH_BYTES:
@@ -95,14 +96,14 @@ class PublishQueue:
         self._broker_metrics.batch_bytes.observe(size)
         self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
         if duplicate:
-            self._on_confirmed()  # It may be confirmed already, and nothing may follow it.
+            self._on_confirmed()  # The first copy may be confirmed already, so that no rise of the watermark follows.
 
     def _forgotten(self, header: BatchHeader) -> int:
-        """Instead of the offset of a retried batch whose place is no longer remembered."""
+        """The code that replaces the offset of a retried batch whose place the log no longer knows."""
         return PAST_ERA if self._log.has_later_era(header) else FORGOTTEN
 
     def commit(self) -> None:
-        """The disk may have what was taken."""
+        """Begin to write the batches that were taken."""
         self._log.commit()
 
     def _on_confirmed(self) -> None:

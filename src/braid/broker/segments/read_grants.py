@@ -1,16 +1,16 @@
-"""Who may read a segment for a subscription: one consumer at a time, decided by the segment's owner alone (I4).
+"""Read grants: one consumer of a subscription at a time may read a segment, and the segment's owner alone decides (I4).
 
 A controller numbers what it gives out. With each segment a consumer gets a *read grant*: the controller's term and a
-grant, which rises whenever the segment is given to somebody. Grants are compared by term first. The owner of the
-segment remembers the highest read grant of each subscription that was shown to it:
+grant, which rises whenever the segment is given to a consumer. Read grants are compared by term first. For each
+subscription, the owner of the segment remembers the highest read grant that was shown to it:
 
-    a lower one                nothing is opened: somebody else has the segment since
+    a lower one                nothing is opened: another consumer has the segment since
     the same, or a higher one  the channel that is open for the subscription ends, this one begins
 
-So it does not matter which broker the controller is, whether the last one knows that it is none any more, nor when a
-consumer hears that it has lost a segment: of two consumers, never both read. What the owner remembers lives as long as
-it serves the segment. The next owner knows nothing at first, and lets whoever comes first read until a higher
-grant is shown; at no time are there two.
+So two consumers never read at the same time. It does not matter which broker is the controller, whether the last
+controller knows that it was replaced, or when a consumer hears that it has lost a segment. The owner remembers read
+grants only while it serves the segment. The next owner knows none at first: it lets the first consumer that comes read,
+until a higher read grant is shown. At no time are there two readers.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ class ReadGrant(NamedTuple):
 
 
 class ReadGrants:
-    """Those of one segment. Pure: the caller ends and begins channels."""
+    """The read grants of one segment. Pure: the caller ends and begins channels."""
 
     def __init__(self) -> None:
         self._highest: dict[str, ReadGrant] = {}
         """By subscription."""
 
     def take(self, subscription: str, read_grant: ReadGrant) -> None:
-        """From now on the subscription's channel belongs to this grant. `NotServing` if it has gone to a higher
-        one."""
+        """Give the subscription's channel to this read grant. `NotServing` if a higher one has it."""
         highest = self._highest.get(subscription)
         if highest is not None and read_grant < highest:
             raise NotServing(
                 f"the segment was given to another consumer of subscription {subscription} since: "
-                f"term {read_grant.term}, grant {read_grant.grant} are out of date, "
-                f"term {highest.term}, grant {highest.grant} read it"
+                f"term {read_grant.term}, grant {read_grant.grant} is out of date, "
+                f"term {highest.term}, grant {highest.grant} reads it"
             )
         self._highest[subscription] = read_grant

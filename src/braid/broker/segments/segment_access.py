@@ -1,14 +1,14 @@
-"""Asking a segment, wherever it is served: where it ends, where its cursors are, to place or remove one.
+"""Asking a segment, wherever it is served: where it ends, where its cursors are, to place or remove a cursor.
 
 A question is one struct (`Question`): its fields travel, and its `answer` runs on the segment's owner. Any broker takes
-any call. What needs a segment asks for it here and does not care whose it is: an own one is asked directly
-(`LocalAccess`), another one through its owner (`RemoteAccess`, which arrives at the owner's `LocalAccess`).
+any call. A call that needs a segment asks it here and need not know the owner: a segment of this broker is asked
+directly (`LocalAccess`), any other through its owner (`RemoteAccess`, which arrives at the owner's `LocalAccess`).
 
-Segments move, and brokers come and go while somebody asks. `AnywhereAccess` finds the owner by the view for every
-attempt. When nobody serves the segment, or the owner refuses because it has just given it away, or does not answer, it
-waits for news in the view and tries again, as long as its patience lasts. So a seek in the middle of a move just takes
-a little longer. Everything here can be repeated: a seek whose answer was lost is asked for once more, and recognises
-its own work.
+Segments move, and brokers come and go, while a question is under way. `AnywhereAccess` finds the owner in the view for
+every attempt. It tries again when no broker serves the segment, when the owner refuses because it has just given the
+segment away, and when the owner does not answer. Between attempts it waits for a change in the view, as long as its
+patience lasts. So a seek in the middle of a move just takes a little longer. Every question can be repeated: a seek
+whose answer was lost is asked for once more, and recognises its own work.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ PATIENCE_S: Final = 15.0
 ATTEMPT_S: Final = 5.0
 FIRST_PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.5
-"""For what the view does not tell: a broker that cannot be reached, a segment that is being opened."""
+"""For changes that the view does not show: a broker can be reached again, a segment has been opened."""
 AWAY: Final = (NotServing, Moved, ShuttingDown, Overloaded, ConnectFailed, ConnectionLost, TimedOut)
-"""What says that the segment may be found later, or elsewhere."""
+"""Errors that say that the segment may be found later, or elsewhere."""
 
 ASK_SEGMENT: Final = "ask_segment"
 
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class ServedSegment(Protocol):
-    """What is asked of a served segment."""
+    """A segment on its owner, as questions see it (`OwnedSegment`)."""
 
     @property
     def name(self) -> SegmentName: ...
@@ -92,7 +92,7 @@ class ServedSegment(Protocol):
 
 
 class OwnedSegments(Protocol):
-    """Those of this broker. `get` raises what tells where else to ask, or why not here."""
+    """The segments of this broker. The error of `get` tells where else to ask, or why the segment is not here."""
 
     def get(self, path: str, segment_id: int) -> ServedSegment: ...
 
@@ -100,7 +100,7 @@ class OwnedSegments(Protocol):
 
 
 class Question(msgspec.Struct, Generic[T], frozen=True):
-    """Something that is asked of a segment. It travels to the segment's owner and is answered there."""
+    """A question to a segment. It travels to the segment's owner and is answered there."""
 
     once: ClassVar[bool] = False
     """Whether a refusal may mean that an earlier attempt was carried out and others followed it."""
@@ -135,7 +135,7 @@ class GetProgress(Question[dict[str, Offset]], frozen=True, tag=True):
 
 
 class BeginCursor(Question[Offset | None], frozen=True, tag=True):
-    """For a subscription that is being created (`Cursors.begin`); None if it exists."""
+    """Place the cursor of a subscription that is being created (`Cursors.begin`); None if the subscription exists."""
 
     subscription: str
     offset: Offset
@@ -147,8 +147,9 @@ class BeginCursor(Question[Offset | None], frozen=True, tag=True):
 
 
 class PlaceCursor(Question[Offset], frozen=True, tag=True):
-    """Stored when the answer says where the cursor stands: as it was asked for, or at the end if that is before it. The
-    subscription's channels are closed, so that its consumer begins anew."""
+    """Place a cursor (`Cursors.place`). It is stored when the answer says where it stands: at the place that was asked
+    for, or at the end of the segment if that comes first. The subscription's channels are closed, so that its consumer
+    begins anew."""
 
     once: ClassVar[bool] = True
     placing: Placing
@@ -159,13 +160,13 @@ class PlaceCursor(Question[Offset], frozen=True, tag=True):
         await segment.sync_to(segment.end if placing.skip else offset)
         stands = await segment.cursors.place(msgspec.structs.replace(placing, offset=offset))
         if not placing.only_if_absent:
-            # At once, before an ack that is under way on an old channel can move the cursor.
+            # Immediately, before an ack that is under way on an old channel can move the cursor.
             segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {stands}")
         return stands
 
 
 class RemoveCursor(Question[None], frozen=True, tag=True):
-    """Of a subscription that was deleted. Its channels are closed for good."""
+    """Remove the cursor of a deleted subscription. Its channels are closed for good."""
 
     subscription: str
 
@@ -197,7 +198,8 @@ class LocalAccess:
         self._segment = segment
 
     async def ask(self, question: Question[T]) -> T:
-        """That a log is closed or fenced means here that the segment is to be looked for again."""
+        """Ask a segment of this broker. A closed or fenced log becomes `NotServing`: the caller looks for the segment
+        again."""
         try:
             return await question.answer(self._segment)
         except (Fenced, LogClosed) as error:
@@ -205,7 +207,7 @@ class LocalAccess:
 
 
 class Ask(Protocol):
-    """Of the other brokers (`Peers.call`)."""
+    """A call to another broker (`Peers.call`)."""
 
     async def __call__(self, broker_id: str, name: str, arguments: Arguments, *, timeout_s: float) -> Any: ...
 
@@ -250,11 +252,12 @@ class SegmentAccesses:
         self.view: Final = owners.view
 
     def of(self, name: SegmentName, topic_id: int, patience_s: float = PATIENCE_S) -> SegmentAccess:
-        """The segment of the topic that has this id: one of the same name that is created later is another one."""
+        """Access to the segment of the topic that has this id; a later topic of the same name is another topic."""
         return AnywhereAccess(self, name, topic_id, patience_s)
 
     def now(self, name: SegmentName, topic_id: int, timeout_s: float) -> SegmentAccess:
-        """As the view shows it now. Raises what `OwnedSegments.get` raises when nobody serves it."""
+        """Access to the segment where the view shows it now. Raises the error of `OwnedSegments.get` when no broker
+        serves it."""
         record = self._owners.find(name)
         if (
             record is not None
@@ -274,7 +277,8 @@ class AnywhereAccess:
         self._patience_s = patience_s
 
     async def ask(self, question: Question[T]) -> T:
-        """As often as it takes. `MetadataUncertain` if it is refused and that may be an earlier attempt's doing."""
+        """Ask as often as it takes. `MetadataUncertain` if the question is refused and an earlier attempt may be the
+        reason."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
@@ -296,11 +300,11 @@ class AnywhereAccess:
                 if clock() + pause_s >= give_up_at:
                     if doubt:
                         raise self._unknown(error) from error
-                    if isinstance(error, TimedOut):  # To whoever asked this broker, it is not to be had now.
+                    if isinstance(error, TimedOut):  # For the caller of this broker, the segment is not served now.
                         raise NotServing(str(error)) from error
                     raise
             await self._accesses.view.changed_since(seen, pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _unknown(self, error: BraidError) -> MetadataUncertain:
-        return MetadataUncertain(f"it is not known whether {self._name} was asked in time: {error}")
+        return MetadataUncertain(f"it is not known whether {self._name} has done what was asked: {error}")

@@ -59,8 +59,8 @@ from braid.storage.segment import StorageContext, StorageMode
 
 __all__ = ["OwnedSegment", "Segments"]
 
-OPENED_AT_ONCE: Final = 16
-HANDED_OVER_AT_ONCE: Final = 8
+MAX_OPENING: Final = 16
+MAX_HANDING_OVER: Final = 8
 REOPEN_FIRST_S: Final = 0.1
 REOPEN_MAX_S: Final = 10.0
 ROOM_BYTES: Final = 16 << 20
@@ -98,16 +98,16 @@ class Segments:
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
         self._work = TaskScope[Key]()
-        """What is being done about a segment."""
+        """The task that works on each segment."""
         self._leaving: set[Key] = set()
         """Segments that are drained, and not sealed yet."""
         self._endings = TaskScope[OwnedSegment]()
         self._tried: dict[Key, asyncio.Event] = {}
-        """Set when a segment that is being opened has been tried for the first time."""
+        """Set when the first attempt to open a segment has ended."""
         self._removals = KeyedLocks()
-        """By a topic's path: whoever removes its files. No segment of a new topic of that name is opened meanwhile."""
-        self._slots = asyncio.Semaphore(OPENED_AT_ONCE)
-        self._moves = asyncio.Semaphore(HANDED_OVER_AT_ONCE)
+        """By a topic's path: the removal of its files. No segment of a new topic of that name is opened meanwhile."""
+        self._slots = asyncio.Semaphore(MAX_OPENING)
+        self._moves = asyncio.Semaphore(MAX_HANDING_OVER)
         self._closing = False
         self._stopped = True
         """No segment is opened: the broker has not started yet, or has lost its lease."""
@@ -125,7 +125,7 @@ class Segments:
         return segment
 
     def not_here(self, path: str, segment_id: int) -> BraidError:
-        """Why a segment is not served here, as whoever asked for it is told."""
+        """Return the error for a caller that asked for a segment that is not served here."""
         info = self._topics.get(path).layout.segments.get(segment_id)  # type: ignore[call-overload]
         if info is None:
             return SegmentNotFound(f"topic {path} has no segment {segment_id}")
@@ -147,7 +147,7 @@ class Segments:
         return Moved(f"segment {segment_id} of topic {path} is moving; try again in a moment", "", record.epoch)
 
     def of_topic(self, path: str) -> list[OwnedSegment]:
-        """Those served here, by segment id."""
+        """The segments of a topic that are served here, in the order of their ids."""
         return [segment for (topic, _), segment in sorted(self._served.items()) if topic == path]
 
     def all(self) -> list[OwnedSegment]:
@@ -159,14 +159,14 @@ class Segments:
     # From records to deeds.
 
     async def start(self) -> None:
-        """Begin to serve what is this broker's; returns when each segment was tried once."""
+        """Begin to serve this broker's segments; return when it has tried once to open each of them."""
         self._stopped = False
         for key in self._owners.table.all():
             self._reconcile(*key)
         await asyncio.gather(*(tried.wait() for tried in self._tried.values()))
 
     async def opened(self, path: str) -> None:
-        """Return when what this broker is to serve of a topic was tried once."""
+        """Return when this broker has tried once to open each of its segments of a topic."""
         await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
 
     def _reconcile_topic(self, path: str) -> None:
@@ -221,17 +221,17 @@ class Segments:
         path, segment_id = key
         topic = self._topics.find(path)
         info = topic.layout.segments.get(segment_id) if topic is not None else None  # type: ignore[call-overload]
-        if info is not None:  # What has come meanwhile is done now.
+        if info is not None:  # The record may have changed while the task ran.
             self._reconcile(path, SegmentName.of(TopicName.parse(path), info).descriptor)
 
     # Opening.
 
     async def _keep_opening(self, key: Key, name: SegmentName) -> None:
-        """Until it is served, or is not ours any more."""
+        """Try to open a segment until it is served, or until it is not this broker's any more."""
         pause_s = REOPEN_FIRST_S
         tried_epoch = Epoch(0)
         while True:
-            async with self._removals.of(name.topic.path):  # Before it takes a slot, which the others may need to end.
+            async with self._removals.of(name.topic.path):  # Waits without a slot, which the removal may need.
                 pass
             known, topic = self._owners.known(name), self._topics.find(name.topic.path)
             if known is None or topic is None or not self._is_ours(known.value):
@@ -244,7 +244,7 @@ class Segments:
                         record = record.taken_again()
                         taken = await self._owners.swap(name, revision, record)
                         if taken is None:
-                            raise Fenced(f"{name} was given to somebody else")
+                            raise Fenced(f"{name} was given to another owner")
                         revision = taken
                     tried_epoch = record.epoch
                     return await self._open(key, name, topic, record, revision)
@@ -287,7 +287,7 @@ class Segments:
                 _log.warning("%s is not handed over: %s", segment.name, error)
 
     async def _finish(self, key: Key, segment: OwnedSegment) -> None:
-        """Whatever happens, the segment is not served here behind this."""
+        """Withdraw and hand over the segment. Whatever happens, it is not served here after this."""
         self._withdraw(key, segment)
         self._housekeeper.remove(segment.storage)
         self._leaving.add(key)
@@ -307,7 +307,7 @@ class Segments:
     # Failing.
 
     def _on_failure(self, segment: OwnedSegment, error: BraidError) -> None:
-        """Called by the log while it fails: only notes it; the rest happens in a task."""
+        """Start a task that abandons the segment. The log calls this while it fails, so nothing else is done here."""
         key = (segment.name.topic.path, segment.name.id)
         if self._closing or self._served.get(key) is not segment or key in self._work:
             return
@@ -322,16 +322,17 @@ class Segments:
             self._begin(key, self._abandon(key, segment, error), f"abandon {segment.name}")
 
     async def _abandon(self, key: Key, segment: OwnedSegment, error: BraidError) -> None:
-        """A full disk stops only writers: readers go on until there is room. It is opened again when this is done."""
+        """Abandon a segment when its full disk has room again; then it is opened again. A full disk stops only writers:
+        readers go on until there is room."""
         await self._room(segment.name)
         self._withdraw(key, segment)
         self._absent[key] = error
         await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
 
     async def _room(self, name: SegmentName) -> None:
-        """Return when the disk takes a file again that is as large as a group of batches."""
+        """Return when the disk takes a file of ROOM_BYTES again, which is as large as a group of batches."""
         disk = self._context.disk
-        probe = f"{self._context.folder}/{name.topic.path}/{name.descriptor}/room"  # Others may be probing too.
+        probe = f"{self._context.folder}/{name.topic.path}/{name.descriptor}/room"  # Each segment has its own probe.
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
             with contextlib.suppress(DiskError):
@@ -341,17 +342,17 @@ class Segments:
                 return await disk.remove(probe)
 
     def _on_fenced(self, key: Key, cursors: Cursors, error: Fenced) -> None:
-        """Another owner has the segment: what is acked here would be lost, so nothing more is delivered here."""
+        """Let the segment go: another owner has it. Acks would be lost here, so nothing more is delivered here."""
         segment = self._served.get(key)
         if segment is not None and segment.cursors is cursors and not self._closing:
             self._let_go(key, segment, error)
 
     def _let_go(self, key: Key, segment: OwnedSegment, error: Fenced) -> None:
-        """Another owner has it: nothing is confirmed or delivered here from this moment on."""
+        """End a segment that another owner has: nothing is confirmed or delivered here from this moment on."""
         _log.error("%s is not served here any more: %s", segment.name, error)
         self._withdraw(key, segment)
         segment.fail_channels(error)
-        if key not in self._work:  # Otherwise it waits for room on the disk, and is ended after that.
+        if key not in self._work:  # Otherwise its task waits for room on the disk, and ends it after that.
             self._begin(key, _wait_for(self._ending(segment, error, orderly=False)), f"let go {segment.name}")
 
     # Ending.
@@ -360,8 +361,8 @@ class Segments:
         await _wait_for(self._ending(segment, reason, orderly=orderly))
 
     def _ending(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> asyncio.Task[None]:
-        """Ends a segment that is not served here any more. A task of its own, begun at once: nobody else knows the
-        segment, so it runs to its end whoever is cancelled meanwhile, or its folder would stay locked for ever."""
+        """Start the task that ends a segment that is not served here any more. The task is not cancelled with its
+        caller: nothing else knows the segment, and its folder would stay locked for ever."""
         task = self._endings.get(segment)
         if task is None:
             work = self._bring_to_end(segment, reason, orderly=orderly)
@@ -375,12 +376,12 @@ class Segments:
         try:
             await segment.cursors.stop()
         except BraidError as error:
-            _log.warning("cursors of %s are not stored: their consumers go back a little: %s", segment.name, error)
+            _log.warning("cursors of %s are not stored, so consumers go back a little: %s", segment.name, error)
         finally:
             await (segment.storage.close() if orderly else segment.storage.abandon())
 
     async def abandon_all(self, reason: BraidError) -> None:
-        """The broker has lost its lease: it serves nothing any more. `start` begins anew."""
+        """Abandon all segments, because the broker has lost its lease. `start` begins anew."""
         self._stopped = True
         segments, self._served = list(self._served.values()), {}
         await self._cancel_work()
@@ -397,10 +398,10 @@ class Segments:
         await asyncio.gather(*(segment.storage.log.flush() for segment in self.all()), return_exceptions=True)
 
     async def hand_over_all(self, timeout_s: float) -> int:
-        """Give everything away, as far as that can be done in this time; returns how many segments went. Before
-        `close`, where others can go on with what this broker leaves."""
+        """Hand over as many segments as this time allows; return how many. Called before `close`, where other brokers
+        can serve them."""
 
-        async def one(key: Key, segment: OwnedSegment) -> bool:
+        async def hand_over(key: Key, segment: OwnedSegment) -> bool:
             async with self._moves:
                 try:
                     await self._hand_over.ask(segment)
@@ -410,16 +411,17 @@ class Segments:
                     return False
                 return True
 
-        async def other(task: asyncio.Task[None]) -> bool:
-            """A move that is as good as done, and would leave a segment that waits for this broker's return."""
+        async def wait_for_move(task: asyncio.Task[None]) -> bool:
+            """Let a move that has drained its segment finish: if it were cancelled, the segment would wait for this
+            broker's return."""
             await asyncio.wait([task])
             return not task.cancelled()
 
         self._stopped = True
         leaving = {key: task for key, task in self._work.items() if key in self._leaving}
         await self._cancel_work(but=leaving)
-        tasks = [asyncio.create_task(one(key, segment)) for key, segment in list(self._served.items())]
-        tasks += [asyncio.create_task(other(task)) for task in leaving.values()]
+        tasks = [asyncio.create_task(hand_over(key, segment)) for key, segment in list(self._served.items())]
+        tasks += [asyncio.create_task(wait_for_move(task)) for task in leaving.values()]
         if not tasks:
             return 0
         done, late = await asyncio.wait(tasks, timeout=timeout_s)
@@ -427,7 +429,8 @@ class Segments:
         return sum(task.result() for task in done if not task.cancelled() and task.exception() is None)
 
     async def close(self) -> None:
-        """Orderly: cursors stored, logs closed. Whatever fails is said, and the others are closed all the same."""
+        """Close all segments in order: store the cursors, close the logs. An error is logged, and the other segments
+        are closed all the same."""
         self._closing = True
         await self._cancel_work()
         segments, self._served = list(self._served.values()), {}
@@ -437,8 +440,8 @@ class Segments:
                 _log.error("a segment did not close in order: %s", outcome)
 
     async def drop_topic(self, name: TopicName) -> None:
-        """The topic is being deleted: end its segments here and remove what this broker's own disk holds of it. Can be
-        repeated after a crash anywhere."""
+        """End the segments of a topic that is being deleted, and remove what this broker's own disk holds of the topic.
+        Can be repeated after a crash anywhere."""
         async with self._removals.of(name.path):
             await self._drop_topic(name)
 
@@ -457,7 +460,8 @@ class Segments:
         await all_of(end(key) for key in sorted(keys))
         await join([task for segment, task in self._endings.items() if segment.name.topic == name])
         await remove_tree(self._context.disk, f"{self._context.folder}/{name.path}")
-        # An earlier try may have removed it and failed to sync that: nothing may come back when the record is gone.
+        # An earlier try may have removed the folder without syncing that. Nothing may come back after the record is
+        # gone.
         await self._context.disk.sync_folder(f"{self._context.folder}/{name.tenant}/{name.namespace}")
         if self._context.mode is StorageMode.LOCAL:
             await self._context.objects.delete_below(name.path)
@@ -466,7 +470,7 @@ class Segments:
 
 
 async def _wait_for(task: asyncio.Task[None]) -> None:
-    """Not with it: it goes on if the waiting is cancelled."""
+    """Wait for a task that goes on if the waiting is cancelled."""
     await asyncio.shield(task)
 
 
