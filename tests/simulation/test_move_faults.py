@@ -157,7 +157,7 @@ async def test_an_export_that_fails_during_the_seal_holds_up_publishes_for_a_whi
                 began = brokers.simulation.clock.monotonic()
                 await send_one()
                 assert brokers.simulation.clock.monotonic() - began >= EXPORT_PATIENCE_S / 2, "it was not held up"
-                assert "could not be brought to an end" in record_of(brokers).refusal
+                assert "could not be finished" in record_of(brokers).refusal
                 await until(lambda: brokers.owner(0) == "a")
                 assert record_of(brokers).epoch > 1
                 objects.works = True

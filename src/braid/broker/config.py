@@ -1,4 +1,4 @@
-"""How a broker is set up. Read once, validated once, in cli/."""
+"""The configuration of a broker. cli/ reads and validates it once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     session_grace_s: float = 10.0
     """How long a consumer that lost its connection keeps its segments."""
     release_timeout_s: float = 10.0
-    """How long a consumer may take to give back a segment that goes to another one."""
+    """How long a consumer may take to give back a segment that goes to another consumer."""
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,5 +29,5 @@ def to_reader(error: BraidError) -> BraidError:
 def to_publisher(error: BraidError) -> BraidError:
     """Return the error for the publisher of a batch that the log has taken and did not confirm."""
     if isinstance(error, Fenced | LogClosed):
-        return LogFailed(f"whether the batch is stored is not known, send it again: {error}")
+        return LogFailed(f"it is not known whether the batch is stored, send it again: {error}")
     return error

@@ -87,7 +87,7 @@ MAX_ROUTE_BYTES: Final = 1_024
 MAX_WATCHED_TOPICS: Final = 4_096
 """Topics whose changes are pushed to one connection: those that it asked for last."""
 COMMIT_FRAMES: Final = 16
-"""When many frames came together, the publishes among so many begin their commit while the next are handled."""
+"""When many frames come together, the commit of the first so many begins while the next are handled."""
 EARLIEST: Final = -1
 _PUBLISH: Final = int(Kind.PUBLISH)
 """A plain number, because publishes come by the thousand, and a member of an enum takes longer to compare."""
@@ -384,7 +384,7 @@ class Session:
         if not 0 < request.channel < 1 << 32 or request.channel in self._channels:
             raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
         if not 0 <= request.credit <= MAX_CREDIT:
-            raise InvalidArgument(f"a credit of {request.credit} bytes cannot be: give 0 to {MAX_CREDIT}")
+            raise InvalidArgument(f"a credit of {request.credit} bytes is not allowed: give 0 to {MAX_CREDIT}")
         if len(self._channels) >= self._limits.max_channels:
             raise Overloaded(f"this connection has {len(self._channels)} channels, as many as it may have")
         if request.session:
@@ -443,7 +443,7 @@ class Session:
     def _on_credit(self, frame: Frame) -> None:
         credit = decode(Credit, frame.body)
         if not 0 < credit.bytes <= MAX_CREDIT:
-            raise ProtocolError(f"a credit of {credit.bytes} bytes cannot be: give 1 to {MAX_CREDIT}")
+            raise ProtocolError(f"a credit of {credit.bytes} bytes is not allowed: give 1 to {MAX_CREDIT}")
         if (found := self._channels.get(credit.channel)) is not None:
             found[0].grant(credit.bytes)
 

@@ -269,7 +269,7 @@ class Groups:
         session.number, session.member = next(self._numbers), member
         session.pushed, session.pushes = None, 0
         for segment in [segment for segment, holder in group.holders.items() if holder is session]:
-            group.give(segment, session)
+            group.give(segment, session)  # A process of the same name that still runs elsewhere has an old grant now.
         self._sessions[session.number] = session
         self._ask_for_pass(group)
         return session.number

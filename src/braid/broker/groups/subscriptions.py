@@ -316,7 +316,7 @@ class Subscriptions:
             entry = await self._store.get(key)
             if entry is not None:
                 created = created or (uncertain and entry.value == value)
-                if created:
+                if created:  # A cursor may have been removed before the key was there.
                     await all_of(_fill(access, name, start) for access in segments)
                 return decode(Subscription, entry.value), created
             # The topic has changed, or the write is under way: try again with the topic as it is now.

@@ -134,7 +134,7 @@ class Peers:
             raise ShuttingDown(f"broker {self._broker_id} is stopping")
         address = self._members.address(broker_id)
         if not address:
-            raise NotServing(f"broker {broker_id} is not there now")
+            raise NotServing(f"broker {broker_id} is not registered now")
         peer = self._peers.get(broker_id)
         if peer is None or not peer.usable:
             connecting = asyncio.get_running_loop().create_task(

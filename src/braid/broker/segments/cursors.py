@@ -233,6 +233,7 @@ class Cursors:
             raise
         if not written:
             return False
+        # From here to the caller nothing yields to the loop: no old ack comes before the caller closes the channels.
         self._last_placement = placement
         self._offsets[subscription] = offset
         self._placements[subscription] = placement

@@ -185,6 +185,6 @@ class HandOver:
                 raise
             except BraidError as error:
                 if segment.storage.log.failure is not None or (not for_ever and self._clock.monotonic() >= give_up_at):
-                    raise MoveGivenUp(f"it could not be brought to an end: {error}") from error
+                    raise MoveGivenUp(f"its hand-over could not be finished: {error}") from error
                 _log.info("%s is being handed over, trying again: %s", segment.name, error)
             await asyncio.sleep(RETRY_S)
