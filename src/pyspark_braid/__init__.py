@@ -1,4 +1,4 @@
-"""Where Spark looks for `format("braid")`: a package `pyspark_<format>` with a class `DefaultSource`."""
+"""The package in which Spark looks for `format("braid")`: `pyspark_<format>` with a class `DefaultSource`."""
 
 from __future__ import annotations
 

@@ -536,14 +536,14 @@ def test_the_topic_is_looked_at_ten_times_a_second_at_most(broker: StoredBroker)
 
     with SourceConnection(SourceOptions.parse({"url": broker.url, "topic": topic})) as connection:
         view = TopicWatch(connection, clock=lambda: now, sleep=sleep)
-        first = view.look()
+        first = view.snapshot()
         broker.fill(topic, numbered(10))
-        assert all(view.look() is first for _ in range(100))
-        second = view.refresh_if_old()
+        assert all(view.snapshot() is first for _ in range(100))
+        second = view.wait_and_refresh()
         assert pauses == [pytest.approx(FRESH_S)]
         assert (first.segments[0].end, second.segments[0].end) == (0, 10)
         now += FRESH_S
-        assert view.look() is not second
+        assert view.snapshot() is not second
 
 
 @pytest.fixture(scope="module")

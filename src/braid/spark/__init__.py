@@ -1,6 +1,6 @@
 """Braid in Spark: `spark.read`, `readStream`, `write` and `writeStream` of `format("braid")`.
 
-Spark finds the format by itself where the package `pyspark_braid`, which is installed with Braid, can be imported.
+Spark finds the format by itself if it can import the package `pyspark_braid`, which is installed with Braid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("braid")` known to this session, where Spark does not find it by itself."""
+    """Register `format("braid")` in this session, if Spark does not find it by itself."""
     from braid.spark.data_source import BraidDataSource
 
     spark.dataSource.register(BraidDataSource)

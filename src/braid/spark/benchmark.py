@@ -1,4 +1,4 @@
-"""What `braid bench spark` measures, each as a ratio to something that runs in the same session.
+"""The measurements of `braid bench spark`, each as a ratio to a comparison in the same session.
 
     read      an aggregate over format("braid")  :  the same rows in Parquet, read by Spark itself
                                                  :  a Python source that yields such Arrow batches from memory
@@ -6,8 +6,9 @@
     write     rows that Spark makes, written by format("braid")  :  the same rows, thrown away
     audit     the time for once, twice and four times the history
 
-Parquet is what Spark does best, without any Python. Memory is the most that a Python source can do: what is missing to
-it is what Braid's own reading costs. Cases take turns, and the median round counts, because machines are noisy.
+Spark reads Parquet best, without any Python. A Python source cannot be faster than one that reads from memory: the
+difference is the cost of Braid's own reading. Cases take turns, and the median round counts, because machines are
+noisy.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 SCHEMA: Final = "offset long, value binary"
-"""What the aggregate needs: Parquet reads no more either."""
+"""The columns of the aggregate: Parquet does not read more either."""
 BATCH_ROWS: Final = 16_384
-"""Of the source in memory; the rows that Braid's own source yields at once lie around that."""
+"""Of the source in memory; the batches of Braid's own source have about as many."""
 MEMORY: Final = "braid_bench_memory"
 TRIGGER_RECORDS: Final = 1_000_000
-"""Of a micro-batch, of those that count: large enough that its fixed costs are small."""
+"""Of a measured micro-batch: large enough that its fixed costs are small."""
 
 
 class Ratio(msgspec.Struct, frozen=True, rename="camel"):
     seconds: float
     against_s: float
-    """What it is compared with."""
+    """The time of the comparison."""
     records: int
 
     @property
@@ -52,10 +53,10 @@ class Ratio(msgspec.Struct, frozen=True, rename="camel"):
 class Streamed(msgspec.Struct, frozen=True, rename="camel"):
     records: int
     seconds: float
-    """Of all micro-batches but the first, which starts everything up."""
+    """Of all micro-batches but the first, which includes the start."""
     first_batch_s: float
     small_batch_ms: float
-    """What a micro-batch of one record takes: the price of having one at all."""
+    """The time of a micro-batch with one record: its fixed cost."""
 
     @property
     def rate(self) -> float:
@@ -63,7 +64,7 @@ class Streamed(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def aggregate(rows: DataFrame) -> tuple[int, int, int]:
-    """Count, sum of the values' lengths, highest offset."""
+    """Return the count, the sum of the values' lengths and the highest offset."""
     (found,) = rows.selectExpr("count(*)", "sum(length(value))", "max(offset)").collect()
     return found[0], found[1], found[2]
 
@@ -73,14 +74,14 @@ def braid_rows(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
 
 def write_parquet(spark: SparkSession, options: Mapping[str, str], path: str) -> None:
-    """All columns of the topic's rows, as Spark writes them."""
+    """Write all columns of the topic to Parquet, by Spark's own writer."""
     spark.read.format("braid").options(**options).load().write.parquet(path)
 
 
 def measure_read(
     spark: SparkSession, options: Mapping[str, str], parquet: str, *, records: int, value_bytes: int, rounds: int
 ) -> tuple[Ratio, Ratio]:
-    """Braid against Parquet, and against memory."""
+    """Measure Braid against Parquet, and against memory."""
     spark.dataSource.register(MemorySource)
     partitions = braid_rows(spark, options).rdd.getNumPartitions()
     memory = {"records": str(records), "valueBytes": str(value_bytes), "partitions": str(partitions)}
@@ -127,14 +128,14 @@ def measure_stream(spark: SparkSession, options: Mapping[str, str], folder: str,
 def _run_query(
     spark: SparkSession, options: Mapping[str, str], folder: str, stop_after: int | None = None
 ) -> list[dict[str, Any]]:
-    """The progress of each micro-batch that had records, to the topic's end or until there were so many."""
+    """Run a query to the topic's end, or for so many micro-batches. Returns the progress of those that had records."""
     rows = spark.readStream.format("braid").options(startingOffsets="earliest", **options).schema(SCHEMA).load()
     writing = rows.writeStream.format("noop").option("checkpointLocation", folder)
     query = writing.trigger(availableNow=True).start()
     while not query.awaitTermination(1):
         if stop_after is not None and len(query.recentProgress) > stop_after:
             query.stop()
-    # In 4.x a progress is an object that acts as a dictionary.
+    # In 4.x a progress is an object that behaves like a dictionary.
     progress: list[Any] = list(query.recentProgress)
     return [each for each in progress if each["numInputRows"]]
 
@@ -142,7 +143,7 @@ def _run_query(
 def measure_write(
     spark: SparkSession, options: Mapping[str, str], *, records: int, value_bytes: int, rounds: int
 ) -> Ratio:
-    """Rows that cost little to make."""
+    """Measure writes of rows that are cheap to make."""
 
     def rows() -> DataFrame:
         return spark.range(records).selectExpr(f"cast(lpad(cast(id as string), {value_bytes}, 'x') as binary) as value")
@@ -162,7 +163,7 @@ def measure_write(
 
 
 class MemorySource(DataSource):
-    """The rows of a topic that never was: a batch is made once in each task, and yielded again and again."""
+    """The rows of an imaginary topic: each task makes one batch and yields it again and again."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,8 +1,8 @@
-"""One process's way to brokers and storage, for code that blocks.
+"""A process's connection to brokers and storage, for blocking code.
 
 Spark's workers are plain blocking processes, and Braid's client and object stores belong to an event loop. So a
-connection has a loop in a thread of its own, made when it is first needed: reads that go to storage alone never connect
-to a broker. It is never pickled; each task makes its own and closes it.
+connection has a loop in a thread of its own. Loop and client are made when they are first needed: reads from storage
+alone never connect to a broker. A connection is never pickled; each task makes its own and closes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class SourceConnection:
-    """To be used with `with`, or until its `close`."""
+    """Use it with `with`, or call `close`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -42,13 +42,13 @@ class SourceConnection:
 
     @property
     def client(self) -> Client:
-        """Connected. Its coroutines run by `call`."""
+        """Return the connected client. Run its coroutines by `call`."""
         if self._client is None:
             self._client = self.call(self._connected())
         return self._client
 
     def objects(self, url: str) -> Objects:
-        """The store at this URL. Its coroutines run by `call`."""
+        """Return the store at this URL. Run its coroutines by `call`."""
         if url not in self._objects:
             if self._disk is None:
                 self._disk = OsDisk(threads=2, read_only=True)
@@ -66,15 +66,15 @@ class SourceConnection:
         return self.call(snapshot_from_manifests(objects, options.manifest, options.topic))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run this on the loop and wait for it."""
+        """Run a coroutine on the loop and wait for it."""
         return self._loop().call(work)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run this on the loop, now, without waiting for it."""
+        """Start a coroutine on the loop without waiting for it."""
         return self._loop().begin(work)
 
     def deliveries(self, topic: str, topic_id: int, segment: int, first: int, until: int) -> Iterator[ReceivedBatch]:
-        """What a segment's owner has of these offsets, as it comes."""
+        """Yield the batches of these offsets as the segment's owner delivers them."""
         found = read_segment_range(self.client, topic, topic_id, segment, first, until)
         try:
             while (delivery := self.call(anext(found, None))) is not None:
@@ -83,7 +83,7 @@ class SourceConnection:
             self.call(found.aclose())
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """Close everything. Closing twice is fine."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -125,7 +125,7 @@ class SourceConnection:
             if client is not None:
                 await client.close()
         except BraidError:
-            pass  # It only read.
+            pass  # It only read, so nothing is lost.
         for store in stores.values():
             await store.close()
         if disk is not None:

@@ -1,17 +1,17 @@
-"""`format("braid")`: what Spark calls, and the batch reader.
+"""`format("braid")`: the classes that Spark calls, and the batch reader.
 
-The driver asks for a reader, hands it the filters of the query, asks for partitions, and pickles the reader to the
-executors, where `read` runs. What a read is made of is decided in `planning.py`, on a snapshot that is taken once, when
-the partitions are asked for: topics may move, export and grow afterwards, the table stays the same.
+The driver asks for a reader, gives it the filters of the query, asks for partitions, and pickles the reader to the
+executors, where `read` runs. `planning.py` plans the read from one snapshot, taken when Spark asks for the partitions:
+topics may move, export and grow afterwards, and the table stays the same.
 
-**Filters.** Spark (4.3) keeps one plan for each `load()`, and every filter that is pushed down replaces it. So if a
-source reads less because of a filter, whatever else is made from the same DataFrame reads less too: `df.where(a)` and
-then `df` lack rows, and so does `df.where(a).union(df.where(b))`, without any error. A source that prunes is therefore
-right only where each query loads anew. Users who do that say so (`pruneByFilters`), and nobody else's filters are used:
-the bounds that options give (offsets, times) belong to one `load()` and always prune.
+**Filters.** Spark (4.3) keeps one plan for each `load()`, and every filter that is pushed down replaces it. If a source
+reads less because of a filter, every other query on the same DataFrame reads less, too: after `df.where(a)`, `df` lacks
+rows, and so does `df.where(a).union(df.where(b))`, without any error. So pruning is correct only if each query has its
+own `load()`. Users who ensure that set `pruneByFilters`; otherwise filters are not used. Bounds in options (offsets,
+times) belong to one `load()` and always prune.
 
-Spark offers filters only if `spark.sql.python.filterPushdown.enabled` is on, and refuses a reader that could take some
-if it is off. The process that plans with push-down on runs Spark's module for it, and by that `reader` knows.
+Spark offers filters only if `spark.sql.python.filterPushdown.enabled` is on, and refuses a reader that takes filters if
+it is off. `reader` recognises the setting by Spark's module for push-down, which the planning process then runs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BraidDataSource(DataSource):
 
 
 def _filters_are_offered() -> bool:
-    """Whether this process plans with push-down: it runs, or has imported to run, Spark's module for that."""
+    """Whether this process plans with push-down: it runs, or has imported, Spark's module for that."""
     running = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSH_DOWN_WORKER in sys.modules or (running is not None and running.name == _PUSH_DOWN_WORKER)
 
@@ -97,7 +97,7 @@ class BatchReader(DataSourceReader):
 
 
 class PruningReader(BatchReader):
-    """Takes filters, to read less. Spark checks all of them again: what is read may be too much, never too little."""
+    """Takes filters, to read less. Spark checks all of them again: a read may return too many rows, never too few."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's name)
         self._filters = understood(filters, self._options)

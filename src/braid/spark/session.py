@@ -1,20 +1,21 @@
-"""A Spark session as Braid's jobs want it, and the two things that it needs: PySpark and Java.
+"""The Spark session of Braid's jobs, and the two things that it needs: PySpark and Java.
 
-Where settings differ from Spark's own:
+These settings differ from Spark's own:
 
-- Python: the executors run the Python that runs this, unless PYSPARK_PYTHON says otherwise; unix domain sockets between
-  Java and Python, which take 15–40 % off a micro-batch.
-- The source: filters are pushed down. (Spark refuses a Python source that offers it while the setting is off.)
-- Time: UTC everywhere, and microseconds in Parquet, because other readers cannot take Spark's INT96.
-- Services: no web page and no bar that Spark draws over the terminal. On one machine everything stays on the loopback.
+- Python: executors run the driver's Python, unless PYSPARK_PYTHON names another; unix domain sockets between Java and
+  Python take 15–40 % off a micro-batch.
+- The source: filters are pushed down. (While the setting is off, Spark refuses a Python source that takes filters.)
+- Time: UTC everywhere, and microseconds in Parquet, because other readers cannot read Spark's INT96.
+- Services: no web page, and no progress bar over the terminal. On one machine everything stays on the loopback.
 
-**Executors** on other machines need the packages that Braid stands on (pyarrow, msgspec, mmh3, crc32c, obstore), which
-hold machine code and must be installed there. Braid itself is plain Python: for every master that is not `local[…]` it
-is zipped and sent along. So an executor runs the very Braid that planned its work, whether one is installed there or
-not: Spark puts what is sent in front of what is installed. Where Python has another path there, PYSPARK_PYTHON says it.
+**Executors** on other machines need the packages that Braid needs (pyarrow, msgspec, mmh3, crc32c, obstore), which
+contain machine code and must be installed there. Braid itself is plain Python: for every master other than `local[…]`
+the session zips it and sends it along. So an executor runs the same Braid that planned its work, whether Braid is
+installed there or not: Spark prefers files that were sent. PYSPARK_PYTHON names the executors' Python if its path is
+another one.
 
-**What Java prints** (a warning about incubator modules, one about the host's name, one about native code, stack traces
-of tasks that failed and were repeated) goes to `log`, a file, if there is one: no setting silences all of it.
+**Java's output** (warnings about incubator modules, the host's name and native code, stack traces of tasks that failed
+and were repeated) goes to the file `log`, if there is one: no setting silences all of it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 MIN_JAVA: Final = 17
 JAVA_ANSWER_S: Final = 20.0
-"""A Java that takes longer to tell its version is no Java."""
+"""A program that takes longer to print its version is not Java."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -53,9 +54,9 @@ ON_ONE_MACHINE: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""Nobody else need reach the driver then, and a host whose name leads nowhere does no harm."""
+"""No other machine needs to reach the driver, and a host name that does not resolve does no harm."""
 SHUFFLE_PER_CORE: Final = 4
-"""Spark's 200 parts of a shuffle are made for clusters: on two cores they cost seconds and gain nothing."""
+"""Spark's default of 200 suits clusters: on two cores it costs seconds and gains nothing."""
 
 
 def build_session(
@@ -66,8 +67,8 @@ def build_session(
     py_files: Sequence[str] = (),
     log: BinaryIO | None = None,
 ) -> SparkSession:
-    """A session that knows `format("braid")`. `extra` are settings of Spark's, which win over those above; `py_files`
-    go to the executors; `log` takes what Java prints. `NotAvailable` if PySpark or Java is missing."""
+    """Make a session that knows `format("braid")`. `extra` are settings of Spark, with precedence over those above;
+    `py_files` go to the executors; `log` takes Java's output. Raises `NotAvailable` if PySpark or Java is missing."""
     check_pyspark()
     check_java()
     from pyspark import SparkConf, SparkContext
@@ -95,8 +96,8 @@ def build_session(
 
 
 def _launch_java(conf: SparkConf, log: BinaryIO | None) -> Any:
-    """PySpark forgets the Java process that it starts if it is interrupted (Ctrl-C) before it has heard of it; and that
-    one, whose only purpose is gone, does not end by itself."""
+    """Start Java, and end it if the start fails. If PySpark is interrupted (Ctrl-C) before Java has answered, it
+    forgets the Java process, which does not end by itself."""
     from pyspark import java_gateway
 
     gateway_module: Any = java_gateway  # which has no types
@@ -120,7 +121,7 @@ def _launch_java(conf: SparkConf, log: BinaryIO | None) -> Any:
 
 
 def end_session(spark: SparkSession) -> None:
-    """Stop the session, and the Java process behind it, which would otherwise live as long as this process."""
+    """Stop the session and its Java process, which would otherwise live as long as this process."""
     from pyspark import SparkContext
 
     spark.stop()
@@ -128,12 +129,12 @@ def end_session(spark: SparkSession) -> None:
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     if gateway.proc is not None:
-        gateway.proc.stdin.close()  # Java ends when nobody is at the other end.
+        gateway.proc.stdin.close()  # Java ends when its input is closed.
         gateway.proc.wait()
 
 
 def session_settings(master: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """What the session is made with."""
+    """Return the settings of the session."""
     if not master.startswith("local"):
         return {**SETTINGS, **extra}
     shuffle = {"spark.sql.shuffle.partitions": str(SHUFFLE_PER_CORE * (os.cpu_count() or 1))}
@@ -141,21 +142,21 @@ def session_settings(master: str, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def runs_in_this_process(master: str) -> bool:
-    """Whether the master is `local`, `local[2]`, `local[*, 3]`: the executors then find what the driver finds."""
+    """Whether the master is `local`, `local[2]` or `local[*, 3]`: executors then import what the driver imports."""
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def send_package(spark: SparkSession) -> None:
-    """Give the executors the Braid that runs here."""
+    """Send this process's Braid to the executors."""
     from pyspark import SparkFiles
 
-    # Executors fetch it from where it lies, whenever they start; this folder goes when the session does.
+    # Executors fetch the file whenever they start; Spark deletes this folder with the session.
     folder = tempfile.mkdtemp(prefix="braid-package-", dir=SparkFiles.getRootDirectory())
     spark.sparkContext.addPyFile(zip_package(folder))
 
 
 def zip_package(folder: str) -> str:
-    """Braid's modules as a zip file in `folder`, for `--py-files` or `addPyFile`. Returns its path."""
+    """Zip Braid's modules into a file in `folder`, for `--py-files` or `addPyFile`. Returns its path."""
     import braid
 
     package = os.path.dirname(os.path.abspath(braid.__file__))
@@ -172,7 +173,7 @@ def zip_package(folder: str) -> str:
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
-    """What PySpark and the bridge to Java raise; the last two when Java is no more."""
+    """Return the errors of PySpark and of its bridge to Java; the last two mean that Java has ended."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -181,7 +182,7 @@ def spark_errors() -> tuple[type[Exception], ...]:
 
 def check_pyspark() -> None:
     try:
-        import pyspark  # noqa: F401 (whether it is there is the question)
+        import pyspark  # noqa: F401 (the import is the check)
     except ImportError as error:
         raise NotAvailable(
             f"Spark jobs need PySpark, which cannot be imported ({error}); install it with "
@@ -190,7 +191,7 @@ def check_pyspark() -> None:
 
 
 def check_java() -> None:
-    """Spark would say it in twenty lines."""
+    """Check for Java in one sentence: Spark's own error takes twenty lines."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     cure = "install one, as with `apt-get install openjdk-17-jre-headless`, or name its folder in JAVA_HOME"
@@ -208,6 +209,6 @@ def check_java() -> None:
 
 
 def java_version(text: str) -> int | None:
-    """The version in what `java -version` prints; None if it says it in some new way. Java 8 called itself 1.8."""
+    """Find the version in the output of `java -version`; None if it has an unknown form. Java 8 calls itself 1.8."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found is not None else None

@@ -41,7 +41,7 @@ COLUMNS: Final = 64
 
 
 class Since(click.ParamType[str]):
-    """How long ago, or since when; the value is a time in ISO 8601."""
+    """A duration before now, or a time; the value is a time in ISO 8601."""
 
     name = "time"
 
@@ -100,7 +100,7 @@ def advise(
     """Say which splits and merges would even the load of a topic.
 
     Measures where the load lies on the ring of key hashes, hour by hour, and names the keys that no split can divide.
-    Nothing is changed without --apply.
+    Changes nothing without --apply.
 
     \b
     Examples:
@@ -168,7 +168,7 @@ async def _change(client: Client, topic: str, action: Split | Merge, expected: d
         await client.admin.merge(topic, *action.segment_ids)
 
 
-# The report for people.
+# The report as text.
 
 
 def render(report: AdviceReport, applied: Sequence[AppliedCommand] = ()) -> list[Part]:
@@ -209,7 +209,7 @@ def _moment(iso: str) -> str:
 
 
 def _curves(report: AdviceReport) -> list[str]:
-    """Where on the ring, and when."""
+    """Draw the load by key hash and by time."""
     first, last = report.times[0].time, report.times[-1].time
     return [
         f"by key hash  0000 |{curve_text([each.load for each in report.ring])}| ffff",
@@ -218,7 +218,7 @@ def _curves(report: AdviceReport) -> list[str]:
 
 
 def _over_time(report: AdviceReport) -> list[int]:
-    """With the buckets in which there was nothing; the highest of some, where there are many."""
+    """Return the load by time, with empty buckets. Where buckets share a column, the highest one counts."""
     first, last = report.times[0].time, report.times[-1].time
     buckets = (last - first) // report.bucket_s + 1
     columns = min(COLUMNS, buckets)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from braid.spark.jobs.audit.job import AuditReport
 
 SHOWN_DEFECTS: Final = 50
-"""In the table; --json has them all."""
+"""In the table; --json has all of them."""
 
 
 @click.command()
@@ -27,8 +27,8 @@ SHOWN_DEFECTS: Final = 50
 def audit(target: Target, run: SparkRun, topic: str, manifest: str | None) -> None:
     """Prove that the history of a topic has no gap, no repeat and no damage.
 
-    Reads every byte, from storage and, for what is not there yet, from the brokers. Nothing is changed. The exit code
-    is 0 if everything is sound and 1 if there are defects.
+    Reads every byte: from storage, and from the brokers if it is not exported yet. Changes nothing. The exit code is 0
+    if everything is sound and 1 if there are defects.
 
     \b
     Examples:

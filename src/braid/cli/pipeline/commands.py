@@ -1,8 +1,7 @@
 """`braid pipeline`: Spark jobs over the history of topics.
 
-Each job is a module of its own, imported when it is used, and imports PySpark only when it runs: help needs neither
-PySpark nor Java. What the jobs share is in session.py (options, session, progress), errors.py and
-report.py.
+Each job is a module of its own. It is imported when it is used, and imports PySpark only when it runs: help needs
+neither PySpark nor Java. The jobs share session.py (options, session, progress), errors.py and report.py.
 """
 
 from __future__ import annotations

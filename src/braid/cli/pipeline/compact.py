@@ -28,16 +28,16 @@ _DEFAULT: Final = SIZE.text(DEFAULT_TARGET_BYTES)
     default=_DEFAULT,
     show_default=True,
     metavar="SIZE",
-    help="How large chunks may become; what has half of that is left alone.",
+    help="How large chunks may become; chunks of half that size stay as they are.",
 )
-@click.option("--dry-run", is_flag=True, help="Tell only what would be joined.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be joined.")
 @with_spark
 @with_target
 def compact(target: Target, run: SparkRun, topic: str, target_bytes: int, dry_run: bool) -> None:
     """Turn many small chunks into few large ones.
 
-    Readers and writers go on meanwhile, and reads give the same as before. The brokers delete what was replaced an hour
-    later, so that readers that are under way find it.
+    Readers and writers go on meanwhile, and reads return the same as before. The brokers delete the replaced chunks an
+    hour later, so that readers that are under way find them.
 
     \b
     Examples:

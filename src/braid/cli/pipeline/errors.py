@@ -1,8 +1,8 @@
-"""What went wrong in a Spark job, in one sentence.
+"""The error of a Spark job in one sentence.
 
 A Braid error that was raised in a task, or while Spark planned, comes back as the last line of a Python traceback
-inside a Java stack trace inside a Python exception. That line is the sentence. What has no such line is Spark's own
-error: its first line, without the stack trace, says most.
+inside a Java stack trace inside a Python exception. That line is the sentence. An error without such a line is Spark's
+own: its first line, without the stack trace, says most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SENTENCE: Final = 500
 
 
 def job_error(error: Exception) -> BraidError:
-    """The error to show for one that PySpark or Py4J raised."""
+    """Return the error to show for an error of PySpark or Py4J."""
     text = str(error)
     ours = _RAISED.findall(text)
     if ours:

@@ -28,10 +28,10 @@ def _names(_: click.Context, __: click.Parameter, given: str | None) -> tuple[st
 @click.argument("topic")
 @click.option("--to", "where", required=True, metavar="PATH", help="The table: a folder that all executors see.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
-@click.option("--follow", is_flag=True, help="Do not end; land what comes until Ctrl-C. [default: what is there now]")
-@click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="At most so many in one commit.")
+@click.option("--follow", is_flag=True, help="Land new records, too, until Ctrl-C. [default: what is there now]")
+@click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="Records in one commit, at most.")
 @click.option("--columns", callback=_names, metavar="A,B", help="Only these, on the first run. [default: all]")
-@click.option("--skip-lost", is_flag=True, help="Go on behind records that retention deleted before they landed.")
+@click.option("--skip-lost", is_flag=True, help="Go on after records that retention deleted before they landed.")
 @manifest_option
 @with_spark
 @with_target
@@ -50,8 +50,8 @@ def lake(
     """Land a topic in a table, each record once.
 
     The table remembers how far it has come: run the command again and it goes on there, also after a kill. Files and
-    offsets become visible in one commit. The folder can be read by Spark, pandas, Polars, DuckDB, and as Delta by all
-    that read Delta.
+    offsets become visible in one commit. Spark, pandas, Polars and DuckDB read the folder; every Delta reader reads a
+    Delta table.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def lake(
 
 @contextmanager
 def _ended_by_signals(ending: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run behind the step that is under way; the second one ends it now."""
+    """End the run after the current step at the first Ctrl-C or SIGTERM, and immediately at the second."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def on_signal(*_: Any) -> None:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Where the replay remembers how far it is. [default: ~/.local/state/braid/replay/NAME]",
 )
-@click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="At most so many in one step.")
-@click.option("--create", is_flag=True, help="Create TARGET if it is not there, with as many segments as SOURCE has.")
+@click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="Records in one step, at most.")
+@click.option("--create", is_flag=True, help="Create TARGET if it does not exist, with as many segments as SOURCE has.")
 @manifest_option
 @with_spark
 @with_target
@@ -63,9 +63,9 @@ def replay(
 ) -> None:
     """Copy a topic, or a time of it, into another topic.
 
-    Each record is written once, with its key, headers and timestamp; keys keep their order. A replay that was killed
-    goes on when it is started again, and one that is done copies what has come since. Times are as
-    2026-11-15T18:00:00Z or milliseconds since 1970; offsets as {"0": 17, "3": "END"}.
+    Writes each record once, with its key, headers and timestamp, in the order of keys. A replay that was killed goes on
+    when it is started again; a replay that is done copies the records that have come since. Times are written as
+    2026-11-15T18:00:00Z or as milliseconds since 1970, offsets as {"0": 17, "3": "END"}.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
-"""How the reports of Spark jobs look: on a terminal, in a pipe and without colours the same.
+"""How the command line prints the reports of Spark jobs: as text or as JSON.
 
-A report is a list of parts, from top to bottom, with an empty line between them.
+The text of a report is a list of parts, from top to bottom, with an empty line between them. It is the same on a
+terminal, in a pipe and without colours.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _HEIGHTS: Final = "▁▂▃▄▅▆▇█"
 
 
 class Fields(NamedTuple):
-    """One thing, a line for each of its properties."""
+    """One thing: a line for each of its properties."""
 
     lines: Sequence[tuple[str, str]]
 
 
 class Rows(NamedTuple):
-    """Many things of a kind. `title` stands above, if there is one; `empty` in place of a table without rows."""
+    """Many things of a kind, as a table below its `title`. A table without rows prints `empty` instead."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
@@ -43,7 +44,7 @@ Part = Fields | Rows | Lines
 
 
 def print_report(report: Any, parts: Iterable[Part], *, as_json: bool) -> None:
-    """The parts for a person, or the report itself, exactly, for a program."""
+    """Print the parts for a person, or the exact report as JSON for a program."""
     if as_json:
         print_json(report)
         return
@@ -70,11 +71,11 @@ def _print_title(title: str) -> None:
         click.echo(paint(title, "1"))
 
 
-# How values look.
+# Values as text.
 
 
 def bar_text(amount: float, highest: float, width: int = 20) -> str:
-    """A bar of blocks, to an eighth of a column; what is not nothing shows at least that."""
+    """Draw a bar of blocks, to an eighth of a column; every amount above zero shows at least an eighth."""
     if amount <= 0 or highest <= 0:
         return ""
     eighths = max(1, round(min(amount / highest, 1.0) * width * 8))
@@ -82,7 +83,7 @@ def bar_text(amount: float, highest: float, width: int = 20) -> str:
 
 
 def curve_text(amounts: Sequence[float]) -> str:
-    """A column of blocks for each, as high as it is; nothing is a gap."""
+    """Draw a column for each amount, as high as the amount; zero is a gap."""
     highest = max(amounts, default=0)
     return "".join(" " if each <= 0 else _HEIGHTS[min(7, int(each / highest * 8))] for each in amounts)
 

@@ -1,4 +1,4 @@
-"""What the Spark jobs of the command line share: their options, the session, the line that shows progress.
+"""Everything that the Spark jobs of the command line share: options, session, progress, the end of a command.
 
     @click.command()
     @click.argument("topic")
@@ -9,10 +9,11 @@
 
         with run.session(f"audit {topic}") as spark, run.progress(spark, f"Auditing {topic}"):
             report = audit_topic(spark, …)
+        run.finish(report, render(report), failed=not report.ok)
 
-Nothing here imports PySpark before a session is asked for. A session ends whatever happens, Ctrl-C included, and its
-Java process with it. What Java prints goes to a file, which is deleted when the job is done; where Spark failed for a
-reason of its own the file stays, and the error names it. With `-v` everything goes to the terminal instead.
+This module imports PySpark only when a job asks for a session. The session and its Java process end whatever happens,
+Ctrl-C included. Java's output goes to a file, which is deleted when the job is done. If Spark itself failed, the file
+stays, and the error names it. With `-v` all output goes to the terminal instead.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ T = TypeVar("T")
 
 DEFAULT_MASTER: Final = "local[*]"
 POLL_S: Final = 0.2
-"""Between two looks at what Spark has done."""
+"""Between two looks at Spark's progress."""
 _COMPLAINT: Final = re.compile(r"(?:Exception|Error): (\S.*)|^(Invalid .*)")
 
 
 class SparkRun(msgspec.Struct, frozen=True):
-    """How a job is to run, as its options say."""
+    """The options of a job that say how to run it."""
 
     master: str = DEFAULT_MASTER
     conf: Mapping[str, str] = {}
@@ -88,7 +89,7 @@ def spark_session(
     quiet: bool = False,
     verbose: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session for a person who waits. Errors of Spark's leave it as errors of ours: one sentence."""
+    """Open a session for a person who waits. Spark's errors become Braid's errors: one sentence."""
     from braid.spark.session import build_session, check_java, check_pyspark, end_session, spark_errors
 
     check_pyspark()
@@ -104,10 +105,10 @@ def spark_session(
             try:
                 yield spark
             except spark_errors() as error:
-                # Now, because Java has the text and Java will end.
+                # Made here, because Java has the text and is about to end.
                 raise job_error(error) from None if not verbose else error
             finally:
-                # A Java that has died cannot be stopped, and why it died is the error to show.
+                # A Java that has died cannot be stopped; the error to show is why it died.
                 with suppress(*spark_errors()):
                     end_session(spark)
         except JobFailed as error:
@@ -122,7 +123,7 @@ def spark_session(
 
 @contextmanager
 def _hushed(*, unless: bool) -> Iterator[None]:
-    """PySpark writes errors to Python's log, as JSON with stack traces, besides raising them; and it warns."""
+    """Silence PySpark: besides raising errors, it logs them as JSON with stack traces, and it warns."""
     if unless:
         yield
         return
@@ -137,7 +138,7 @@ def _hushed(*, unless: bool) -> Iterator[None]:
 
 
 def _first_complaint(path: str) -> str:
-    """Why Java did not start, in its own words."""
+    """Find Java's own reason for not starting."""
     with open(path, encoding="utf-8", errors="replace") as log:
         complaints = (_COMPLAINT.search(line) for line in log)
         return next(((found[1] or found[2]).strip() for found in complaints if found is not None), "")
@@ -145,7 +146,7 @@ def _first_complaint(path: str) -> str:
 
 @contextmanager
 def _starting(quiet: bool) -> Iterator[None]:
-    """Java needs some seconds, in which a person should see that something happens."""
+    """Show that something happens while Java starts, which takes some seconds."""
     if quiet:
         yield
         return
@@ -155,7 +156,8 @@ def _starting(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line with what Spark does, which goes away again; none in a pipe or if `quiet`. Gives what changes `text`."""
+    """Show a line with Spark's progress while the block runs; none in a pipe or if `quiet`. Yields a function that
+    changes `text`."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -168,7 +170,7 @@ def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator
         task = line.add_task(text, total=None, done="")
         tracker = spark.sparkContext.statusTracker()
         running: dict[int, tuple[int, int]] = {}
-        """By stage: tasks that are done, and all of them."""
+        """By stage: how many tasks are done, and how many there are."""
         finished = 0
 
         def look(_: float) -> None:
@@ -189,12 +191,12 @@ def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator
 
 @contextmanager
 def _thread(look: Callable[[float], None]) -> Iterator[None]:
-    """Call `look` now and then, with the time at which it began, until the block ends."""
+    """Call `look` now and then, with the time at which the block began, until the block ends."""
     ended = threading.Event()
     began = time.monotonic()
 
     def watch() -> None:
-        # What is shown beside the work must never break the work: a session that ends under it ends it.
+        # The display must never break the work: it ends quietly if the session ends first.
         with suppress(Exception):
             while not ended.wait(POLL_S):
                 look(began)
@@ -231,7 +233,7 @@ _OPTIONS: Final = (
         help="Where Spark runs: local[*], local[2], spark://HOST:PORT.",
     ),
     click.option(
-        "--conf", multiple=True, metavar="KEY=VALUE", callback=_settings, help="A setting of Spark's; may be repeated."
+        "--conf", multiple=True, metavar="KEY=VALUE", callback=_settings, help="A setting of Spark; may be repeated."
     ),
     click.option(
         "--py-files",
@@ -252,7 +254,7 @@ manifest_option = click.option(
 
 
 def with_spark(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options above, and as its argument `run` the `SparkRun` that they make."""
+    """Give a command the options above; it gets them as a `SparkRun` in its argument `run`."""
 
     @functools.wraps(command)
     def invoked(*args: Any, **options: Any) -> T:
@@ -266,7 +268,7 @@ def with_spark(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def source_options(target: Target, topic: str, manifest: str | None = None) -> dict[str, str]:
-    """What `format("braid")` needs to find the topic: brokers, or manifests alone."""
+    """Return the options by which `format("braid")` finds the topic: brokers, or manifests alone."""
     if manifest is not None:
         return {"topic": topic, "manifest": manifest}
     given = {"topic": topic, "url": target.url, "token": target.token, "tls": target.tls_ca}
@@ -274,6 +276,6 @@ def source_options(target: Target, topic: str, manifest: str | None = None) -> d
 
 
 def check_topic(target: Target, topic: str) -> None:
-    """Ask the brokers for the topic before Spark is started: that they are away, or it does not exist, is known in a
-    moment, and a session takes ten seconds."""
+    """Ask the brokers for the topic before Spark starts: a missing broker or topic shows in a moment, and a session
+    takes ten seconds to start."""
     ask(target, lambda client: client.admin.topic(topic))

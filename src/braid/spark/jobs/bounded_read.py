@@ -1,5 +1,5 @@
-"""The records between known offsets, as a job that repeats itself must read them: exactly these, whatever has happened
-to the topic since the offsets were chosen."""
+"""The records between known offsets: a job that repeats a step reads exactly the same records, whatever has happened to
+the topic since the offsets were chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows_between(
     columns: Sequence[str],
     **more: str,
 ) -> DataFrame:
-    """`others` are the segments of which nothing is wanted; `more` are further options of the source."""
+    """Read these ranges. `others` are the segments without a range; `more` are further options of the source."""
     nothing: dict[int, Position] = dict.fromkeys(others, END)
     first = nothing | {each.segment: each.first for each in ranges}
     until = nothing | {each.segment: each.until for each in ranges}
@@ -34,7 +34,7 @@ def rows_between(
         .options(startingOffsets=json.dumps(first), endingOffsets=json.dumps(until))
         .load()
     )
-    # A segment that was made since is in neither of the two.
+    # A segment that was created since is in neither of the two.
     return rows.where(rows["segment"].isin([each.segment for each in ranges])).select(*columns)
 
 

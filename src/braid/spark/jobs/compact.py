@@ -1,18 +1,19 @@
 """Compaction of a topic: many small chunks become few large ones, while the topic is written and read.
 
-What that means, and why it is safe, is in storage/history/compaction.py. Here is who does what:
+storage/history/compaction.py says what that means and why it is safe. The work is divided like this:
 
     driver      reads the manifests, plans runs of neighbours             plan_compaction
     executors   read a run, check every batch, store the joined object    store_joined
     driver      asks the segment's owner to swap it in                    admin.replace_chunks
-    owner       checks the object, one fenced transaction, new manifest; deletes what was replaced an hour later
+    owner       checks the object, one fenced transaction, new manifest; deletes the replaced chunks an hour later
 
-Runs are joined in waves, and swapped in when their wave is done: an object waits for its swap for minutes at most, and
-what a job that is stopped has swapped in stays. A segment that moves meanwhile is found at its new owner, which knows
-the same catalog; a run whose chunks have changed meanwhile is refused by the owner and noted here.
+A task joins one run of neighbouring chunks. Tasks come in waves, and the driver asks for the swaps when a wave is done:
+an object waits minutes at most for its swap, and the swaps of a job that is stopped stay. If a segment moves meanwhile,
+its new owner knows the same catalog. If the chunks of a run have changed meanwhile, the owner refuses the swap and the
+report has a note.
 
-One swap takes at most 127 chunks. Where that limit, and not the size, ended a run, another round joins what the first
-one made.
+One swap takes at most 127 chunks. Where that limit, and not the size, ended a run, another round joins the chunks that
+the first round made.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_ROUNDS: Final = 5
-"""Each makes chunks that are a hundred times as large, so that this many never are needed."""
+"""Each round makes chunks a hundred times as large, so a job never needs this many."""
 WAVE: Final = 8
-"""Runs in a wave, for each task that Spark runs at once."""
+"""How many tasks a wave has for each task that Spark runs at the same time."""
 
 ROW_SCHEMA: Final = "number int, name string, code string, error string"
 _ARROW_SCHEMA: Final = pa.schema(
@@ -54,7 +55,7 @@ _ARROW_SCHEMA: Final = pa.schema(
 
 
 class CompactionTask(msgspec.Struct, frozen=True):
-    """Neighbouring chunks that are to become one."""
+    """A run of neighbouring chunks that becomes one chunk."""
 
     number: int
     segment: int
@@ -73,16 +74,16 @@ class CompactedSegment(JobReport, frozen=True):
     chunks_after: int
     swaps: int
     joined_chunks: int
-    """How many chunks the swaps took."""
+    """How many chunks the swaps replaced."""
     joined_bytes: int
 
 
 class CompactFailure(JobReport, frozen=True):
-    """A run that could not be joined because something is wrong with it."""
+    """A run that the job could not join because something is wrong with it."""
 
     segment: int
     object: str
-    """The first one of the run."""
+    """The first object of the run."""
     code: str
     text: str
 
@@ -90,12 +91,12 @@ class CompactFailure(JobReport, frozen=True):
 class CompactReport(JobReport, frozen=True):
     topic: str
     ok: bool
-    """Whether nothing was found that is wrong. What was faster than the job is no failure."""
+    """Whether nothing is wrong. A chunk that changed before its swap is a note, not a failure."""
     dry_run: bool
     target_bytes: int
     chunks_before: int
     chunks_after: int
-    """In a dry run, what there would be after its first round."""
+    """In a dry run, how many there would be after the first round."""
     joined_bytes: int
     segments: tuple[CompactedSegment, ...]
     failures: tuple[CompactFailure, ...]
@@ -119,7 +120,8 @@ def compact_topic(
     target_bytes: int = DEFAULT_TARGET_BYTES,
     dry_run: bool = False,
 ) -> CompactReport:
-    """`options` are topic, url, token, tls and timeout, as of `format("braid")`. It can be stopped and run again."""
+    """Compact a topic. `options` are topic, url, token, tls and timeout, as of `format("braid")`. The job can be
+    stopped and run again."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
     if read.manifest:
@@ -157,7 +159,7 @@ class _Compaction:
         return self._report(snapshot, began, dry_run=dry_run)
 
     def _plan(self, snapshot: TopicSnapshot) -> list[CompactionTask]:
-        """From the manifests as they are now. What could not be joined before is not tried again."""
+        """Plan from the manifests as they are now, without runs that have failed before."""
         runs: list[CompactionTask] = []
         objects = self._connection.objects(snapshot.storage)
         for segment in snapshot.segments.values():
@@ -173,7 +175,7 @@ class _Compaction:
         return [msgspec.structs.replace(run, number=number) for number, run in enumerate(runs)]
 
     def _round(self, snapshot: TopicSnapshot, runs: list[CompactionTask]) -> int:
-        """How many swaps there were."""
+        """Join the runs and swap them in. Returns how many swaps there were."""
         size = WAVE * self._spark.sparkContext.defaultParallelism
         swaps = 0
         for first in range(0, len(runs), size):
@@ -207,8 +209,8 @@ class _Compaction:
         tally.after -= len(run.chunks) - 1
 
     def _is_current(self, snapshot: TopicSnapshot, run: CompactionTask) -> bool:
-        """Whether the run's chunks are still listed. Owners take a chunk off the list before they delete it, so one
-        that is listed and cannot be read is not one that retention or another compaction has taken meanwhile."""
+        """Whether the run's chunks are still listed. Owners take a chunk off the list before they delete it. So a chunk
+        that is listed and cannot be read was not taken by retention or another compaction meanwhile."""
         objects = self._connection.objects(snapshot.storage)
         descriptor = snapshot.segments[run.segment].descriptor
         found = self._connection.call(read_segment_manifest(objects, snapshot.topic, descriptor))
@@ -251,8 +253,8 @@ class _Compaction:
 
 
 def join_run(storage: str, run: CompactionTask) -> Iterator[Any]:
-    """What one task does. An object that cannot be joined is a row; a store that does not answer fails the task, which
-    Spark tries again."""
+    """Do the work of one task. An object that cannot be joined becomes a row with its error. A store that does not
+    answer fails the task, and Spark tries it again."""
     name = code = error = None
     try:
         name = asyncio.run(_join(storage, run))
@@ -265,7 +267,7 @@ def join_run(storage: str, run: CompactionTask) -> Iterator[Any]:
 
 
 async def _join(storage: str, run: CompactionTask) -> str:
-    """With a disk of its own: a reading connection's cannot write."""
+    """Join with a separate disk: the disk of a reading connection cannot write."""
     disk = OsDisk(threads=2)
     try:
         objects = open_objects(storage, disk=disk)

@@ -1,9 +1,9 @@
-"""Work that is not a query, as a DataFrame: so many tasks, each a piece of work whose rows Spark takes on from there.
+"""Work that is not a query, as a DataFrame: Spark runs so many tasks, and goes on with the rows that they make.
 
-A Python data source does it with Arrow batches from Python to Java and nothing in the other direction. (`mapInArrow`
-would need rows to begin with, another pass between Java and Python, and pandas.) The source is registered under a name
-that no program reads from; what it does is fixed when it is loaded. A session has one registry for all its threads, so
-those take turns from registering to loading: otherwise one would do the work of the other.
+A Python data source sends Arrow batches from Python to Java and nothing in the other direction. (`mapInArrow` would
+need input rows, another pass between Java and Python, and pandas.) The source is registered under a name that no
+program reads from, and its work is fixed when it is loaded. A session has one registry for all its threads, so threads
+take turns from registering to loading: otherwise one would do the work of another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _registering: Final = threading.Lock()
 def task_rows(
     spark: SparkSession, name: str, schema: str, tasks: Sequence[T], work: Callable[[T], Iterator[Any]]
 ) -> DataFrame:
-    """The rows that `work` makes of each task, in Arrow batches of exactly this schema. Both travel to executors."""
+    """Return the rows that `work` makes of each task, as Arrow batches of exactly this schema. Spark pickles tasks and
+    work to executors."""
 
     class Task(InputPartition):
         def __init__(self, what: T) -> None:
@@ -48,7 +49,7 @@ def task_rows(
         def schema(self) -> str:
             return schema
 
-        def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 (it is the one above)
+        def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 (it is the schema above)
             return TaskReader()
 
     if not tasks:

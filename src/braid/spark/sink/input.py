@@ -1,14 +1,14 @@
 """Whether a task has seen all of its rows.
 
-When what feeds a task fails (a source, a shuffle), Spark stops in the middle of the rows and closes its end of the
-pipe. To the task's Python that looks like the end of the rows: Arrow takes a stream that just stops for one that is
-complete. Spark then fails the task, but by that time a sink has written a last block that is too short, and the next
-attempt, which has the whole of it, is not the same any more. So at the end of the rows the sink looks whether Spark
-says that they are over: behind them it sends a number (END_OF_STREAM), and nothing if it broke off.
+If the input of a task fails (a source, a shuffle), Spark stops in the middle of the rows and closes its end of the
+pipe. To the task's Python that looks like the end of the rows: Arrow takes a stream that stops for a complete one.
+Spark then fails the task. But by that time a sink has written a last block that is too short, and the next attempt,
+with the whole block, differs from it. So at the end of the rows the sink checks whether Spark says that they are over:
+after the last row Spark sends a number (END_OF_STREAM), and nothing if it broke off.
 
-Spark has no public way to ask. The pipe is found in the frame of Spark's worker, and only looked at, so that the worker
-finds the number where it expects it. Where it is not found (another version of Spark), the rows are taken as complete:
-the worst that follows is that the next attempt is refused as different. Nothing is lost or written twice by that.
+Spark has no public way to ask. The sink finds the pipe in the frame of Spark's worker and only peeks at it, so that the
+worker finds the number where it expects it. If the pipe is not found (another version of Spark), the rows count as
+complete: at worst the next attempt is refused as different. Nothing is lost or written twice by that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from braid.model.errors import JobFailed
 
 
 def whole(rows: Iterable[Any]) -> Iterator[Any]:
-    """The same; `JobFailed` at the end if Spark broke them off."""
+    """Yield the same rows. Raises `JobFailed` at the end if Spark broke them off."""
     yield from rows
     pipe = _pipe()
     if pipe is not None and broken_off(pipe):
@@ -32,7 +32,7 @@ def whole(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def broken_off(pipe: Any) -> bool:
-    """Whether the other end was closed with nothing behind what was read. Waits for the one or the other, as the worker
+    """Whether the other end was closed with nothing after the rows. Waits for the number or the close, as the worker
     itself would in a moment."""
     try:
         return not pipe.peek(1)
@@ -41,7 +41,7 @@ def broken_off(pipe: Any) -> bool:
 
 
 def _pipe() -> Any:
-    """By which Spark's worker gets this task's rows; None if this is no such worker."""
+    """Find the pipe by which Spark's worker gets this task's rows; None if this process is no such worker."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith("pyspark/worker.py") and "infile" in frame.f_locals:

@@ -1,4 +1,4 @@
-"""What users say in `.option(…)` of a write, checked once, on the driver."""
+"""The options of a write, `.option(…)`, checked once, on the driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES: Final = (
     "ordering",
 )
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options of the query, which Spark hands on to the sink."""
+"""Options of the query that Spark passes on to the sink."""
 ARRIVAL: Final = "arrival"
 CONTENT: Final = "content"
 _MAX_APP: Final = 256
@@ -35,17 +35,17 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     token: str = ""
     tls: bool | str = False
-    """Whether to trust the system's authorities, or the path of a file with those to trust."""
+    """Whether to use TLS with the system's authorities, or the path of a file of authorities to trust."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """For how long what can be retried is retried: brokers that move, restart or cannot be reached."""
+    """How long the client retries while segments move and brokers restart or cannot be reached."""
     topic: str = ""
-    """Its path, for rows that name none; empty: each row names its own."""
+    """Its path, for rows without a topic; empty: each row names its topic."""
     compression: str | None = None
     txn_app: str = ""
-    """Who writes, and which of its writes this is: one that was made before is not made again. Empty: nobody else."""
+    """The identity of the writer; with `txn_version`, of this write, which is made only once. Empty: a new identity."""
     txn_version: int = 0
     ordering: str = ARRIVAL
-    """In which order a task writes its rows: as they come, or by what is in them."""
+    """The order in which a task writes its rows: by arrival or by content."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> Self:

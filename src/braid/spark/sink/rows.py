@@ -1,13 +1,13 @@
-"""The rows of one task on their way to a topic: checked, made Arrow's binary, put in order, cut into blocks. Pure.
+"""The rows of one task on their way to a topic: checked, converted to binary, sorted, cut into blocks. Pure functions.
 
-**Blocks are a function of the rows alone**, whatever slices Spark hands them over in: a block ends before the row with
-which it would have more than `BLOCK_ROWS` rows or `BLOCK_BYTES` bytes, and a row that is larger is a block of its own.
-So a task that is repeated cuts as its first try did, and what it sends is recognised (client/producing/idempotent.py).
+**Blocks are a function of the rows alone**, whatever slices Spark makes: a block ends before the row with which it
+would have more than `BLOCK_ROWS` rows or `BLOCK_BYTES` bytes, and a larger row is a block of its own. So a repeated
+task cuts the same blocks as its first try, and brokers recognise its batches (client/producing/idempotent.py).
 
-**By content**: some plans repeat a task's rows as a set, but not in their order; after a shuffle, for one, they come as
-its files arrive. Then the task's rows can be gathered and sorted by all that is in them: topic, key, timestamp, value,
-headers. That costs memory for all rows of the task, twice for a moment, and the order of one key becomes that of its
-timestamps.
+**By content**: some plans repeat a task's rows as a set, but not in their order; after a shuffle, for example, rows
+come as its files arrive. Then the task can gather its rows and sort them by everything in them: topic, key, timestamp,
+value, headers. That needs memory for all rows of the task, twice for a moment, and the records of a key are then in the
+order of their timestamps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from braid.model.errors import InvalidArgument
 BLOCK_ROWS: Final = 16_384
 BLOCK_BYTES: Final = 2 << 20
 ENTRY_BYTES: Final = 8
-"""What a header costs besides its name and its value."""
+"""The cost of a header besides its name and value."""
 
 _TYPES: Final = {
     "topic": pa.string(),
@@ -37,11 +37,11 @@ _TYPES: Final = {
     "headers": HEADERS_TYPE,
 }
 _LISTS: Final = pa.list_(pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
-"""Headers as Arrow's functions for lists take them: they take no maps."""
+"""Headers as a list of pairs: Arrow's list functions do not take maps."""
 
 
 def checked(rows: Any, first_row: int, *, default_topic: bool) -> Any:
-    """A table of the columns as batches have them. `first_row`: the number of the first one, for messages."""
+    """Return a table with the columns of batches. `first_row` is the number of the first row, for messages."""
     _refuse_null(rows, "value", first_row, "a record's value may be empty, but not null")
     _refuse_null(rows, "timestamp", first_row, "fill it in, or leave the column out: then records get the present time")
     if not default_topic:
@@ -68,7 +68,7 @@ def _as(column: Any, name: str, first_row: int) -> Any:
 
 
 def row_bytes(rows: Any) -> npt.NDArray[np.int64]:
-    """What each row takes in a batch, about; the same for the same row always."""
+    """Estimate the bytes of each row in a batch; always the same for the same row."""
     sizes = np.full(rows.num_rows, RECORD_BYTES, np.int64)
     for name in ("key", "value"):
         if name in rows.column_names:
@@ -93,7 +93,7 @@ def _lengths(column: Any) -> npt.NDArray[np.int64]:
 
 
 def cut_blocks(tables: Iterable[Any]) -> Iterator[Any]:
-    """The same rows as tables that end where the top of this module says. Empty tables are none."""
+    """Cut the rows into blocks, as the top of this module says. Empty tables make no block."""
     waiting: list[Any] = []
     rows = size = 0
     for table in tables:
@@ -118,7 +118,7 @@ def cut_blocks(tables: Iterable[Any]) -> Iterator[Any]:
 
 
 def by_content(tables: Iterable[Any]) -> Iterator[Any]:
-    """All rows as one, in the order of what is in them, a block's worth at a time."""
+    """Gather all rows and yield them sorted by content, a block at a time."""
     gathered = list(tables)
     if not gathered:
         return
@@ -136,7 +136,7 @@ def _content_order(table: Any) -> Any:
     order = pc.sort_indices(table, [(name, "ascending") for name in names])
     if "headers" not in table.column_names:
         return order
-    # Arrow cannot compare maps. Only rows that are otherwise equal need it, which are few.
+    # Arrow cannot compare maps. Only rows that are otherwise equal need that, and they are few.
     numbers = order.to_numpy().copy()
     same = np.ones(len(numbers) - 1, np.bool_)
     for name in names:
@@ -152,7 +152,7 @@ def _content_order(table: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> npt.NDArray[np.bool_]:
-    """Row by row; two nulls are equal."""
+    """Compare row by row; two nulls are equal."""
     equal = pc.fill_null(pc.equal(one, other), False)
     both: npt.NDArray[np.bool_] = pc.or_(equal, pc.and_(one.is_null(), other.is_null())).to_numpy()
     return both

@@ -1,20 +1,20 @@
 """Writing to topics from Spark, batch and streaming, exactly once.
 
-Spark repeats work: tasks that failed, tasks that seemed slow (both attempts then run at once), whole micro-batches
-after a restart. Brokers store each row once all the same, because every attempt at the same work sends the same batches
-under the same numbers:
+Spark repeats work: tasks that failed, tasks that seemed slow (both attempts then run at the same time), whole
+micro-batches after a restart. Brokers still store each row once, because every attempt at the same work sends the same
+batches under the same numbers:
 
-    who      the query's id, or txnAppId, or an id drawn on the driver for this one write     } all attempts
-    when     the micro-batch's id, or txnVersion, or 0                                         } agree on these
-    part     the number of the partition
-    what     its rows, cut into blocks by the rows alone (rows.py)
+    writer       the query's id, or txnAppId, or an id drawn on the driver for this one write     } all attempts
+    era          the micro-batch's id, or txnVersion, or 0                                         } agree on these
+    partition    its number
+    rows         cut into blocks by the rows alone (rows.py)
                                  └─► client/producing/idempotent.py ─► producer ids and sequences that brokers recognise
 
 There are no transactions: a row can be read as soon as its block is stored, also if the job then fails. `commit` has
 nothing left to do, and `abort` undoes nothing; the same write, repeated, completes it.
 
-What cannot work is refused on the driver, before any task begins: unknown options, columns and types, a mode other than
-append, and in a batch write a topic that does not exist.
+The driver refuses impossible writes before any task begins: unknown options, columns and types, a mode other than
+append, and in a batch write a missing topic.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ COLUMNS: Final = {
 }
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
-"""Where Spark leaves them for its own sinks. No public interface tells a Python sink which micro-batch it writes."""
+"""Spark's own sinks find both here. No public interface tells a Python sink which micro-batch it writes."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> BatchSink:
-    """What `DataSource.writer` returns."""
+    """Make the result of `DataSource.writer`."""
     parsed = SinkOptions.parse(options, streaming=False)
     if overwrite:
         raise InvalidArgument("mode overwrite was asked for: a topic can only be added to; use .mode('append')")
@@ -62,7 +62,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> StreamSink:
-    """What `DataSource.streamWriter` returns. Spark asks for one in every micro-batch, and for another to commit it."""
+    """Make the result of `DataSource.streamWriter`. Spark asks for two in each micro-batch: to write and to commit."""
     parsed = SinkOptions.parse(options, streaming=True)
     if overwrite:
         raise InvalidArgument("output mode complete was asked for: a topic can only be added to; use append")
@@ -95,7 +95,7 @@ class TaskCommit(WriterCommitMessage):
     partition: int
     records: int
     duplicates: int
-    """How many of them another attempt had stored."""
+    """How many of these records another attempt had stored."""
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -111,7 +111,7 @@ class BatchSink(DataSourceArrowWriter):
         check_messages(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is stored stays."""
+        """Do nothing: stored rows stay."""
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -128,11 +128,11 @@ class StreamSink(DataSourceStreamArrowWriter):
         check_messages(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What is stored stays: Spark also aborts what it has already committed. A restart repeats the micro-batch."""
+        """Do nothing: stored rows stay. Spark also aborts committed micro-batches, and a restart repeats them."""
 
 
 def micro_batch(query: str | None, batch: str | None) -> Writing:
-    """From the properties of a task."""
+    """Identify a micro-batch by the properties of a task."""
     if not query or not batch or not batch.isdigit() or int(batch) > MAX_ERA:
         raise InvalidArgument(
             f"Spark's task says that it belongs to query {query!r} and batch {batch!r}. Without both the sink cannot "
@@ -143,7 +143,7 @@ def micro_batch(query: str | None, batch: str | None) -> Writing:
 
 
 def check_messages(messages: list[WriterCommitMessage | None]) -> None:
-    """A write is done when each of its tasks said that it is."""
+    """Check that every task of a write has finished."""
     missing = sum(not isinstance(message, TaskCommit) for message in messages)
     if missing:
         raise InvalidArgument(f"Spark commits a write of {len(messages)} tasks, but {missing} of them did not finish")

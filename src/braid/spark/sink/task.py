@@ -1,7 +1,7 @@
-"""What one task of a write does, in the executor's Python: rows in, records stored, a count out.
+"""The work of one task of a write, in the executor's Python: it stores rows as records and counts them.
 
-The rows come in the task's own thread, by an iterator that blocks; the client has an event loop in another, so that
-confirms are taken and connections live while Spark computes. The next block is cut while the last one is on its way.
+Rows come from a blocking iterator in the task's own thread. The client has an event loop in another thread, so that it
+takes confirms and keeps connections alive while Spark computes. The next block is cut while the last one is on its way.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CURE: Final = (
 
 
 class Writing(msgspec.Struct, frozen=True):
-    """Which write this is. All attempts of all its tasks have the same."""
+    """The identity of a write. All attempts of all its tasks have the same."""
 
     app: str
     era: int
     what: str
     """For messages."""
     skips: bool = False
-    """Whether a write that comes after a later one is taken as done: that is what txnVersion means."""
+    """Whether a write that comes after a later one counts as done, as txnVersion requires."""
 
 
 class TaskCount(msgspec.Struct, frozen=True):
     records: int
     duplicates: int
-    """How many of them another attempt had stored."""
+    """How many of these records another attempt had stored."""
 
 
 class TaskWriter:
@@ -97,7 +97,7 @@ class TaskWriter:
 
 
 def _by_topic(block: Any, default: str) -> Iterator[tuple[str, Any]]:
-    """The rows for each topic, in their order, however each of them spells its name."""
+    """Yield the rows of each topic in their order, whatever spelling of its name each row has."""
     if "topic" not in block.column_names:
         yield default, block
         return
@@ -112,7 +112,7 @@ def _by_topic(block: Any, default: str) -> Iterator[tuple[str, Any]]:
 
 
 def blocks_of(batches: Iterable[Any], options: SinkOptions) -> Iterator[Any]:
-    """Spark's slices of a task's rows, as the blocks that are written."""
+    """Turn Spark's slices of a task's rows into the blocks to write."""
     tables = _checked(batches, options)
     yield from cut_blocks(by_content(tables) if options.ordering == CONTENT else tables)
 
@@ -125,7 +125,7 @@ def _checked(batches: Iterable[Any], options: SinkOptions) -> Iterator[Any]:
 
 
 def write_task(batches: Iterable[Any], options: SinkOptions, writing: Writing, partition: int) -> TaskCount:
-    """Blocks until all rows are stored. What fails leaves what is stored: another attempt finds it."""
+    """Store all rows. Blocks until then. After a failure, stored rows stay, and another attempt finds them."""
     thread = LoopThread()
     try:
         client = thread.call(_connected(options, f"spark {writing.what} partition {partition}"))
@@ -156,7 +156,7 @@ async def _connected(options: SinkOptions, name: str = "") -> Client:
 
 
 def check_topic(options: SinkOptions) -> None:
-    """`TopicNotFound`, or what else is wrong, before any task begins."""
+    """Raise `TopicNotFound`, or another error of the topic, before any task begins."""
 
     async def look() -> None:
         client = await _connected(options)

@@ -1,8 +1,8 @@
-"""What users say in `.option(…)` of a read, checked once, on the driver.
+"""The options of a read, `.option(…)`, checked once, on the driver.
 
-Options are named and meant as in Spark's Kafka source where that has one. Spark does not keep the case of their names,
-so neither do we. A name or a value that is not known is an error that names the option: an option that is silently
-ignored is worse than none.
+Options have the names and meanings of Spark's Kafka source where it has the same option. Spark does not keep the case
+of their names, so Braid ignores it. An unknown name or value is an error that names the option: an option that is
+silently ignored is worse than none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Offsets = Literal["earliest", "latest"] | dict[int, Position]
 
 _EARLIEST_NUMBER: Final = -2
 _LATEST_NUMBER: Final = -1
-"""How Kafka's source writes them in JSON."""
+"""As Spark's Kafka source writes them in JSON."""
 _MAX_OFFSET: Final = (1 << 63) - 1
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _1970: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MAX_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, which is where Spark's timestamps end too."""
+"""The end of the year 9999, where Spark's timestamps end."""
 
 NAMES: Final = (
     "url",
@@ -63,33 +63,33 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     """Its path: tenant/namespace/name."""
     url: str = ""
-    """Of brokers; empty if the read goes by manifests alone."""
+    """Of brokers; empty if the read uses manifests alone."""
     manifest: str = ""
     """Of the storage that holds the manifests."""
     token: str = ""
     tls: bool | str = False
-    """Whether to trust the system's authorities, or the path of a file with those to trust."""
+    """Whether to use TLS with the system's authorities, or the path of a file of authorities to trust."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """For how long what can be retried is retried: brokers that move, restart or cannot be reached."""
+    """How long the client retries while segments move and brokers restart or cannot be reached."""
     starting_offsets: Offsets | None = None
-    """None: not said. Then a batch read begins at the earliest records, a stream at the latest."""
+    """None: not given. Then a batch read begins at the earliest records, a stream at the latest."""
     ending_offsets: Offsets | None = None
     starting_timestamp: int | None = None
-    """µs since 1970. Rows below it are not read."""
+    """µs since 1970. Older rows are not read."""
     ending_timestamp: int | None = None
-    """µs since 1970. Rows at it or above are not read."""
+    """µs since 1970. Rows of this time or later are not read."""
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = True
     prune_by_filters: bool = False
-    """Whether chunks are left out by the query's filters. Only right where each query loads anew (data_source.py)."""
+    """Whether the query's filters leave out chunks. Correct only if each query has its own load() (data_source.py)."""
     subscription: str = ""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """What holds for every read; `for_batch` and `for_stream` check the rest."""
+        """Check what every read has in common; `for_batch` and `for_stream` check the rest."""
         values = named_options(given, NAMES)
         if "topic" not in values:
             raise InvalidArgument("option topic is missing: it says what to read, as in .option('topic', 'orders')")
@@ -152,7 +152,7 @@ _FIELD: Final = {name: re.sub("[A-Z]", lambda match: "_" + match[0].lower(), nam
 
 
 def named_options(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    """The options by their names as documented. Raises for one that is not among `names`."""
+    """Return the options by their documented names. Raises if an option is not among `names`."""
     known = {name.lower(): name for name in names}
     values: dict[str, str] = {}
     for name, value in given.items():
@@ -187,7 +187,7 @@ def topic_path(value: str) -> str:
 
 
 def trust(value: str | None) -> bool | str:
-    """Option tls."""
+    """Parse option tls."""
     if value is None or value.lower() == "false":
         return False
     return True if value.lower() == "true" else value

@@ -1,25 +1,24 @@
-"""Which task reads what: a pure function from a snapshot and ranges of offsets to partitions.
+"""Which task reads which offsets: a pure function from a snapshot and ranges of offsets to partitions.
 
     ranges ──► pieces in order ──► partitions
                chunk │ chunk │ owner        a partition is a run of pieces, read in that order by one task
 
-**Order.** All pieces of a topic stand in one line: segments with parents before children, offsets rising within each.
-Partitions are cut from that line, so everything in a partition comes before everything in the next one, and a key's
-records stand in the order in which they were written, whatever splits and merges lie between (I4). Each offset that is
-wanted stands in exactly one partition (I11).
+**Order.** All pieces of a topic form one line: parents before children, and rising offsets within each segment.
+Partitions are cut from that line, so everything in a partition comes before everything in the next one. A key's records
+are in the order in which they were written, across splits and merges (I4). Each wanted offset is in exactly one
+partition (I11).
 
-**Where from.** What a chunk of the snapshot holds is read from storage; everything else from the segment's owner: the
-hot tail, and what storage should hold but the snapshot does not show. So a snapshot that is a moment too old costs
-speed, never records.
+**Where from.** Offsets in a chunk of the snapshot are read from storage; all others from the segment's owner: the hot
+tail, and chunks that the snapshot does not show yet. So a snapshot that is a moment too old costs speed, never records.
 
-**Batch reads** cut by bytes: a chunk above the target size is split by offsets, small ones share a task. Chunks that
-cannot hold a wanted row, by time or key hash, are left out.
+**Batch reads** are cut by bytes: a chunk above the target size is divided by offsets, and small chunks share a task.
+Chunks that cannot have a wanted row, by time or key hash, are left out.
 
-**Micro-batches** are cut by records, from the ranges alone. A replayed micro-batch must hand the same rows in the same
-order to the same partition number, or a sink that recognises repeated work by partition and row number would store
-something twice and something not at all. Where chunks end, or what was exported meanwhile, changes only the pieces
-inside a partition. A segment is not divided while there are at least as many segments as partitions: the records of one
-key then stay in one task, in order.
+**Micro-batches** are cut by records, from the ranges alone. A replayed micro-batch must give the same rows in the same
+order to the same partition number. Otherwise a sink that recognises repeated work by partition and row number would
+store some rows twice and lose others. The ends of chunks and later exports change only the pieces inside a partition. A
+segment is not divided while there are at least as many segments as partitions, so the records of a key stay in one
+task, in order.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 
 TARGET_BYTES: Final = 128 << 20
-"""What one task reads: as Spark's own file sources. A task costs some 20 ms to start, 128 MiB some 300 ms to read."""
+"""Of one task, as in Spark's own file sources. A task takes some 20 ms to start, 128 MiB some 300 ms to read."""
 MAX_PARTITIONS: Final = 100_000
-"""Each is an object on the driver and a task in the plan; larger reads get larger partitions."""
+"""Each partition is an object on the driver and a task in the plan; larger reads get larger partitions."""
 
 
 _ROUNDING: Final = 1e-6
@@ -60,14 +59,14 @@ class Range(msgspec.Struct, frozen=True, order=True):
 
 
 class ChunkPiece(msgspec.Struct, frozen=True):
-    """Offsets that are read from storage."""
+    """Offsets that a task reads from storage."""
 
     segment: int
     first: int
     until: int
     chunk: ChunkDescriptor
     folder: str
-    """Where the segment's objects lie, relative to the storage URL."""
+    """The folder of the segment's objects, relative to the storage URL."""
 
     @property
     def name(self) -> str:
@@ -75,7 +74,7 @@ class ChunkPiece(msgspec.Struct, frozen=True):
 
 
 class OwnerPiece(msgspec.Struct, frozen=True):
-    """Offsets that are read from the segment's owner."""
+    """Offsets that a task reads from the segment's owner."""
 
     segment: int
     first: int
@@ -86,7 +85,7 @@ Piece = ChunkPiece | OwnerPiece
 
 
 class Partition(InputPartition):
-    """What one task reads, in this order."""
+    """The pieces that one task reads, in this order."""
 
     def __init__(
         self,
@@ -104,9 +103,9 @@ class Partition(InputPartition):
         self.topic_id: Final = topic_id
         self.storage: Final = storage
         self.descriptors: Final = descriptors or {}
-        """Of the segments in it: by them the executor finds a newer manifest, should a chunk be gone."""
+        """Of its segments: the executor finds a newer manifest by them if a chunk is gone."""
         self.not_before: Final = not_before
-        """Of a micro-batch: rows that are older, in µs, are left out."""
+        """Of a micro-batch, in µs: older rows are left out."""
 
     @property
     def records(self) -> int:
@@ -114,7 +113,7 @@ class Partition(InputPartition):
 
     @property
     def ranges(self) -> list[Range]:
-        """What is read, wherever from: neighbouring pieces are one range."""
+        """Return the offsets to read: neighbouring pieces make one range."""
         found: list[Range] = []
         for piece in self.pieces:
             last = found[-1] if found else None
@@ -126,7 +125,7 @@ class Partition(InputPartition):
 
 
 class Extent(Protocol):
-    """Of a chunk, a run of batches or a batch."""
+    """The times and key hashes of a chunk, a run of batches or a batch."""
 
     @property
     def min_timestamp(self) -> int: ...
@@ -139,7 +138,7 @@ class Extent(Protocol):
 
 
 class Prune(msgspec.Struct, frozen=True):
-    """What rows must have to be wanted. It may only be used to leave out what surely has none of them."""
+    """Conditions for wanted rows. They may leave out only chunks and batches that certainly have no wanted row."""
 
     since_us: int | None = None
     """The lowest timestamp."""
@@ -157,7 +156,7 @@ class Prune(msgspec.Struct, frozen=True):
         return self.hashes is not None and not any(lowest <= each <= highest for each in self.hashes)
 
     def leaves_out(self, what: Extent) -> bool:
-        """Whether it holds no wanted row."""
+        """Whether there is certainly no wanted row in it."""
         return self.leaves_out_times(what.min_timestamp, what.max_timestamp) or self.leaves_out_hashes(
             what.min_key_hash, what.max_key_hash
         )
@@ -167,7 +166,7 @@ NO_PRUNING: Final = Prune()
 
 
 def topological(snapshot: TopicSnapshot) -> list[int]:
-    """The segments, parents before children, by id among equals."""
+    """Sort the segments: parents before children, by id among equals."""
     segments = snapshot.segments
     waiting_for = {
         segment.id: {parent for parent in segment.parents if parent in segments} for segment in segments.values()
@@ -198,8 +197,8 @@ def plan_batch(
     target_bytes: int = TARGET_BYTES,
     prune: Prune | None = None,
 ) -> list[Partition]:
-    """At most about `target_bytes` in each partition, and smaller ones where `min_partitions` asks for more of them.
-    What `prune` leaves out is in none."""
+    """Cut the ranges into partitions of at most about `target_bytes`, and into at least `min_partitions` of them. No
+    partition has chunks that `prune` leaves out."""
     prune = prune or NO_PRUNING
     order = {segment: number for number, segment in enumerate(topological(snapshot))}
     pieces: list[Piece] = []
@@ -222,7 +221,7 @@ def plan_batch(
 
 
 def pieces_of(snapshot: TopicSnapshot, wanted: Range) -> list[Piece]:
-    """Chunks, and the owner for what they do not hold."""
+    """Cut a range into pieces of chunks, and pieces of the owner for the rest."""
     segment = snapshot.segments[wanted.segment]
     folder = segment_folder(snapshot.topic, segment.descriptor)
     return cut_by_chunks(segment.chunks, folder, wanted)
@@ -246,7 +245,7 @@ def cut_by_chunks(chunks: Iterable[ChunkDescriptor], folder: str, wanted: Range)
 def plan_micro_batch(
     snapshot: TopicSnapshot, ranges: Sequence[Range], *, partitions: int, not_before: int | None = None
 ) -> list[Partition]:
-    """At most `partitions` of them. Which offsets stand in which one depends on the ranges and that number alone."""
+    """Cut the ranges into at most `partitions` partitions. The cut depends on the ranges and that number alone."""
     shares = micro_batch_shares(ranges, partitions)
     return [
         _partition(snapshot, [piece for part in share for piece in pieces_of(snapshot, part)], not_before)
@@ -255,7 +254,8 @@ def plan_micro_batch(
 
 
 def micro_batch_shares(ranges: Sequence[Range], partitions: int) -> list[list[Range]]:
-    """Children have higher ids than their parents, so ids are an order that needs no snapshot."""
+    """Divide the ranges among partitions, in the order of segment ids. Children have higher ids than their parents, so
+    this order needs no snapshot."""
     ordered = sorted(each for each in ranges if each.records)
     partitions = max(1, partitions)
     if len(ordered) >= partitions:
@@ -274,7 +274,7 @@ def micro_batch_shares(ranges: Sequence[Range], partitions: int) -> list[list[Ra
 
 
 def _whole_ranges(ordered: Sequence[Range], partitions: int) -> list[list[Range]]:
-    """The largest first, each to whoever has least."""
+    """Give each range, the largest first, to the partition with the fewest records."""
     shares: list[list[Range]] = [[] for _ in range(partitions)]
     loads = [(0, number) for number in range(partitions)]
     for each in sorted(ordered, key=lambda one: -one.records):
@@ -306,7 +306,7 @@ def _packed(snapshot: TopicSnapshot, pieces: Iterable[Piece], target: float) -> 
 
 
 def _bytes(snapshot: TopicSnapshot, piece: Piece) -> float:
-    """At least one for each record, so that every piece can be divided."""
+    """Estimate a piece's bytes: at least one for each record, so that every piece can be divided."""
     records = piece.until - piece.first
     if isinstance(piece, ChunkPiece):
         size = piece.chunk.batch_bytes * records / max(1, piece.chunk.next_offset - piece.chunk.base_offset)

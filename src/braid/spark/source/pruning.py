@@ -1,8 +1,8 @@
-"""What a query's filters say about which offsets and chunks it needs.
+"""Which offsets and chunks a query needs, by its filters.
 
-Only to read less: Spark checks every filter again, on the rows. So a filter that is not understood is simply not used,
-and one that is understood may be used loosely. A key is looked for by its hash: segments, chunks, runs and batches with
-a range of hashes that does not have it hold no record of it.
+Filters only reduce reading: Spark checks every filter again, on the rows. So an unknown filter is not used, and a known
+one may be used loosely. A key is found by its hash: segments, chunks, runs and batches whose range of hashes does not
+contain the hash have no record of the key.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Filters(msgspec.Struct, frozen=True):
         return Prune(self.times.low, before, self.hashes)
 
     def narrowed(self, ranges: Iterable[Range]) -> list[Range]:
-        """The ranges, as far as segment and offset may be wanted."""
+        """Cut the ranges to segments and offsets that the filters allow."""
         found = []
         for each in ranges:
             if each.segment in self.segments:
@@ -71,13 +71,13 @@ class Filters(msgspec.Struct, frozen=True):
 
 
 def no_filters(options: SourceOptions) -> Filters:
-    """Only the bounds of time that the options give."""
+    """Return only the time bounds of the options."""
     since, before = options.starting_timestamp, options.ending_timestamp
     return Filters(times=Interval(since, None if before is None else before - 1))
 
 
 def understood(filters: Sequence[Filter], options: SourceOptions) -> Filters:
-    """All of the filters hold at once."""
+    """Combine the filters, all of which must hold, with the time bounds of the options."""
     found = no_filters(options)
     for each in filters:
         found = _with(found, each)
@@ -95,7 +95,7 @@ def _with(found: Filters, one: Filter) -> Filters:
             return msgspec.structs.replace(found, times=found.times & _interval(one, _microseconds))
         case ("keyHash",):
             hashes = _values(one, _integer)
-            # Records without a key show 0 there, and count in nobody's range of hashes.
+            # Records without a key show 0 there, and no range of hashes counts them.
             return found if hashes is None or 0 in hashes else _with_hashes(found, hashes)
         case ("key",):
             keys = _values(one, _bytes)
@@ -109,7 +109,7 @@ def _with_hashes(found: Filters, hashes: Iterable[int]) -> Filters:
 
 
 def _interval(one: Filter, number: Any) -> Interval:
-    """Which numbers may pass; all of them where the filter is none of these."""
+    """Return the numbers that may pass; all numbers for any other filter."""
     values = _values(one, number)
     if values:
         return Interval(min(values), max(values))
@@ -129,7 +129,7 @@ def _interval(one: Filter, number: Any) -> Interval:
 
 
 def _values(one: Filter, read: Any) -> list[Any] | None:
-    """The values that the column may have, for a filter that lists them; None where it does not, or lists others."""
+    """Return the values that a filter lists for its column; None if it lists none, or values of another type."""
     match one:
         case EqualTo() | EqualNullSafe():
             values = [read(one.value)]

@@ -1,4 +1,4 @@
-"""Which offsets a batch read wants, from what the user said and what there is: a pure function."""
+"""Which offsets a batch read wants: a pure function of its options and a snapshot."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _log: Final = logging.getLogger(__name__)
 
 
 def wanted_ranges(snapshot: TopicSnapshot, options: SourceOptions) -> list[Range]:
-    """A range for each segment, empty ones left out. A segment that startingOffsets does not name begins at its
-    earliest record, one that endingOffsets does not name ends at its latest."""
+    """Return the range of each segment, without empty ranges. A segment that startingOffsets does not name begins at
+    its earliest record; a segment that endingOffsets does not name ends at its latest."""
     check_named(snapshot, options)
     ranges = [_range(snapshot, segment, options) for segment in snapshot.segments.values()]
     return [each for each in ranges if each.records]
 
 
 def check_named(snapshot: TopicSnapshot, options: SourceOptions) -> None:
-    """That the options name segments that there are."""
+    """Check that the options name only existing segments."""
     _check_known(snapshot, "startingOffsets", options.starting_offsets)
     _check_known(snapshot, "endingOffsets", options.ending_offsets)
 
@@ -53,7 +53,7 @@ def _range(snapshot: TopicSnapshot, segment: SegmentSnapshot, options: SourceOpt
         _log.warning("%s; reading begins at %d, because failOnDataLoss is false", text, segment.earliest)
         first = segment.earliest
     if until < first and first == segment.earliest:
-        until = first  # What was asked for from the earliest record on was all deleted.
+        until = first  # Retention has deleted all records that were asked for.
     if until < first:
         raise InvalidArgument(
             f"options startingOffsets and endingOffsets ask for offsets {first} up to {until} of {where}: the end lies "

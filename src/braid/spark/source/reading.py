@@ -1,4 +1,4 @@
-"""What an executor does: a partition's pieces become checked batches, and those become Arrow batches for Spark.
+"""The work of an executor: it turns a partition's pieces into checked batches, and these into Arrow batches for Spark.
 
     piece ─► spans of a chunk ─► bytes ─► batches ┐
     piece ─► owner ─► deliveries ───────► batches ┴─► columns ─► 16 k rows at a time
@@ -7,13 +7,13 @@ Chunks are read directly from storage, by range (range_reader.py). Columns are v
 (rows.py). They are copied only when small batches are joined: each Arrow batch costs Spark as much as some thousand
 rows do.
 
-**A chunk that is gone.** What a task reads was fixed when it was planned, and chunks may go meanwhile: compaction
-replaces them, retention deletes them. Then the newest manifest says where the same offsets are now; what it does not
-hold is asked from the owner, if there are brokers. Only what nobody has is lost: an error, or, with `failOnDataLoss`
-false, a warning. Which records a task yields depends on none of this.
+**A chunk that is gone.** The plan fixes the offsets of a task, and chunks may go meanwhile: compaction replaces them,
+retention deletes them. Then the newest manifest says where the same offsets are now; the task asks the owner for the
+rest, if there are brokers. Offsets that nobody has are lost: an error, or, with `failOnDataLoss` false, a warning. A
+replaced chunk does not change which records a task yields.
 
-**A chunk that is damaged** is always an error. It names the object and the offset: skipping it would silently turn
-damage into a shorter table.
+**A chunk that is damaged** is always an error, which names the object and the offset: a reader that skipped it would
+silently turn damage into a shorter table.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from braid.storage.history.manifest import read_segment_manifest, segment_folder
 from braid.storage.history.ranges import footer_of, spans
 
 ROWS: Final = 16_384
-"""In an Arrow batch for Spark, unless one batch has more."""
+"""In an Arrow batch for Spark, unless one record batch has more."""
 MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 16 << 20
-"""Of batches that are joined: large records come in smaller groups."""
+"""Of joined batches: large records come in smaller groups."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ def raw_batches(
     bodies: bool = True,
     connection: SourceConnection | None = None,
 ) -> Iterator[RawBatch]:
-    """The whole batches that hold the partition's offsets, in order, each checked, with the piece it was read for.
-    Those that `prune` leaves out may be missing, and so may the bodies if they are not asked for: only what was read is
-    checked. Without a `connection`, one is made and closed."""
+    """Yield the whole batches that hold the partition's offsets, in order, each checked, with its piece. Batches that
+    `prune` leaves out may be missing, and so may bodies without `bodies`: only bytes that were read are checked.
+    Without a `connection`, the task opens and closes its own."""
     if connection is not None:
         yield from _Reading(partition, connection, prune, bodies).batches()
         return
@@ -74,7 +74,7 @@ def raw_batches(
 
 
 class _Reading:
-    """One task's work on one partition."""
+    """The work of one task on one partition."""
 
     def __init__(self, partition: Partition, connection: SourceConnection, prune: Prune, bodies: bool) -> None:
         self._partition = partition
@@ -83,7 +83,7 @@ class _Reading:
         self._bodies = bodies
         self._footers = FooterCache()
         self._missing: set[str] = set()
-        """Objects that a manifest named and that were not there."""
+        """Objects that a manifest lists and that do not exist."""
 
     def batches(self) -> Iterator[RawBatch]:
         for piece in self._partition.pieces:
@@ -103,7 +103,7 @@ class _Reading:
             if isinstance(piece, ChunkPiece):
                 yield from self._elsewhere(piece, at, error)
             elif piece in self._partition.pieces:
-                raise  # The owner lacks a chunk of its own: nobody here knows how much of the piece that is.
+                raise  # The owner lacks one of its own chunks: the task cannot know how much of the piece is lost.
             else:
                 yield from self._what_is_left(piece, at, OffsetOutOfRange(str(error), piece.until, piece.until))
         except OffsetOutOfRange as error:
@@ -141,7 +141,7 @@ class _Reading:
             yield from delivery.batches()
 
     def _elsewhere(self, piece: ChunkPiece, at: int, error: ObjectMissing) -> Iterator[RawBatch]:
-        """The chunk is gone: look where the offsets from `at` on are now."""
+        """Find where the offsets from `at` on are now, because the chunk is gone."""
         self._missing.add(piece.name)
         topic, descriptor = self._partition.topic, self._partition.descriptors[piece.segment]
         objects = self._connection.objects(self._partition.storage)
@@ -154,7 +154,7 @@ class _Reading:
             yield from self._piece(other)
 
     def _what_is_left(self, piece: Piece, at: int, error: OffsetOutOfRange) -> Iterator[RawBatch]:
-        """Some of the offsets from `at` on are not kept."""
+        """Handle a loss: some offsets from `at` on no longer exist."""
         earliest = error.earliest if error.earliest > at else piece.until
         lost = min(earliest, piece.until)
         text = (
@@ -178,8 +178,8 @@ def record_batches(
     prune: Prune = NO_PRUNING,
     connection: SourceConnection | None = None,
 ) -> Iterator[Any]:
-    """The partition's rows as `pyarrow.RecordBatch`es of exactly this Arrow schema: its offsets, as far as their
-    timestamps lie in the bounds of the options. Rows that `prune` leaves out may be missing."""
+    """Yield the partition's rows within the time bounds of the options, as `pyarrow.RecordBatch`es of exactly this
+    Arrow schema. Rows that `prune` leaves out may be missing."""
     buffer = RowBuffer(schema, options.starting_timestamp, options.ending_timestamp)
     bodies = buffer.opens_bodies
     for piece, header, data in raw_batches(partition, options, prune=prune, bodies=bodies, connection=connection):
@@ -191,6 +191,6 @@ def record_batches(
 
 
 def _slices(rows: Any) -> Iterator[Any]:
-    """A batch may hold millions of records: Spark gets them in pieces of the usual size."""
+    """Cut a batch of possibly millions of records into slices of the usual size."""
     for start in range(0, rows.num_rows, MAX_ROWS):
         yield rows.slice(start, MAX_ROWS)

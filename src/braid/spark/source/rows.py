@@ -1,8 +1,8 @@
 """From record batches to the rows that Spark sees: the columns asked for, and no others.
 
-A buffer takes batch after batch and gives one Arrow batch of all of them. What differs from record to record is taken
-from the batch: keys and values as they stand there, without a copy if there is only one batch. What follows from where
-a batch stands (segment, offset, epoch) is made once, for all of them together. So records in small batches cost little
+A buffer takes batch after batch and gives one Arrow batch of all of them. Columns that differ from record to record
+come from the batches: keys and values as they are there, without a copy if there is only one batch. Columns that follow
+from a batch's place (segment, offset, epoch) are made once for all batches. So records in small batches cost little
 more than records in large ones.
 """
 
@@ -25,7 +25,7 @@ _NO_ENTRIES: Final = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYP
 
 
 class RowBuffer:
-    """`schema` is the Arrow schema of the rows; only those whose timestamps lie in the bounds are kept."""
+    """Collects rows of an Arrow schema, and keeps those with timestamps within the bounds."""
 
     def __init__(self, schema: Any, since_us: int | None = None, before_us: int | None = None) -> None:
         self._schema = schema
@@ -37,11 +37,11 @@ class RowBuffer:
     def _clear(self) -> None:
         self.rows = 0
         self.size = 0
-        """Bytes of the batches that were taken, decompressed."""
+        """Decompressed bytes of the batches in the buffer."""
         self._parts: list[_Part] = []
 
     def add(self, piece: Piece, header: BatchHeader, data: memoryview) -> None:
-        """Take the records of this batch that the piece asks for."""
+        """Add the records of this batch that belong to the piece."""
         first = max(piece.first - header.base_offset, 0)
         part = _Part(piece.segment, header, first, min(piece.until, header.next_offset) - header.base_offset)
         cut = self._cuts(header)
@@ -59,20 +59,20 @@ class RowBuffer:
             self.size += header.raw_length
 
     def take(self) -> Any:
-        """All rows that were taken, in order, as one `pyarrow.RecordBatch`; the buffer is empty then."""
+        """Return all rows in order, as one `pyarrow.RecordBatch`, and empty the buffer."""
         arrays = [_COLUMNS[name](self._parts) for name in self._schema.names]
         self._clear()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _cuts(self, header: BatchHeader) -> bool:
-        """Whether a bound goes through this batch."""
+        """Whether a bound lies within this batch."""
         return (self._since_us is not None and header.min_timestamp < self._since_us) or (
             self._before_us is not None and header.max_timestamp >= self._before_us
         )
 
 
 class _Part:
-    """Of one batch, the records from the `first` one up to but not including the one numbered `until`."""
+    """The records of one batch from number `first` up to but not including number `until`."""
 
     __slots__ = ("body", "first", "header", "kept", "rows", "segment", "until")
 
@@ -84,16 +84,16 @@ class _Part:
         self.rows = until - first
         self.body: Any = None
         self.kept: Numbers | None = None
-        """Which of them, if not all."""
+        """Which of these records are kept; None: all."""
 
     def of(self, column: Any) -> Any:
-        """The part's records in an Arrow column of the whole batch."""
+        """Cut the part's records out of an Arrow column of the whole batch."""
         if self.until - self.first < self.header.count:
             column = column.slice(self.first, self.until - self.first)
         return column if self.kept is None else column.filter(pa.array(self.kept))
 
     def numbers(self, whole: Numbers) -> Numbers:
-        """The same in a numpy array."""
+        """Cut the part's records out of a numpy array of the whole batch."""
         found = whole[self.first : self.until]
         return found if self.kept is None else found[self.kept]
 
@@ -121,7 +121,7 @@ def _offsets(parts: Parts) -> Any:
 
 
 def _times(part: _Part) -> Numbers:
-    """µs, of the part's records."""
+    """Return the timestamps of the part's records, in µs."""
     if part.body.lengths[TIMESTAMPS]:
         return part.numbers(np.frombuffer(part.body.view(TIMESTAMPS), np.int64))
     return np.full(part.rows, part.header.min_timestamp, np.int64)

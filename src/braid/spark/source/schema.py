@@ -3,10 +3,10 @@
     segment int, offset long, key binary, value binary, timestamp timestamp, headers map<string,binary>,
     keyHash int, epoch int
 
-Spark does not tell a Python source which columns a query uses. So a user who wants few of them says so, by
-`.schema("offset long, value binary")`: any of the columns, in any order. What is left out is neither decoded nor handed
-to the JVM. Spark compares what a source yields with the schema that it expects, down to nullability, so the Arrow twin
-is made by Spark's own conversion.
+Spark does not tell a Python source which columns a query uses. A user who needs few of them names them by
+`.schema("offset long, value binary")`: any of the columns, in any order. Other columns are neither decoded nor sent to
+the JVM. Spark compares the batches of a source with the schema that it expects, down to nullability, so Spark's own
+conversion makes the Arrow schema.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def source_schema(*, include_headers: bool) -> StructType:
 
 
 def checked_projection(asked: StructType) -> StructType:
-    """`asked`, if it is a choice of the source's columns with their types."""
+    """Return `asked`, if it is a selection of the source's columns with their types."""
     for field in asked:
         if field.name not in SOURCE_SCHEMA.names:
             raise InvalidArgument(
@@ -75,5 +75,5 @@ def _check_type(field: StructField, known: DataType) -> None:
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """The `pyarrow.Schema` that Spark expects to be yielded for it."""
+    """Return the `pyarrow.Schema` of the batches that Spark expects for this schema."""
     return to_arrow_schema(schema, timezone="UTC")

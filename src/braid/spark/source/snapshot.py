@@ -1,16 +1,16 @@
-"""What a topic holds at one moment: what a read is planned from, and stays fixed to.
+"""The contents of a topic at one moment, from which a read is planned.
 
     brokers:    layout, first and last offset of each segment, whether it has ended, where its storage is
     manifests:  which chunks hold what                       (storage/history/manifest.py)
 
 With brokers, a segment has every record that a consumer could read now: chunks from storage, the rest from its owner.
-The brokers are asked first and the manifests read afterwards, so chunks reach at least as far as they did at the moment
-that the snapshot shows; what they hold beyond its end is not read.
+The driver asks the brokers first and reads the manifests afterwards, so chunks reach at least as far as they did at the
+moment of the snapshot; records after its end are not read.
 
-With `manifest`, manifests are all there is: a topic then ends where its chunks end. Nothing but storage is asked.
+With `manifest`, the driver asks only storage: a topic then ends where its chunks end.
 
-Executors read chunks from the same URL as the driver. Where they cannot reach it, or where brokers keep their history
-on disks of their own (`storage = "local"`), there are no chunks here, and everything comes from the owners.
+Executors read chunks from the same URL as the driver. If they cannot reach it, or if brokers keep their history on
+their own disks (`storage = "local"`), the snapshot has no chunks, and everything comes from the owners.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from braid.spark.source.options import SourceOptions
 
 GUESSED_RECORD_BYTES: Final = 200.0
-"""Of a segment in a topic of which nothing is known."""
+"""Of a segment, if nothing is known about its topic."""
 _MANIFESTS_AT_ONCE: Final = 32
 
 
@@ -56,7 +56,7 @@ class SegmentBounds(msgspec.Struct, frozen=True):
 
 class SegmentSnapshot(SegmentBounds, frozen=True):
     chunks: tuple[ChunkDescriptor, ...]
-    """What storage holds, oldest first; empty where executors cannot reach it."""
+    """The chunks in storage, oldest first; empty if executors cannot reach the storage."""
     bytes_per_record: float
     """For limits by bytes; an estimate."""
 
@@ -65,16 +65,16 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
     topic: str
     """Its path: tenant/namespace/name."""
     topic_id: int
-    """0 if a manifest does not tell."""
+    """0 if the manifest does not have it."""
     storage: str
     """The URL of the storage that executors read chunks from; empty: none."""
     segments: dict[int, SegmentSnapshot]
     live: bool = True
-    """Whether brokers said it. Manifests may be a little behind what brokers had said before."""
+    """Whether it came from brokers. Manifests may be a little older than an earlier answer of brokers."""
 
 
 def take_snapshot(options: SourceOptions) -> TopicSnapshot:
-    """By a connection that is made for it. Who has one asks that. Blocks."""
+    """Take a snapshot over a new connection. Blocks. With a connection, call its `snapshot` instead."""
     from braid.spark.connection import SourceConnection
 
     with SourceConnection(options) as connection:
@@ -82,7 +82,7 @@ def take_snapshot(options: SourceOptions) -> TopicSnapshot:
 
 
 async def snapshot_from_brokers(client: Client, topic: str, objects_of: Callable[[str], Objects]) -> TopicSnapshot:
-    """`objects_of` opens a storage URL."""
+    """Ask brokers, then read manifests. `objects_of` opens a storage URL."""
     deadline = asyncio.get_running_loop().time() + client.timeout_s
     route, places = await retrying(lambda: _routes_and_places(client, topic), deadline, client.backoff())
     storage = str((await client.admin.topic_storage(topic))["storage"])
@@ -143,7 +143,7 @@ async def snapshot_from_manifests(objects: Objects, storage: str, topic: str) ->
 
 
 async def _routes_and_places(client: Client, topic: str) -> tuple[TopicRoute, dict[int, SegmentPositions]]:
-    """Of one layout: one that changes meanwhile is asked for again."""
+    """Ask for routes and positions of one layout. Raises `StaleRoute` if the layout changes in between."""
     route = (await client.routing.refresh(topic)).route
     link = await client.pool.any()
     answer = await link.ask(Kind.POSITIONS, encode(PositionsRequest(topic)), Positions, client.timeout_s)
@@ -169,7 +169,7 @@ def _below(end: int, manifest: SegmentManifest | None) -> tuple[ChunkDescriptor,
 
 
 def _bytes_per_record(chunks: Iterable[ChunkDescriptor]) -> float:
-    """0 where nothing is known."""
+    """Return the mean of the chunks; 0 if there are none."""
     records = size = 0
     for chunk in chunks:
         records += chunk.next_offset - chunk.base_offset
@@ -178,13 +178,13 @@ def _bytes_per_record(chunks: Iterable[ChunkDescriptor]) -> float:
 
 
 def _weights(stats: Mapping[str, Any]) -> dict[int, float]:
-    """Bytes per record of each segment, as far as owners tell: of those that have no chunks, or none within reach."""
+    """Return the bytes per record of each segment, as far as owners know them."""
     known = {int(number): (each["records"], each["bytes"]) for number, each in stats["segments"].items()}
     return {number: size / records for number, (records, size) in known.items() if records and size}
 
 
 def _with_guesses(segments: dict[int, SegmentSnapshot]) -> dict[int, SegmentSnapshot]:
-    """A segment without chunks is taken to be as the others are."""
+    """Give segments without an estimate the mean of the others."""
     known = [segment.bytes_per_record for segment in segments.values() if segment.bytes_per_record]
     guess = sum(known) / len(known) if known else GUESSED_RECORD_BYTES
     return {

@@ -1,26 +1,25 @@
-"""Where the next micro-batch ends: a pure function of what there is, where the query stands, and its limits.
+"""Where the next micro-batch ends: a pure function of a snapshot, the query's position and its limits.
 
     beginning          where a new query begins
     stream_position    where the query stands in the topic as it is now, and which records it has lost
     admit              how far it goes from there
     partitions         into how many tasks that is cut
 
-**Order (I4).** The tasks of a micro-batch run side by side, so a parent's records must not be in the same one as its
-child's. Only segments that are readable where the micro-batch begins take part: every ancestor of theirs was read to
-its end *before*. It is not enough that the ancestors end within this micro-batch. A parent that is finished by it gets
-END, and its children come with the next one. A segment that is sealed exactly where the query stands counts as read:
-nothing will ever follow, so its children may be read at once, and a chain of empty segments does not cost a micro-batch
-for each.
+**Order (I4).** The tasks of a micro-batch run at the same time, so a parent's records must not be in the same
+micro-batch as its child's. A micro-batch has only segments whose ancestors were read to their end *before* it begins;
+it is not enough that the ancestors end within it. A parent that ends within a micro-batch gets END, and its children
+come with the next one. A segment that is sealed exactly at the query's position counts as read: no record will follow,
+so its children may be read immediately, and a chain of empty segments does not cost a micro-batch for each.
 
-**Progress.** If nothing is new, the end is the beginning, to the letter: otherwise Spark would run empty micro-batches
-for ever. But a segment that turns out to be finished does move the end, without any record: if END were not kept, the
-segment would seem lost once the topic forgets it.
+**Progress.** If nothing is new, the end equals the beginning exactly: otherwise Spark would run empty micro-batches for
+ever. But a segment that turns out to be finished moves the end, without any record: without END the segment would seem
+lost once the topic forgets it.
 
-**Limits** are shared out over the segments in proportion to what waits in each, so that all of them arrive at the same
-time: event times in a micro-batch stay close together. Each segment that has records gets at least one, so none
-starves. If not even that is within the limit, they take turns; whose turn it is follows from the sum of the positions,
-so it needs no memory. One record is always let through, for a limit of bytes below its size would stop the query.
-Bytes are estimates from the size of the stored batches, and so the limit of bytes is kept on average.
+**Limits** are shared among the segments in proportion to their waiting records, so that all segments arrive at the same
+time, and event times in a micro-batch stay close together. Each segment with waiting records gets at least one, so none
+starves. If the limit is too low for that, segments take turns; the sum of the positions decides whose turn it is, so
+turns need no state. One record always passes, because a byte limit below its size would stop the query. Bytes are
+estimated from the size of the stored batches, so the byte limit holds on average.
 """
 
 from __future__ import annotations
@@ -38,38 +37,38 @@ from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.offsets import StreamOffset, is_other_topic
 
 PARTITION_BYTES: Final = 8 << 20
-"""A partition costs 10 to 35 ms to start, about as long as it takes to read so much. Less is not worth a partition."""
+"""A partition takes 10 to 35 ms to start, about as long as reading this much. Less is not worth a partition."""
 
 Segments = Mapping[int, SegmentSnapshot]
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """Of one micro-batch. None: no limit."""
+    """The limits of one micro-batch. None: no limit."""
 
     records: int | None = None
     bytes: int | None = None
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """Where a query stands in a topic as it is now."""
+    """The position of a query in a topic as it is now."""
 
     positions: dict[int, Position]
-    """Of every segment. What is lost is left behind: the first record that is still there."""
+    """Of every segment. After a loss, the first record that still exists."""
     losses: tuple[str, ...] = ()
-    """What the query can never read, each a sentence's beginning."""
+    """Records that the query can never read, each the beginning of a sentence."""
 
 
 def beginning(
     options: SourceOptions, snapshot: TopicSnapshot, at_time: Mapping[int, int] | None = None
 ) -> dict[int, Position]:
-    """Where a new query begins: at the latest records if nothing was said. `at_time` has an offset for each segment
-    with no row before it that startingTimestamp asks for; rows behind it that are older are left out when read."""
+    """Return where a new query begins: by default at the latest records. `at_time` has, for each segment, an offset
+    before which no row is wanted by startingTimestamp; later rows that are older are left out when they are read."""
     said = options.starting_offsets or (LATEST if at_time is None else EARLIEST)
     asked = msgspec.structs.replace(options, starting_offsets=said)
     firsts = {each.segment: each.first for each in wanted_ranges(snapshot, asked)}
     positions: dict[int, Position] = {}
     for segment, found in sorted(snapshot.segments.items()):
-        first = firsts.get(segment, found.end)  # A range that is left out is empty.
+        first = firsts.get(segment, found.end)  # A missing range is empty.
         if at_time is not None:
             first = max(first, min(at_time.get(segment, 0), found.end))
         positions[segment] = _read_up_to(found, first)
@@ -112,7 +111,7 @@ def stream_position(start: StreamOffset, snapshot: TopicSnapshot) -> StreamPosit
 
 
 def bounded(snapshot: TopicSnapshot, target: TopicSnapshot) -> TopicSnapshot:
-    """The topic as it is, but as if nothing had been written to it since `target` was taken."""
+    """Return the topic as it is now, without the records that came after `target` was taken."""
     segments = {
         segment: msgspec.structs.replace(snapshot.segments[segment], end=then.end, sealed=then.sealed)
         for segment, then in target.segments.items()
@@ -122,7 +121,7 @@ def bounded(snapshot: TopicSnapshot, target: TopicSnapshot) -> TopicSnapshot:
 
 
 def admit(snapshot: TopicSnapshot, positions: Mapping[int, Position], limits: BatchLimits) -> dict[int, Position]:
-    """Where a micro-batch ends that begins at these positions. They stay as they are if nothing is new."""
+    """Return where a micro-batch ends that begins at these positions: at the same positions if nothing is new."""
     segments = snapshot.segments
     ends = {segment: _read_up_to(segments.get(segment), position) for segment, position in positions.items()}
     parents = {segment: found.parents for segment, found in segments.items()}
@@ -141,13 +140,13 @@ def admit(snapshot: TopicSnapshot, positions: Mapping[int, Position], limits: Ba
 
 
 def latest(snapshot: TopicSnapshot) -> dict[int, Position]:
-    """Where a query stands that has read everything."""
+    """Return the position of a query that has read everything."""
     return {segment: _read_up_to(found, found.end) for segment, found in sorted(snapshot.segments.items())}
 
 
 def ranges(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: TopicSnapshot) -> list[Range]:
-    """The records between two positions. A segment that ends with END ends where the snapshot has its end: it is
-    sealed, so that is always the same place. Of a segment that is gone nothing can be read (`gone` tells)."""
+    """Return the ranges between two positions. END is the end of the segment in the snapshot: the segment is sealed, so
+    its end never changes. A segment that is gone has no range (see `gone`)."""
     found = []
     for segment, until in sorted(end.items()):
         first = begin.get(segment, 0)
@@ -186,8 +185,9 @@ def gone(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: T
 
 
 def partitions(admitted: list[Range], segments: Segments, min_partitions: int = 0) -> int:
-    """Few and large: one for every few megabytes, but none that would divide a segment, because a key's records are in
-    order only within a partition. `min_partitions` are made nevertheless, if there are so many records."""
+    """Return how many partitions to make: one for every few megabytes, but not so many that a segment is divided,
+    because a key's records are in order only within a partition. `min_partitions` has precedence, if there are so many
+    records."""
     size = sum(each.records * _record_bytes(segments[each.segment]) for each in admitted)
     by_size = min(len(admitted), int(-(-size // PARTITION_BYTES)))
     records = sum(each.records for each in admitted)
@@ -205,7 +205,7 @@ def _record_bytes(segment: SegmentSnapshot) -> float:
 
 
 def _within(waiting: Mapping[int, int], segments: Segments, limits: BatchLimits, turn: int) -> Mapping[int, int]:
-    """How many records of each segment are within the limits."""
+    """Return how many records of each segment are within the limits."""
     if limits.records is not None:
         waiting = _share(waiting, dict.fromkeys(waiting, 1), max(1, limits.records), turn)
     if limits.bytes is not None:
@@ -215,8 +215,8 @@ def _within(waiting: Mapping[int, int], segments: Segments, limits: BatchLimits,
 
 
 def _share(waiting: Mapping[int, int], costs: Mapping[int, float], budget: int, turn: int) -> Mapping[int, int]:
-    """Parts of what waits, in proportion, that cost no more than the budget; each at least one record, or if that is
-    too much, one each for some of the segments and at least for one."""
+    """Share the budget in proportion to the waiting records: at least one record for each segment. If that is too much,
+    one record each for some of the segments, and for at least one."""
     if sum(count * costs[segment] for segment, count in waiting.items()) <= budget:
         return waiting
     order = sorted(waiting)
@@ -227,7 +227,7 @@ def _share(waiting: Mapping[int, int], costs: Mapping[int, float], budget: int, 
     further = sum((count - 1) * costs[segment] for segment, count in waiting.items())
     shares = {segment: 1 + min(int((count - 1) * left // further), count - 1) for segment, count in waiting.items()}
     left = budget - sum(count * costs[segment] for segment, count in shares.items())
-    for segment in order:  # What rounding has left.
+    for segment in order:  # Share the rest that rounding has left.
         more = max(0, min(int(left // costs[segment]), waiting[segment] - shares[segment]))
         shares[segment] += more
         left -= more * costs[segment]
@@ -235,7 +235,7 @@ def _share(waiting: Mapping[int, int], costs: Mapping[int, float], budget: int, 
 
 
 def _one_each(order: list[int], costs: Mapping[int, float], budget: float) -> dict[int, int]:
-    """Of as many as the budget allows, and of the first in any case."""
+    """Take one record each from the first segments that the budget allows, and always from the first."""
     taken = {order[0]: 1}
     left = budget - costs[order[0]]
     for segment in order[1:]:

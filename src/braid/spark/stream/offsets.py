@@ -1,29 +1,29 @@
-"""Where a streaming query stands: the offsets that Spark keeps in the query's checkpoint.
+"""The position of a streaming query: the offsets that Spark keeps in the query's checkpoint.
 
     {"version": 1, "topic": "public/default/orders", "topicId": 7,
      "positions": {"0": "END", "1": 17, "2": 0}, "partitions": 4, "from": {"0": 12},
      "notBefore": 1794700800000000}
 
-An offset says where a micro-batch ends and thereby where the next one begins. This JSON is stable: it lies in the
-checkpoints of users, where years later a newer build must understand it.
+An offset says where a micro-batch ends and the next one begins. This JSON is stable: it is in the checkpoints of
+users, and a newer build must understand it years later.
 
 **positions** has the *next* offset of each segment, never the last one that was read: nothing is skipped when retention
-deletes up to just there. END says that a segment is sealed and was read to its end. END stays as long as the topic has
-the segment, or the segment would be read again; a segment that is not named is new and begins at its first record,
-because its parents are read before it.
+deletes up to exactly there. END says that a segment is sealed and was read to its end. END stays as long as the topic
+has the segment; otherwise the segment would be read again. A segment without a position is new and begins at its first
+record, because its parents are read before it.
 
-**partitions**: into how many partitions the micro-batch that ends here is cut. Spark journals the end of a micro-batch
-before it runs it, and after a crash runs it again from the journal. The sink recognises what it already has by
-partition number and row number, so the second run must cut it the same way, whatever the options say by then. What the
-journal holds is all that survives; so the number lies in there.
+**partitions**: how many partitions the micro-batch that ends here has. Spark journals the end of a micro-batch before
+it runs, and runs it again from the journal after a crash. The sink recognises repeated rows by partition number and row
+number, so the second run must make the same partitions, even if options have changed. Only the journal survives, so the
+number is in it.
 
-**from**: where the micro-batch that ends here begins, if the offset before it does not say so. The journal has ends
-only, and the beginning of a query's first micro-batch is not among them: were it asked for again after a crash,
-`latest` would be another place. The same holds where the start had to be given up because records are lost. An offset
-whose `from` equals its positions is the beginning of a query: no record is before it.
+**from**: where the micro-batch that ends here begins, if the offset before it does not say so. The journal has only the
+ends of micro-batches. It lacks the beginning of a query's first one, and after a crash `latest` would be another place.
+It also lacks the beginning of a micro-batch that skips lost records. An offset whose `from` equals its positions is the
+beginning of a query: no record is before it.
 
-**notBefore**: the `startingTimestamp` with which the query began, in microseconds. Rows that are older are left out of
-every micro-batch, also of those that run again under other options; so it goes from offset to offset.
+**notBefore**: the `startingTimestamp` with which the query began, in microseconds. Every micro-batch leaves out older
+rows, also when it runs again under other options; so each offset passes the time on to the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     version: int = OFFSET_VERSION
     topic: str
     topic_id: int = 0
-    """0: not known, because it was read from manifests that do not tell."""
+    """0: not known, because the manifests do not have it."""
     positions: dict[int, Position]
     partitions: int = 1
     since: dict[int, Position] | None = msgspec.field(default=None, name="from")
@@ -55,7 +55,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
         return self.since == self.positions
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark stores it. Equal offsets are equal texts: Spark compares them as such."""
+        """Return the JSON that Spark stores. Equal offsets have equal texts, because Spark compares texts."""
         found: dict[str, Any] = {
             "version": self.version,
             "topic": self.topic,
@@ -73,12 +73,12 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     def beginning(
         cls, topic: str, topic_id: int, positions: dict[int, Position], not_before: int | None = None
     ) -> StreamOffset:
-        """Of a query that has read nothing."""
+        """Make the first offset of a query."""
         return cls(topic=topic, topic_id=topic_id, positions=positions, since=positions, not_before=not_before)
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], topic: str) -> StreamOffset:
-        """Read an offset out of a checkpoint; it must be one of this topic."""
+        """Read an offset from a checkpoint. Raises if it belongs to another topic."""
         version = json.get("version")
         if isinstance(version, int) and version > OFFSET_VERSION:
             raise InvalidArgument(
@@ -103,8 +103,8 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
 
 
 def begins(start: StreamOffset, end: StreamOffset) -> dict[int, Position]:
-    """Where the micro-batch between these two begins. Between equal ones there is none: Spark runs those for the sake
-    of watermarks, and the `from` of both is then that of the micro-batch before."""
+    """Return where the micro-batch between these offsets begins. Equal offsets have no records between them: Spark runs
+    such micro-batches for watermarks, and their `from` belongs to the micro-batch before."""
     return start.positions if end.since is None or start == end else end.since
 
 

@@ -1,29 +1,29 @@
 """`spark.readStream.format("braid")`: the reader that Spark's driver keeps for one query.
 
     latestOffset ──► offset journal ──► partitions ──► tasks read ──► commit journal ──► commit
-    where does the next           which task                            what was processed:
-    micro-batch end?              reads what?                           move the subscription
+    where does the next           which task reads                      processed:
+    micro-batch end?              which offsets?                        move the subscription
 
-One process on the driver holds the reader as long as the query runs, and keeps one connection. Decisions are made in
-`batch_limits.py` (where a micro-batch ends), `offsets.py` (what of it must survive a crash) and `planning.py` (which
-task reads what); here they are only joined with what brokers and storage say.
+One process on the driver holds the reader as long as the query runs, and keeps one connection. `batch_limits.py`
+decides where a micro-batch ends, `offsets.py` which part of that survives a crash, and `planning.py` which task reads
+which offsets. This module feeds them with the answers of brokers and storage.
 
-**Exactly once.** Spark journals the end of a micro-batch before it runs it. After a crash it asks for the partitions
-of the same two offsets again, in a new process that knows nothing else. What it gets depends on these offsets alone:
-the same rows, in the same order, in partitions of the same numbers. That is why the number of partitions, the starting
-time and, where the start offset does not tell it, the beginning of the micro-batch lie in the end offset.
+**Exactly once.** Spark journals the end of a micro-batch before it runs it. After a crash it asks for the partitions of
+the same two offsets again, in a new process. The answer depends on these offsets alone: the same rows, in the same
+order, in partitions of the same numbers. So the end offset has the number of partitions, the starting time and, if the
+start offset does not have it, the beginning of the micro-batch.
 
-**Available now.** What there is when the query starts is the target; the query ends when it is read. The target has
-the children of all segments that were sealed by then, with what was in them. They are read after their parents as
-always, so it may take as many micro-batches as there are generations.
+**Available now.** The contents of the topic when the query starts are the target; the query ends when it has read them.
+The target includes the children of all segments that were sealed by then. They are read after their parents as always,
+so the query may need as many micro-batches as there are generations.
 
-**Loss.** Records that the query was to read and that are gone (retention, a deleted topic) end the query with a
-sentence that says which, unless `failOnDataLoss` is false: then the log says it, and the query goes on with the first
-record that is there.
+**Loss.** If records are gone that the query has not read (retention, a deleted topic), the query ends with an error
+that names them. If `failOnDataLoss` is false, the log names them, and the query goes on with the first record that
+exists.
 
-**Commit.** Spark tells what was processed only when it has journalled the next micro-batch, so a query that waits for
-records would seem to lag by its last one for ever. But Spark asks for the next end only when everything before the
-start is processed; so if there is nothing new, the subscription moves up to there.
+**Commit.** Spark reports a micro-batch as processed only after it has journalled the next one. So a query that waits
+for records would seem to lag by its last micro-batch for ever. But Spark asks for the next end only when everything
+before the start is processed; so if nothing is new, the subscription moves up to the start.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Json = dict[str, Any]
 
 
 class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Made by `BraidDataSource.streamReader`. Spark pickles it to executors, where only `read` is called."""
+    """The result of `BraidDataSource.streamReader`. Spark pickles it to executors, where it calls only `read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -83,7 +83,7 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _on_driver(self) -> _Driver:
-        """What only the driver has, made when it is first needed."""
+        """Return the driver's part, made when it is first needed."""
         if self._driver is None:
             self._driver = _Driver(self._options)
         return self._driver
@@ -94,7 +94,7 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._on_driver.begin().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark takes one limit. If there are two, `latestOffset` adds the other."""
+        """Return one limit, as Spark allows. If there are two, `latestOffset` adds the other."""
         if self._options.max_records_per_trigger is not None:
             return ReadMaxRows(self._options.max_records_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -141,14 +141,14 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Driver:
-    """A query's side of the topic. Belongs to the one process that Spark keeps for the query."""
+    """The driver's part of a query. Belongs to the one process that Spark keeps for the query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._connection = SourceConnection(options)
         self._view = TopicWatch(self._connection)
         self._target: TopicSnapshot | None = None
-        """Set if the query ends when it has read what there is."""
+        """Where an available-now query ends; None for every other query."""
         self._subscription: QuerySubscription | None = None
         if options.subscription and not self._connection.has_brokers:
             raise InvalidArgument(
@@ -171,21 +171,21 @@ class _Driver:
         self._target = self._view.refresh()
 
     def latest(self) -> StreamOffset:
-        snapshot = self._target or self._view.look()
+        snapshot = self._target or self._view.snapshot()
         return StreamOffset(topic=snapshot.topic, topic_id=snapshot.topic_id, positions=latest(snapshot))
 
     def next_end(self, start: Json, limits: BatchLimits) -> Json:
         offset = StreamOffset.from_json(start, self._options.topic)
-        snapshot = self._view.look()
+        snapshot = self._view.snapshot()
         end = self._end_after(offset, snapshot, limits)
         if end is None:
             self._show(offset, snapshot)
             if self._target is None:
-                end = self._end_after(offset, self._view.refresh_if_old(), limits)
+                end = self._end_after(offset, self._view.wait_and_refresh(), limits)
         return start if end is None else end.to_json()
 
     def _end_after(self, start: StreamOffset, snapshot: TopicSnapshot, limits: BatchLimits) -> StreamOffset | None:
-        """None if there is nothing new."""
+        """Return the end of the next micro-batch; None if nothing is new."""
         stands = stream_position(start, snapshot)
         if stands.losses:
             self._lost(stands.losses)
@@ -207,7 +207,7 @@ class _Driver:
         topic = self._options.topic
         last = StreamOffset.from_json(end, topic)
         begin = begins(StreamOffset.from_json(start, topic), last)
-        snapshot = self._view.with_chunks_for(ranges(begin, last.positions, self._view.look()))
+        snapshot = self._view.with_chunks_for(ranges(begin, last.positions, self._view.snapshot()))
         if is_other_topic(last, snapshot.topic_id):
             self._lost((f"topic {topic} was deleted and created again: the records of this micro-batch are gone",))
             return []
@@ -219,7 +219,7 @@ class _Driver:
 
     def processed(self, end: Json) -> None:
         if self._subscription is not None:
-            self._show(StreamOffset.from_json(end, self._options.topic), self._view.look())
+            self._show(StreamOffset.from_json(end, self._options.topic), self._view.snapshot())
 
     def close(self) -> None:
         self._connection.close()

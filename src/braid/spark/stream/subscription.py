@@ -1,12 +1,12 @@
 """A streaming query as a subscription of its topic, so that Braid shows how far it has come and how much it lags.
 
-The query does not need it: its own checkpoint is what counts. But a subscription makes the query visible where the
-topic is operated, and lets retention wait for it. So a subscription that cannot be moved is no reason to stop a query:
-it is said in the log, and the next movement makes up for it.
+The query does not need the subscription: its own checkpoint counts. But a subscription makes the query visible to
+operators of the topic, and retention waits for it. So a query goes on if its subscription cannot be moved: the log says
+so, and the next move makes up for it.
 
-It moves forward only. A query that was restarted tells older positions again; and one that begins anew with an older
-place leaves the subscription where it is, because what was once read is not needed by it. The subscription is the
-query's alone: a consumer that shared it would be sent elsewhere at every movement.
+The subscription moves forward only. A restarted query repeats older positions. A query that begins anew at an older
+position leaves the subscription where it is. The subscription belongs to the query alone: every move would reposition a
+consumer that shared it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from braid.spark.connection import SourceConnection
 from braid.spark.source.snapshot import TopicSnapshot
 
 PATIENCE_S: Final = 5.0
-"""The query waits meanwhile."""
+"""How long the query waits for a move."""
 PAUSE_S: Final = 10.0
-"""After a failure. Brokers that are away would otherwise cost the query its patience at every micro-batch."""
+"""After a failure. Otherwise every micro-batch would wait for brokers that are away."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,16 +37,16 @@ class QuerySubscription:
         self._connection = connection
         self._clock = clock
         self._stands: dict[int, int] | None = None
-        """Its cursors as this query knows them; None: not known."""
+        """The subscription's cursors as this query knows them; None: not known."""
         self._paused_until = 0.0
 
     def begin(self, positions: Mapping[int, Position], snapshot: TopicSnapshot) -> None:
-        """Create it there. If it exists it stays: Spark asks for the beginning of a query once more if its first
-        micro-batch has to run again, and `latest` is then behind records that were not processed."""
+        """Create the subscription at these positions. An existing one stays: Spark asks for the beginning of a query
+        again if its first micro-batch runs again, and `latest` is then after records that were not processed."""
         self._try(_offsets(positions, snapshot), snapshot.topic, only_if_new=True)
 
     def move(self, positions: Mapping[int, Position], snapshot: TopicSnapshot) -> None:
-        """Everything before these positions was processed. Creates the subscription if need be; does not raise."""
+        """Move the subscription here: everything before was processed. Creates it if it is missing; never raises."""
         wanted = _offsets(positions, snapshot)
         if self._stands is None or _forward(wanted, self._stands):
             self._try(wanted, snapshot.topic)
@@ -91,7 +91,7 @@ class QuerySubscription:
 
 
 def _offsets(positions: Mapping[int, Position], snapshot: TopicSnapshot) -> dict[int, int]:
-    """As a cursor has them: END is where the segment ends. What retention has deleted is behind every cursor."""
+    """Turn positions into cursors: END is the end of the segment, and no cursor is before the earliest record."""
     found = {}
     for number, position in positions.items():
         segment = snapshot.segments.get(number)

@@ -1,14 +1,13 @@
-"""What the driver of a streaming query knows of its topic, and how old that is.
+"""A streaming query's view of its topic, on the driver, and the age of that view.
 
-While there is nothing new, Spark would ask some 90 times a second whether there is. Looks at the topic are paced
-instead: one in a tenth of a second, or fewer where a look takes long, so that a query spends no more than a small part
-of its time, and of the brokers', on looking. Who finds nothing new in the last look waits for the next one. To answer
-from the last one would be wrong as well: Spark's `processAllAvailable` means what was there when it was called.
+Without pacing, Spark would ask for new records some 90 times a second. A refresh comes at most every tenth of a second,
+and more rarely if it takes long, so that a query spends only a small part of its own time and of the brokers' time on
+it. A query that finds nothing new in the last view waits for the next refresh. It cannot answer from the last view:
+Spark's `processAllAvailable` means the records that existed when it was called.
 
-A look asks one broker for the ends of the segments, and storage for nothing: which chunks there are matters only when
-a micro-batch is planned, and even then only if the known ones do not reach far enough. What chunks do not hold is read
-from the segments' owners, so chunks that are not known yet cost speed at worst. Where manifests are all there is, they
-are read at every look, and looks are rarer.
+A refresh asks one broker for the ends of the segments, and does not ask storage. The list of chunks matters only when a
+micro-batch is planned, and only if the known chunks end too early. Owners have all records that are not in chunks, so
+an old list costs only speed. Without brokers, every refresh reads the manifests, and refreshes are rarer.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 FRESH_S: Final = 0.1
-"""Adds half of it to the time from publishing to reading, on average; a micro-batch takes longer than that."""
+"""On average, half of it adds to the time from publishing to reading; a micro-batch takes longer than that."""
 FRESH_MANIFESTS_S: Final = 1.0
-"""They change when a file is exported, which is every few seconds at most."""
+"""Manifests change when a file is exported, every few seconds at most."""
 MAX_FRESH_S: Final = 2.0
-LOOKING_SHARE: Final = 0.1
-"""Of the time, at most."""
+REFRESH_SHARE: Final = 0.1
+"""How much of its time a query spends on refreshes, at most."""
 FRESH_CHUNKS_S: Final = 1.0
-"""How long a list of chunks that ends too early is not asked for again."""
+"""How long the query keeps a list of chunks that ends too early."""
 
 
 class TopicWatch:
@@ -56,14 +55,14 @@ class TopicWatch:
         self._fresh_until = 0.0
         self._chunks_fresh_until = 0.0
 
-    def look(self) -> TopicSnapshot:
-        """The topic a moment ago."""
+    def snapshot(self) -> TopicSnapshot:
+        """Return the topic as it was a moment ago."""
         if self._seen is not None and self._clock() < self._fresh_until:
             return self._seen
         return self.refresh()
 
-    def refresh_if_old(self) -> TopicSnapshot:
-        """The topic as it is when this returns, or a moment before; blocks as long as the last look is too recent."""
+    def wait_and_refresh(self) -> TopicSnapshot:
+        """Wait until the last view is old enough, then refresh it."""
         self._sleep(max(0.0, self._fresh_until - self._clock()))
         return self.refresh()
 
@@ -73,36 +72,36 @@ class TopicWatch:
         if known is not None and self._connection.has_brokers:
             again = self._connection.call(_positions_of_now(self._connection.client, known))
             if again is not None:
-                return self._saw(again, begun)
-        return self._look_at_everything(begun)
+                return self._keep(again, begun)
+        return self._refresh_everything(begun)
 
     def with_chunks_for(self, wanted: Iterable[Range]) -> TopicSnapshot:
-        """With all chunks that hold these records, if there are such chunks."""
-        seen = self.look()
+        """Return the topic with all chunks that hold these records, if there are such chunks."""
+        seen = self.snapshot()
         enough = all(_chunks_end(seen, each.segment) >= each.until for each in wanted)
         if enough or self._clock() < self._chunks_fresh_until:
             return seen
-        return self._look_at_everything(self._clock())
+        return self._refresh_everything(self._clock())
 
     def offsets_at(self, timestamp_us: int) -> dict[int, int]:
-        """For each segment an offset with no record of that time or later before it, close to the first such one."""
+        """Return for each segment an offset close to the first record of this time or later, and not after it."""
         if not self._connection.has_brokers:
-            return {number: _chunk_at(segment, timestamp_us) for number, segment in self.look().segments.items()}
+            return {number: _chunk_at(segment, timestamp_us) for number, segment in self.snapshot().segments.items()}
         client = self._connection.client
         answer = self._connection.call(_ask_positions(client, self._connection.options.topic, timestamp_us))
         return {place.segment: place.at_time for place in answer.segments}
 
-    def _look_at_everything(self, begun: float) -> TopicSnapshot:
+    def _refresh_everything(self, begun: float) -> TopicSnapshot:
         self._seen = None
         seen = self._connection.snapshot()
         self._chunks_fresh_until = self._clock() + FRESH_CHUNKS_S
-        return self._saw(seen, begun)
+        return self._keep(seen, begun)
 
-    def _saw(self, seen: TopicSnapshot, begun: float) -> TopicSnapshot:
+    def _keep(self, seen: TopicSnapshot, begun: float) -> TopicSnapshot:
         self._seen = seen
         now = self._clock()
         least = FRESH_S if self._connection.has_brokers else FRESH_MANIFESTS_S
-        self._fresh_until = now + min(max(least, (now - begun) / LOOKING_SHARE), MAX_FRESH_S)
+        self._fresh_until = now + min(max(least, (now - begun) / REFRESH_SHARE), MAX_FRESH_S)
         return seen
 
 
@@ -118,7 +117,7 @@ async def _ask_positions(client: Client, topic: str, timestamp_us: int | None = 
 
 
 async def _positions_of_now(client: Client, known: TopicSnapshot) -> TopicSnapshot | None:
-    """`known` with the ends that its segments have now. None if it has other segments now, or is another topic."""
+    """Return `known` with the present ends of its segments; None if the segments or the topic are others now."""
     answer = await _ask_positions(client, known.topic)
     places = {place.segment: place for place in answer.segments}
     if answer.topic_id != known.topic_id or places.keys() != known.segments.keys():

@@ -5,10 +5,10 @@
                  └─► by (hour, hash), in the heaviest cells   so that a split falls where it should
     records of the heaviest hashes ─► by key                  a second pass, only if some hash is heavy
 
-A hash is at least as heavy as any key on it, so where no hash is heavy no key is, and where one is, few keys are left
-to count exactly. All of it is read up to the same offsets: both passes see the same records.
+A hash is at least as heavy as any of its keys. So without a heavy hash there is no heavy key, and with one only few
+keys must be counted exactly. Both passes read up to the same offsets, so they see the same records.
 
-What is decided from it stands in rules.py.
+rules.py decides what to advise.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA: Final = "key binary, value binary, timestamp timestamp, keyHash int"
-"""Nothing else is read."""
+"""The only columns that are read."""
 UNKEYED: Final = -1
-"""Stands for the hash of a record without a key."""
+"""The hash of a record without a key."""
 CELL: Final = 64
 """Hashes in a cell: 1,024 cells for the ring."""
 MAX_REFINED: Final = 128
-"""Cells that are looked at hash by hash, the heaviest ones."""
+"""How many cells are counted hash by hash, the heaviest first."""
 REFINED_SHARE: Final = 0.05
-"""A cell below this part of an even share cannot put a split far from where it should be."""
+"""A lighter cell cannot move a split far from its best place. In even shares."""
 HEAVY_SHARE: Final = 0.01
-"""A key is worth mentioning from this part of all the load on."""
+"""The report names keys with at least this part of the load."""
 MAX_KEYS: Final = 100
 MAX_BUCKETS: Final = 1_000
 RING_SLICES: Final = 64
@@ -77,16 +77,16 @@ class AdviceReport(JobReport, frozen=True):
     load: int
     """Bytes of keys and values, and a few for each record."""
     unkeyed_share: float
-    """Of the load: records without a key, which all segments take in turn."""
+    """Of the load: records without a key, which go to all segments in turn."""
     ring: tuple[RingLoad, ...]
     times: tuple[TimeLoad, ...]
     keys: tuple[KeyLoad, ...]
-    """Every key with at least 1 % of the load, and those that are heavy in one bucket; the heaviest first."""
+    """Keys with at least 1 % of the load, and keys that are heavy in one bucket; the heaviest first."""
     advice: Advice
     commands: tuple[str, ...]
-    """What to type to follow the advice."""
+    """Commands that follow the advice."""
     ok: bool
-    """Nothing is to be done."""
+    """Whether there is nothing to do."""
 
 
 def advise_topic(
@@ -97,8 +97,9 @@ def advise_topic(
     bucket_s: int = 3_600,
     target: int | None = None,
 ) -> AdviceReport:
-    """`options`: where the topic is, as for `format("braid")`. `since`: only what is not older, as `startingTimestamp`
-    takes it. `target`: how many segments are wanted; as many as there are, if it is not said."""
+    """Measure a topic and advise on its layout. `options` say where the topic is, as for `format("braid")`. `since`
+    leaves out older records, as `startingTimestamp` does. `target` is the number of segments wanted; as many as there
+    are by default."""
     timed = {**options, "startingTimestamp": since} if since is not None else dict(options)
     snapshot = take_snapshot(SourceOptions.parse(timed).for_batch())
     layout = active_segments(snapshot)
@@ -117,7 +118,7 @@ def advise_topic(
 
 
 def active_segments(snapshot: TopicSnapshot) -> list[ActiveSegment]:
-    """The segments that take records now, in order of their ranges: those that nobody has taken over from."""
+    """Return the segments without children, which take records now, in order of their ranges."""
     parents = {parent for segment in snapshot.segments.values() for parent in segment.parents}
     leaves = (segment for number, segment in snapshot.segments.items() if number not in parents)
     found = [ActiveSegment(leaf.id, HashRange(leaf.first_hash, leaf.last_hash)) for leaf in leaves]
@@ -143,7 +144,7 @@ def load_by_cell(measured: DataFrame) -> DataFrame:
 
 
 def load_by_key(records: DataFrame, hashes: Sequence[int], bucket_s: int) -> DataFrame:
-    """key → keyHash, records, load, peak; of the keys on these hashes, the heaviest first, MAX_KEYS of them."""
+    """key → keyHash, records, load, peak; the MAX_KEYS heaviest keys on these hashes, the heaviest first."""
     chosen = records.where(f.col("key").isNotNull() & f.col("keyHash").isin(*hashes))
     timed = chosen.groupBy("key", "keyHash", _time(bucket_s).alias("time")).agg(
         f.count(f.lit(1)).alias("records"), f.sum(_load()).alias("load")
@@ -167,7 +168,7 @@ def _load() -> Any:
     return (f.length("value") + f.coalesce(f.length("key"), f.lit(0)) + RECORD_BYTES).cast("long")
 
 
-# From Spark to what rules.py takes.
+# From Spark to the input of rules.py.
 
 
 def collect_histogram(
@@ -204,7 +205,7 @@ def collect_histogram(
 
 
 def _cells_to_refine(by_cell: Any, unkeyed: Any, layout: Sequence[ActiveSegment], target: int) -> set[int]:
-    """Those that a segment's border cuts, and the heaviest."""
+    """Choose the cells that a segment's border cuts, and the heaviest cells."""
     cut = {segment.range.start // CELL for segment in layout if segment.range.start % CELL}
     if by_cell.shape[1] == 0:
         return cut
@@ -216,7 +217,7 @@ def _cells_to_refine(by_cell: Any, unkeyed: Any, layout: Sequence[ActiveSegment]
 
 
 def _exact(measured: DataFrame, cells: set[int], times: Any) -> dict[int, Any]:
-    """By cell: [hash in the cell, bucket]."""
+    """Count hash by hash; for each cell: [hash in the cell, bucket]."""
     found = {cell: np.zeros((CELL, len(times)), np.int64) for cell in cells}
     if not cells or not len(times):
         return found
@@ -229,7 +230,7 @@ def _exact(measured: DataFrame, cells: set[int], times: Any) -> dict[int, Any]:
 
 
 def heavy_hashes(histogram: LoadHistogram, target: int) -> list[int]:
-    """The hashes on which a key worth mentioning could lie, the heaviest first. They are cells of their own."""
+    """Return the hashes that may have a key worth naming, the heaviest first. Each is a cell of its own."""
     if not histogram.times:
         return []
     in_time = histogram.loads.sum(axis=0) + histogram.unkeyed

@@ -1,6 +1,6 @@
-"""Which splits and merges would even the load of a topic: a pure function of its layout and of what was measured.
+"""Which splits and merges would even the load of a topic: a pure function of its layout and its measured load.
 
-**Load** is what a segment's log takes in: bytes of keys and values, and `RECORD_BYTES` for each record. It is measured
+**Load** is the input of a segment's log: bytes of keys and values, and `RECORD_BYTES` for each record. It is measured
 by cells of the ring of key hashes and by buckets of time:
 
             hash 0000        4000        8000        c000      ffff
@@ -11,16 +11,17 @@ by cells of the ring of key hashes and by buckets of time:
 **The even share** is the load of the topic's highest bucket, divided by the number of segments wanted (`target`). One
 segment may carry `TOLERANCE` times that; this is its capacity. Then:
 
-1. *Splits.* The segment furthest above its capacity is split so that least is left above it, again and again, until
-   none is above, or a split is not worth it (`WORTH`): then the load sits on one hash.
-2. *Merges.* The neighbours with the least load are merged if together they are cold (`COLD`); while there are more
-   segments than wanted, also if together they are near the even share. A merged segment is never above its capacity.
-3. *Hot keys.* A key above half a capacity is named: no split can divide a key.
+1. *Splits.* The segment furthest above its capacity is split where the least load stays above it. This repeats until no
+   segment is above its capacity, or a split is not worth it (`WORTH`): then one hash has the load.
+2. *Merges.* The neighbours with the least load are merged if together they are cold (`COLD`). While there are more
+   segments than wanted, they are also merged if together they are near the even share. A merged segment is never above
+   its capacity.
+3. *Hot keys.* The advice names a key above half a capacity: no split can divide a key.
 
-What follows from it, and is tested: the ranges go on tiling the ring; the highest load never rises, except towards the
-even share when fewer segments are wanted than there are; and advice that was followed leads to no other advice.
+Tests check the consequences: the ranges go on tiling the ring; the highest load never rises, except towards the even
+share when fewer segments are wanted than there are; and following the advice leads to no other advice.
 
-Records without a key go to the segments in turn, so they are the same part of any segment: `unkeyed / target`.
+Records without a key go to the segments in turn, so each segment has the same part of them: `unkeyed / target`.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ if TYPE_CHECKING:
     Loads = npt.NDArray[np.int64]
 
 RECORD_BYTES: Final = 18
-"""What a record costs besides its key and value: two offsets, a timestamp and a hash."""
+"""The cost of a record besides its key and value: two offsets, a timestamp and a hash."""
 TOLERANCE: Final = 1.5
 """Loads are never quite even, and each change of layout has its price."""
 COLD: Final = 0.5
 NEAR: Final = 1.25
-"""Below TOLERANCE, so that what was merged is not split again."""
+"""Below TOLERANCE, so that a merged segment is not split again."""
 WORTH: Final = 0.1
-"""A split must take so much off, in capacities, or all that is too much."""
+"""A split must remove at least this much load, in capacities, or all that is above the capacity."""
 MAX_GROWTH: Final = 4
-"""A hot range that wanders over the ring from hour to hour is not cured by ever more segments."""
+"""More and more segments do not cure a hot range that wanders over the ring from hour to hour."""
 MIN_RECORDS: Final = 1_000
-"""Fewer say nothing about the next ones."""
+"""Fewer records say nothing about the next ones."""
 
 
 class ActiveSegment(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class LoadHistogram(msgspec.Struct, frozen=True, eq=False):
 
 class KeyLoad(JobReport, frozen=True):
     key: str
-    """Bytes that are no UTF-8 are escaped."""
+    """Bytes that are not UTF-8 are escaped."""
     key_hash: int
     records: int
     load: int
@@ -90,7 +91,7 @@ class KeyLoad(JobReport, frozen=True):
 
 class Policy(msgspec.Struct, frozen=True):
     target: int
-    """Segments wanted: what the even share is a share of."""
+    """How many segments are wanted; the even share is one part of so many."""
 
 
 class SegmentShare(JobReport, frozen=True):
@@ -134,7 +135,7 @@ class Advice(JobReport, frozen=True):
     """Bytes in one bucket."""
     capacity: int
     actions: tuple[Split | Merge, ...]
-    """In the order in which they are to be done."""
+    """In the order in which to run them."""
     hot_keys: tuple[HotKey, ...]
     before: tuple[SegmentShare, ...]
     after: tuple[SegmentShare, ...]
@@ -143,7 +144,8 @@ class Advice(JobReport, frozen=True):
 def advise(
     layout: Sequence[ActiveSegment], histogram: LoadHistogram, top_keys: Sequence[KeyLoad], policy: Policy
 ) -> Advice:
-    """`layout` are the active segments in order of their ranges; cells must begin where segments begin."""
+    """Advise splits and merges. `layout` has the active segments in order of their ranges; cells must begin where
+    segments begin."""
     assert tiles([segment.range for segment in layout], FULL_RANGE), "I6"
     ring = _Ring(histogram, policy.target)
     plan = _Plan(ring, layout, policy.target)
@@ -167,7 +169,7 @@ def advise(
 
 
 def followed(before: Sequence[SegmentShare], actions: Sequence[Split | Merge]) -> dict[int, HashRange]:
-    """The active segments after these actions, and their ranges."""
+    """Return the active segments after these actions, and their ranges."""
     ranges = {each.segment_id: each.hash_range for each in before}
     for action in actions:
         if isinstance(action, Split):
@@ -181,7 +183,7 @@ def followed(before: Sequence[SegmentShare], actions: Sequence[Split | Merge]) -
 
 
 class _Ring:
-    """What was measured, so that the load of any run of cells is a subtraction."""
+    """The measured load as running sums, so that the load of any run of cells is a subtraction."""
 
     def __init__(self, histogram: LoadHistogram, target: int) -> None:
         buckets = max(1, len(histogram.times))
@@ -200,7 +202,7 @@ class _Ring:
         self.capacity = TOLERANCE * self.even_share
 
     def edge(self, first_hash: int) -> int:
-        """The number of the edge at this hash."""
+        """Return the number of the edge at this hash."""
         found = int(np.searchsorted(self.edges, first_hash))
         assert self.edges[found] == first_hash, f"no cell begins at {first_hash:04x}"
         return found
@@ -215,10 +217,11 @@ class _Ring:
         return load / self.total if self.total else 0.0
 
     def best_split(self, hashes: HashRange) -> int | None:
-        """Where least is left above the capacity, in all buckets together; None if no split is worth it.
+        """Find the split that leaves the least load above the capacity, in all buckets together; None if no split is
+        worth it.
 
-        All buckets, because the highest is not always lowered by one split: if the morning is hot in one part of the
-        range and the evening in another, only the second one is seen to help. Among equals, the most even halves.
+        One split does not always lower the highest bucket: if the morning is hot in one part of the range and the
+        evening in another, only the second split does. So all buckets count. Among equals, the most even halves win.
         """
         first, end = self.edge(hashes.start), self.edge(hashes.end + 1)
         if end - first < 2:
@@ -241,7 +244,7 @@ class _Ring:
 
 
 class _Plan:
-    """The layout as it becomes, action by action."""
+    """The layout as it changes, action by action."""
 
     def __init__(self, ring: _Ring, layout: Sequence[ActiveSegment], target: int) -> None:
         self.ring = ring
@@ -250,7 +253,7 @@ class _Plan:
         self.actions: list[Split | Merge] = []
         self.most = max(len(layout), MAX_GROWTH * target)
         self.is_full = False
-        """Whether a split that would help was left out because of `most`."""
+        """Whether a helpful split was left out because of `most`."""
         self.next_id = max(segment.id for segment in layout) + 1
         self.highest = max(ring.peak(segment.range) for segment in layout)
 
@@ -277,7 +280,7 @@ class _Plan:
                 self.actions.append(Split(segment.id, f"{at:04x}", (lower.id, upper.id)))
 
     def merge_what_is_cold(self) -> None:
-        # What could not be split for lack of room would be split in the room that merging makes, for ever.
+        # Merging makes room for the splits that did not fit, and these would call for merges again, for ever.
         while not self.is_full and len(self.segments) > 1:
             merged = [HashRange(left.range.start, right.range.end) for left, right in pairwise(self.segments)]
             peaks = [self.ring.peak(each) for each in merged]

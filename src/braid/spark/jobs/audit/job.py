@@ -1,6 +1,6 @@
 """The audit: proves over the whole history of a topic that nothing is missing, doubled, damaged or out of place (I1).
 
-    driver      what there is: layout, owners' positions, manifests, a listing of storage
+    driver      layout, owners' positions, manifests, a listing of storage
        │        one piece for each chunk, and for each tail that only an owner has
     executors   read and check every byte (scan.py) → one row for each batch, and findings
        │
@@ -11,12 +11,12 @@
 The auditor trusts as little as it can: it parses manifests, chunks and footers itself. It shares with the source only
 the bytes that it checks (source/range_reader.py) and, for tails, the client.
 
-A topic that is alive changes under the audit. What is audited is fixed at its beginning, as in every read. A chunk that
-is gone when its turn comes was replaced by compaction, and then its offsets are read from the one that replaced it; or
-retention took it, which is noted; or it is missing, which is a defect.
+A live topic changes during the audit. The offsets to audit are fixed at its beginning, as in every read. A chunk may be
+gone when its turn comes. If compaction replaced it, the audit reads its offsets from the new chunk. If retention
+deleted it, the report has a note. Otherwise it is missing, which is a defect.
 
-The cost is one pass over all bytes, spread over tasks by size, with a window of memory each; between batches, a sort of
-one short row for each batch, by producer.
+The cost is one pass over all bytes, spread over tasks by size, each with one window in memory; and a sort of one short
+row for each batch, by producer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_FINDINGS: Final = 1_000
-"""How many are collected: a topic that has more is not read line by line."""
+"""How many are collected: nobody reads more of them line by line."""
 
 
 class Defect(JobReport, frozen=True):
@@ -98,7 +98,7 @@ class AuditReport(JobReport, frozen=True):
 
 
 def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> AuditReport:
-    """`options` are those of `format("braid")`: topic, and url or manifest."""
+    """Audit a topic. `options` are those of `format("braid")`: topic, and url or manifest."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
     with SourceConnection(read) as connection:
@@ -131,9 +131,9 @@ def batch_rows(
     facts: Mapping[int, SegmentFacts],
     pieces: Iterable[AuditPiece],
 ) -> DataFrame:
-    """One row for each batch of the topic, and for each finding of the scan."""
+    """Scan the pieces: one row for each batch of the topic, and for each finding."""
     tasks = packed(pieces, 2 * spark.sparkContext.defaultParallelism)
-    # Executors get the tasks, not the manifests that these were made from.
+    # Executors need the tasks, not the manifests from which they were planned.
     bare = {number: msgspec.structs.replace(fact, manifest=None) for number, fact in facts.items()}
     topic = msgspec.structs.replace(snapshot, segments={})
     return task_rows(spark, "audit", queries.BATCH_SCHEMA, tasks, partial(scan_pieces, options, topic, bare))
@@ -152,7 +152,7 @@ def _facts(
         if snapshot.storage:
             objects = connection.objects(snapshot.storage)
             folder = segment_folder(snapshot.topic, segment.descriptor)
-            # Listed first: what is exported meanwhile is then listed by the manifest, and not by the listing.
+            # Listed first: a chunk that is exported meanwhile is then in the manifest, and not in the listing.
             names = [stat.name.removeprefix(f"{folder}/") for stat in connection.call(objects.list(folder))]
             manifest = connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
         bounds = {name: getattr(segment, name) for name in SegmentBounds.__struct_fields__}
@@ -168,7 +168,7 @@ def _facts(
 
 
 def _starts(connection: SourceConnection, facts: Mapping[int, SegmentFacts]) -> list[Finding]:
-    """Asks the owners again where a chunk begins above what they said before: only that tells retention from loss."""
+    """Ask owners again where history begins, if chunks begin later than they said: that tells retention from loss."""
     doubtful = [
         fact
         for fact in facts.values()

@@ -3,11 +3,11 @@
     segment piece position base next count flags epoch producer sequence append crc size │ rule object text
 
 `piece` numbers the chunks and tails of the topic in the order of their offsets. A row with a `rule` is a finding of the
-scan; all others are batches. Numbers without a sign become numbers with one: a producer id keeps its bits, so that the
-derived ones (model/identity.py) are negative; a sequence loses 2⁶³, so that order stays order.
+scan; all other rows are batches. SQL has no unsigned numbers: a producer id keeps its bits, so derived ids
+(model/identity.py) are negative; a sequence loses 2⁶³, so its order is kept.
 
-Each function takes such rows and gives rows of `FINDING_FIELDS`. Batches are never sorted by offset as a whole: from
-piece to piece a summary does, and the windows over producers are as many as there are producers.
+Each function takes such rows and returns rows of `FINDING_FIELDS`. No query sorts all batches by offset: between pieces
+one summary row for each is enough, and each producer has a window of its own.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def batches_of(rows: DataFrame) -> DataFrame:
 
 
 def scanned(rows: DataFrame) -> DataFrame:
-    """What the scan itself has found."""
+    """Select the findings of the scan."""
     return rows.where(f.col("rule").isNotNull()).select(*FINDING_FIELDS)
 
 
 def findings(rows: DataFrame, most: int) -> DataFrame:
-    """What the scan and the rules below have found, of defects at most so many. What has expired is told in any case:
-    it explains gaps, and were it counted, it could keep defects out."""
+    """Select the findings of the scan and of the rules below: at most so many defects, and everything that has expired.
+    Expired offsets explain gaps; if they counted, they could displace defects."""
     found = scanned(rows).unionAll(seams(rows)).unionAll(sequences(rows))
     expired = f.col("rule") == EXPIRED
     return found.where(~expired).limit(most).unionAll(scanned(rows).where(expired))
 
 
 def totals(rows: DataFrame) -> DataFrame:
-    """One row for each segment that has a batch."""
+    """Sum up each segment that has a batch, in one row."""
     with_records = f.col("count") > 0
     return (
         batches_of(rows)
@@ -69,8 +69,8 @@ def totals(rows: DataFrame) -> DataFrame:
 
 
 def seams(rows: DataFrame) -> DataFrame:
-    """From the last batch of each piece to the first one of the next: no gap, no overlap, no fall of epochs, nothing
-    behind a seal. Inside pieces the scan has looked."""
+    """Check the seams between pieces: no gap, no overlap, no falling epoch, nothing after a seal. The scan has checked
+    the inside of pieces."""
     place = f.struct("base", "position")
     pieces = (
         batches_of(rows)
@@ -97,12 +97,12 @@ def seams(rows: DataFrame) -> DataFrame:
     first, expected = f.col("first"), f.col("expected")
     before_it, own = f.col("epoch_before"), f.col("first_epoch")
     gap = f.format_string("offsets %d to %d are not there", expected, first - 1)
-    owners = f.format_string(": epoch %d ends before them, epoch %d begins behind them", before_it, own)
+    owners = f.format_string(": epoch %d ends before them, epoch %d begins after them", before_it, own)
     overlap = f.format_string(
         "a chunk begins at offset %d, which has been given out: %d should follow", first, expected
     )
-    fall = f.format_string("epoch %d comes behind epoch %d", own, before_it)
-    behind = f.lit("a chunk stands behind the seal of the log")
+    fall = f.format_string("epoch %d comes after epoch %d", own, before_it)
+    after_seal = f.lit("a chunk follows the seal of the log")
     return _findings(
         joints,
         _finding((first > expected) & (before_it == own), "offset-gap", expected, gap, since=expected, until=first),
@@ -116,15 +116,15 @@ def seams(rows: DataFrame) -> DataFrame:
         ),
         _finding(first < expected, "offset-overlap", first, overlap),
         _finding(own < before_it, "epoch-order", first, fall),
-        _finding(f.col("sealed_before") != 0, "behind-seal", first, behind),
+        _finding(f.col("sealed_before") != 0, "behind-seal", first, after_seal),
     )
 
 
 def sequences(rows: DataFrame) -> DataFrame:
-    """Of each producer in each segment: what comes again under new offsets, and what is jumped over.
+    """Find, for each producer in each segment, sequences that were stored again and sequences that were jumped over.
 
-    A derived producer may jump to the beginning of a later era. The same offsets read twice are an overlap of chunks,
-    not a batch that was stored twice."""
+    A derived producer may jump to the beginning of a later era. The same offsets in two chunks are an overlap, not a
+    batch that was stored twice."""
     theirs = batches_of(rows).where((f.col("producer") != 0) & (f.col("count") > 0))
     order = Window.partitionBy("segment", "producer").orderBy("base", "piece", "position")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
@@ -160,8 +160,8 @@ def sequences(rows: DataFrame) -> DataFrame:
 
 
 def repeats(rows: DataFrame, related: list[int]) -> DataFrame:
-    """Batches of one producer, with one sequence and one body, in more than one of the segments that have parents or
-    children: (producer, sequence, places). Which of these segments are ancestors of which is not known here."""
+    """Find batches with the same producer, sequence and body in several of the `related` segments, those with parents
+    or children: (producer, sequence, places). The driver knows which of these segments are ancestors of which."""
     theirs = batches_of(rows).where((f.col("producer") != 0) & (f.col("count") > 0) & f.col("segment").isin(*related))
     return (
         theirs.groupBy("producer", "sequence", "count", "crc")
@@ -173,13 +173,13 @@ def repeats(rows: DataFrame, related: list[int]) -> DataFrame:
 
 
 def _plain(sequence: Any) -> Any:
-    """A sequence as the producer counts it, as text: it may be above the highest number with a sign."""
+    """Return a sequence as the producer counts it, as text: it may exceed the highest signed number."""
     column = f.col(sequence) if isinstance(sequence, str) else sequence
     return (column.cast("decimal(20,0)") + f.lit(str(SEQUENCE_BIAS)).cast("decimal(20,0)")).cast("string")
 
 
 def _finding(holds: Any, rule: str, offset: Any, text: Any, *, since: Any = None, until: Any = None) -> Any:
-    """Null where it does not hold."""
+    """Make a finding where the condition holds, null elsewhere."""
     nowhere = f.lit(-1)
     return f.when(
         holds,
@@ -194,7 +194,7 @@ def _finding(holds: Any, rule: str, offset: Any, text: Any, *, since: Any = None
 
 
 def _findings(rows: DataFrame, *findings: Any) -> DataFrame:
-    """In one pass, whatever their number."""
+    """Collect all findings in one pass."""
     found = f.explode(f.filter(f.array(*findings), lambda each: each.isNotNull())).alias("found")
     return rows.select("segment", "piece", found).select(
         "found.rule",

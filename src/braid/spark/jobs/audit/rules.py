@@ -1,11 +1,11 @@
-"""What an audit holds against a topic's history: the rules by name, and those of them that are decided on the driver.
+"""The rules of an audit by name, and those of them that the driver checks.
 
-A *finding* says which rule is broken, where, and how. Rules about bytes are checked where the bytes are read
-(scan.py), rules about rows of batches in Spark SQL (queries.py); here are the rules about a whole topic:
-its manifests, its objects, its parents and children. All of them are plain functions from facts to findings.
+A *finding* says which rule is broken, where, and how. The scan checks rules about bytes (scan.py), Spark SQL checks
+rules about rows of batches (queries.py). This module has the rules about a whole topic: its manifests, its objects, its
+parents and children. All of them are plain functions from facts to findings.
 
-One defect is one finding. A chunk that is missing leaves a gap between its neighbours, and producers whose sequences
-jump over it; a header that cannot be read does the same. `without_echoes` leaves only the cause.
+One defect is one finding. A missing chunk also leaves a gap between its neighbours and jumps in the sequences of
+producers, and so does an unreadable header. `without_echoes` keeps only the cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RULES: Final[Mapping[str, str]] = {
     "offset-overlap": "no offset is given twice",
     "takeover-gap": "a new owner begins where the last one ended",
     "epoch-order": "epochs never fall, and each has one incarnation",
-    "behind-seal": "nothing stands behind the seal of a log",
+    "behind-seal": "nothing follows the seal of a log",
     "key-range": "keys lie in the range of their segment",
     "duplicate-batch": "no batch of a producer is stored twice",
     "sequence-gap": "the sequences of a producer have no gap",
@@ -45,9 +45,9 @@ RULES: Final[Mapping[str, str]] = {
 """Each as what holds in a sound history."""
 
 EXPIRED: Final = "expired"
-"""No defect: retention took a chunk while it was to be audited."""
+"""Not a defect: retention deleted a chunk before the audit had read it."""
 CLOCK_SKEW_US: Final = 1_000_000
-"""How far the clocks of two brokers may differ: append times of parent and child are of two owners."""
+"""How far the clocks of two brokers may differ: parent and child may have different owners."""
 _LOSSES: Final = frozenset({"missing-object", "batch-header", "owner-damaged", EXPIRED})
 _GAPS: Final = frozenset({"offset-gap", "takeover-gap"})
 
@@ -56,13 +56,13 @@ class Finding(msgspec.Struct, frozen=True, order=True):
     rule: str
     segment: int
     offset: int
-    """Of the first record that it is about."""
+    """Of the first record concerned."""
     object: str
-    """In the segment's folder; empty if no single object is to blame."""
+    """In the segment's folder; empty if no single object is the cause."""
     text: str
     since: int = -1
     until: int = -1
-    """The offsets among which something is missing, if something is."""
+    """The range of offsets in which records are missing, if any are."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -70,13 +70,13 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
 
 class SegmentFacts(SegmentBounds, frozen=True):
-    """What is known of a segment before its batches are read."""
+    """A segment as the driver knows it before its batches are read."""
 
     manifest: SegmentManifest | None
 
 
 class SegmentTotals(msgspec.Struct, frozen=True):
-    """What its batches say."""
+    """Sums over the batches of a segment."""
 
     batches: int = 0
     records: int = 0
@@ -114,7 +114,8 @@ def manifest_seal(facts: SegmentFacts, totals: SegmentTotals) -> Iterator[Findin
 
 
 def retained_start(facts: SegmentFacts, earliest_later: int) -> Iterator[Finding]:
-    """`earliest_later` was asked after the manifest was read: a start only rises, so it cannot lie below the chunks."""
+    """Compare the first chunk with `earliest_later`, which the owner said after the manifest was read. A start only
+    rises, so it must not be below the chunks."""
     manifest = facts.manifest
     if manifest is not None and manifest.chunks and earliest_later < manifest.chunks[0].base_offset:
         first = manifest.chunks[0]
@@ -130,7 +131,7 @@ def missing_manifest(facts: SegmentFacts, objects: Iterable[str]) -> Iterator[Fi
 
 
 def unreferenced(facts: SegmentFacts, objects: Iterable[str]) -> str | None:
-    """A note, not a defect: uploads whose transaction never happened, chunks that compaction replaced."""
+    """Note objects that no manifest lists: abandoned uploads, chunks that compaction replaced. They are not defects."""
     listed = {chunk.object for chunk in facts.manifest.chunks} if facts.manifest is not None else set[str]()
     left = sorted(name for name in objects if name.endswith(".chunk") and name not in listed)
     if not left or facts.manifest is None:
@@ -153,7 +154,7 @@ def ancestors(facts: Mapping[int, SegmentFacts], segment: int) -> set[int]:
 
 
 def parent_end(facts: Mapping[int, SegmentFacts], totals: Mapping[int, SegmentTotals]) -> Iterator[Finding]:
-    """Also where the parent between has no records: every ancestor ends before a child begins."""
+    """Check that every ancestor ends before a child begins, also where a parent between them has no records."""
     for child in facts:
         began = totals[child].first_append
         for parent in sorted(ancestors(facts, child)):
@@ -183,7 +184,7 @@ class Repeat(msgspec.Struct, frozen=True):
 
 
 def repeated_in_lineage(facts: Mapping[int, SegmentFacts], repeats: Iterable[Repeat]) -> Iterator[Finding]:
-    """A batch that stands in a segment and in one of its ancestors was resent after a split and stored again."""
+    """Find batches that are in a segment and in one of its ancestors: sent again after a split, and stored twice."""
     for repeat in repeats:
         at = {segment: offset for segment, offset, _ in repeat.places}
         for segment, offset, name in repeat.places:
@@ -199,7 +200,7 @@ def repeated_in_lineage(facts: Mapping[int, SegmentFacts], repeats: Iterable[Rep
 
 
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
-    """The causes, each once, in order of segment and offset. `EXPIRED` explains gaps and is no defect itself."""
+    """Return the causes, each once, in order of segment and offset. `EXPIRED` explains gaps and is not a defect."""
     once = {finding.key: finding for finding in reversed(findings)}
     losses = [each for each in once.values() if each.rule in _LOSSES]
     gaps = [each for each in once.values() if each.rule in _GAPS and not _explained(each, losses)]

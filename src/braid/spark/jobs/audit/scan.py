@@ -1,11 +1,11 @@
-"""Reading chunks and tails the way an auditor does: every byte is checked, and nothing that is found ends the reading.
+"""The scan of chunks and tails: it checks every byte, and no defect ends it.
 
-A chunk is walked from its first byte, a few MiB at a time. Where a header cannot be read, the walk goes on at the next
-batch of this log: one with the epoch and the incarnation of the last good batch, or one that stands where the footer's
-index says that a batch stands. (A value may hold whole batches of somebody else; model/batch/header.py says why the
-incarnation tells them apart.) Where only a body is damaged, its header still says where the next batch stands.
+The scan walks a chunk from its first byte, a few MiB at a time. After an unreadable header it goes on at the next batch
+of this log: a batch with the epoch and the incarnation of the last good batch, or a batch at a place that the footer's
+index names. (A value may hold whole batches of another log; model/batch/header.py says why the incarnation tells them
+apart.) After a damaged body, the batch's header says where the next batch begins.
 
-What comes out are the headers of all batches, in order, and findings among them.
+The scan yields the headers of all batches, in order, and findings between them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from braid.storage.log.producers import MAX_PRODUCERS, ProducerTable
 WINDOW_BYTES: Final = 4 << 20
 
 Read = Callable[[int, int], bytes]
-"""Bytes of an object at a position, that many or fewer where it ends."""
+"""Returns bytes of an object at a position: so many, or fewer where the object ends."""
 
 
 class Seen(NamedTuple):
     header: BatchHeader
     position: int
-    """In the object; -1 if it came from an owner."""
+    """In the object; -1 if the batch came from an owner."""
 
 
 class LogWalk:
-    """What must hold from batch to batch, wherever they are read from. One for each piece of a segment's log."""
+    """Checks that each batch follows the one before it, in a chunk or a tail. One for each piece of a segment's log."""
 
     def __init__(self, segment: SegmentFacts, name: str) -> None:
         self._segment = segment
@@ -44,13 +44,13 @@ class LogWalk:
         self.incarnation = 0
         self.sealed = False
         self.intact = True
-        """Whether every batch so far followed the one before it."""
+        """Whether every batch so far has followed the one before it."""
 
     def finding(self, rule: str, offset: int, text: str, *, since: int = -1, until: int = -1) -> Finding:
         return Finding(rule, self._segment.id, offset, self._name, text, since, until)
 
     def lost(self, rule: str, until: int, text: str) -> Finding:
-        """Records up to `until` cannot be read."""
+        """Report that records up to `until` cannot be read."""
         at = self.expected or 0
         self.expected, self.intact = until, False
         return self.finding(rule, at, text, since=at, until=until)
@@ -63,7 +63,7 @@ class LogWalk:
                 taken_over = self.epoch not in (0, header.epoch)
                 text = f"offsets {expected} to {base - 1} are not there"
                 if taken_over:
-                    text += f": epoch {self.epoch} ends before them, epoch {header.epoch} begins behind them"
+                    text += f": epoch {self.epoch} ends before them, epoch {header.epoch} begins after them"
                 yield self.finding(
                     "takeover-gap" if taken_over else "offset-gap", expected, text, since=expected, until=base
                 )
@@ -71,12 +71,12 @@ class LogWalk:
                 text = f"a batch begins at offset {base}, which has been given out: {expected} should follow"
                 yield self.finding("offset-overlap", base, text)
         if header.epoch < self.epoch:
-            yield self.finding("epoch-order", base, f"epoch {header.epoch} comes behind epoch {self.epoch}")
+            yield self.finding("epoch-order", base, f"epoch {header.epoch} comes after epoch {self.epoch}")
         elif header.epoch == self.epoch and header.incarnation != self.incarnation:
-            text = f"epoch {header.epoch} has incarnation {header.incarnation:08x} behind {self.incarnation:08x}"
+            text = f"epoch {header.epoch} has incarnation {header.incarnation:08x} after {self.incarnation:08x}"
             yield self.finding("epoch-order", base, text)
         if self.sealed:
-            yield self.finding("behind-seal", base, "a batch stands behind the seal of the log")
+            yield self.finding("behind-seal", base, "a batch follows the seal of the log")
         if header.min_key_hash <= header.max_key_hash and not (
             self._segment.first_hash <= header.min_key_hash and header.max_key_hash <= self._segment.last_hash
         ):
@@ -91,7 +91,7 @@ class LogWalk:
 
 
 class ChunkScan:
-    """One chunk, whole. `size` is what the object has, which need not be what its descriptor says."""
+    """The scan of one whole chunk. `size` is the object's, which may differ from its descriptor's."""
 
     def __init__(self, segment: SegmentFacts, chunk: ChunkDescriptor, size: int, read: Read) -> None:
         self._chunk = chunk
@@ -182,7 +182,7 @@ class ChunkScan:
     # The batches.
 
     def _batches(self, end: int) -> Iterator[Seen | Finding]:
-        """In order; where one cannot be read, a finding, and on from the next one."""
+        """Yield the batches in order, and a finding in place of each unreadable batch."""
         walk = self._walk
         window, start, at = b"", 0, 0
         while start + at < end:
@@ -192,10 +192,10 @@ class ChunkScan:
                 if header is not None and position + header.size > end:
                     raise ChunkCorrupt(f"the batch at byte {position} has {header.size} bytes and runs over the end")
             except (BatchError, ChunkCorrupt) as error:
-                behind = self._behind(position, end)
-                until = behind.header.base_offset if behind is not None else self._chunk.next_offset
+                following = self._batch_after(position, end)
+                until = following.header.base_offset if following is not None else self._chunk.next_offset
                 yield walk.lost("batch-header", until, f"at byte {position}: {error}")
-                window, start, at = b"", behind.position if behind is not None else end, 0
+                window, start, at = b"", following.position if following is not None else end, 0
                 continue
             if header is None or at + header.size > len(window):
                 wanted = max(WINDOW_BYTES, header.size if header is not None else HEADER_BYTES)
@@ -213,8 +213,8 @@ class ChunkScan:
             yield Seen(header, position)
             at += header.size
 
-    def _behind(self, position: int, end: int) -> Seen | None:
-        """The first batch of this log behind a header that cannot be read."""
+    def _batch_after(self, position: int, end: int) -> Seen | None:
+        """Find the first batch of this log after an unreadable header."""
         runs = {run.position: int(run.offset) for run in self._footer.index.runs} if self._footer is not None else {}
         start = position + 8
         while start < end:
@@ -248,7 +248,7 @@ class ChunkScan:
         if walk.incarnation:
             if (header.epoch, header.incarnation) == (walk.epoch, walk.incarnation):
                 return True
-        elif header.incarnation:  # Not even the first batch could be read: the epoch must do.
+        elif header.incarnation:  # Not even the first batch was readable: only the epoch can be compared.
             footer = self._footer
             lowest, highest = (footer.first_epoch, footer.last_epoch) if footer is not None else (0, chunk.epoch)
             return bool(lowest <= header.epoch <= highest)

@@ -1,4 +1,4 @@
-"""Which task audits what, and what a task does: pieces in, Arrow rows of batches and findings out."""
+"""Which task audits which pieces, and how: it turns pieces into Arrow rows of batches and findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 
 TASK_BYTES: Final = 256 << 20
-"""What a task reads at most, if its pieces can be divided: progress is seen, and a lost task is soon repeated."""
+"""A task reads at most this much, if its pieces can be divided: the job shows progress, and a repeat is short."""
 ROWS: Final = 8_192
 """In one Arrow batch."""
 
@@ -68,7 +68,7 @@ class AuditPiece(msgspec.Struct, frozen=True):
 
 
 def plan_pieces(snapshot: TopicSnapshot, facts: Mapping[int, SegmentFacts]) -> list[AuditPiece]:
-    """Every chunk that the manifests list, whatever they say of each other, and what only owners have."""
+    """Plan a piece for every chunk that the manifests list, even if chunks overlap, and for the tails of owners."""
     pieces: list[AuditPiece] = []
     for segment in sorted(facts):
         fact = facts[segment]
@@ -88,7 +88,7 @@ def plan_pieces(snapshot: TopicSnapshot, facts: Mapping[int, SegmentFacts]) -> l
 
 
 def packed(pieces: Iterable[AuditPiece], at_least: int) -> list[list[AuditPiece]]:
-    """Neighbouring pieces in as many tasks as are wanted, of about equal size; more where they would be too large."""
+    """Pack neighbouring pieces into about `at_least` tasks of equal size, or more where tasks would be too large."""
     pieces = list(pieces)
     total = sum(piece.bytes for piece in pieces)
     room = min(float(TASK_BYTES), total / max(1, at_least))
@@ -106,19 +106,19 @@ def packed(pieces: Iterable[AuditPiece], at_least: int) -> list[list[AuditPiece]
 def scan_pieces(
     options: SourceOptions, topic: TopicSnapshot, facts: Mapping[int, SegmentFacts], pieces: Iterable[AuditPiece]
 ) -> Iterator[Any]:
-    """What one task does."""
+    """Do the work of one task."""
     rows = _Rows()
     with SourceConnection(options) as connection:
         for piece in pieces:
             for found in _Scan(connection, topic, facts[piece.segment], piece).run():
                 rows.add(piece, found)
                 if len(rows) >= ROWS:
-                    yield rows.taken()
-    yield rows.taken()
+                    yield rows.take()
+    yield rows.take()
 
 
 class _Scan:
-    """Of one piece."""
+    """The scan of one piece."""
 
     def __init__(
         self, connection: SourceConnection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece
@@ -148,7 +148,7 @@ class _Scan:
             yield from ChunkScan(self._fact, chunk, object_.size(), object_.read).run()
 
     def _elsewhere(self, gone: ChunkDescriptor, at: int) -> Iterator[Seen | Finding]:
-        """The object is gone: replaced, expired or lost. The newest manifest knows."""
+        """Look into the newest manifest, because the object is gone: replaced, expired or lost."""
         objects = self._connection.objects(self._topic.storage)
         manifest = self._connection.call(read_segment_manifest(objects, self._topic.topic, self._fact.descriptor))
         segment, until = self._fact.id, int(gone.next_offset)
@@ -169,7 +169,7 @@ class _Scan:
                         yield found
 
     def _from_owner(self, first: int, until: int) -> Iterator[Seen | Finding]:
-        """A batch that begins before `first` belongs to the piece before."""
+        """Read from the owner. A batch that begins before `first` belongs to the piece before."""
         walk, at = LogWalk(self._fact, ""), first
         while at < until:
             try:
@@ -201,7 +201,7 @@ class _Scan:
 
 
 class _Rows:
-    """Columns that grow."""
+    """Collects rows by columns."""
 
     def __init__(self) -> None:
         self._columns: list[list[Any]] = [[] for _ in ARROW_SCHEMA]
@@ -226,8 +226,8 @@ class _Rows:
         for column, value in zip(self._columns, row, strict=True):
             column.append(value)
 
-    def taken(self) -> Any:
-        """What there is, as an Arrow batch; nothing is left."""
+    def take(self) -> Any:
+        """Return all rows as an Arrow batch, and begin anew."""
         arrays = [pa.array(column, field.type) for column, field in zip(self._columns, ARROW_SCHEMA, strict=True)]
         self._columns = [[] for _ in ARROW_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)

@@ -2,26 +2,26 @@
 
     orders/
       _delta_log/…                 the table: which files it has, by commits
-      step-2-9f86d081…/            what Spark wrote for step 2; nobody counts it before a commit names its files
+      step-2-9f86d081…/            what Spark wrote for step 2; no reader counts it before a commit names its files
         part-….parquet
 
-**The offsets are state of the table**, not only a note in a commit. Delta keeps for each application a number
-(`txn`), which checkpoints carry on when old commits are deleted from the log. Braid's applications are
+**The offsets are state of the table**, not only a note in a commit. Delta keeps one number for each application
+(`txn`), and its checkpoints keep the number when old commits are deleted from the log. Braid's applications are
 
     braid/lake               the step
     braid/lake/segments      above the highest segment that has a number
     braid/lake/segment/3     the next offset of segment 3; the largest number for END
     braid/lake/topic         the topic's id, if it became known only after the table was made
 
-and the table's properties say of which topic it is (`braid.topic`, `braid.topicId`). A commit writes the numbers that
-change. The same positions stand in the commit's own metadata as `braid`, for people who look at the history. So anybody
-may compact, vacuum, checkpoint or delete from the table between two steps.
+and the table's properties name its topic (`braid.topic`, `braid.topicId`). A commit writes the numbers that change. The
+same positions are in the commit's own metadata as `braid`, for people who look at the history. So everyone may compact,
+vacuum, checkpoint or delete from the table between two steps.
 
-**Two writers.** A commit is made on the version that its positions were read from. Delta puts it behind commits of
-others that came meanwhile, unless one of them wrote the same application's number: then it fails. Each step writes
-`braid/lake`, so of two writers of one step one fails, and compaction beside them harms nobody.
+**Two writers.** A commit builds on the version from which its positions were read. Delta puts it after commits of other
+writers that came meanwhile. It fails if one of them wrote the number of the same application. Each step writes
+`braid/lake`, so of two writers of one step one fails; a compaction at the same time does no harm.
 
-**Statistics** come from the footers of the files, which are read anyway to count rows: with them engines skip files by
+**Statistics** come from the footers of the files, which are read to count rows: engines use them to skip files by
 segment, offset, time, key hash and epoch.
 """
 
@@ -68,10 +68,10 @@ _LOG: Final = "_delta_log"
 _TOPIC: Final = "braid.topic"
 _TOPIC_ID: Final = "braid.topicId"
 _HISTORY: Final = 10_000
-"""Commits that are looked through for the folder of a step: those of weeks."""
+"""How many commits are searched for the folder of a step: those of weeks."""
 _FOLDER: Final = re.compile(r"step-([1-9][0-9]*)-[0-9a-f]+")
 _COUNTED: Final = (int, datetime.datetime)
-"""Columns of these types have lowest and highest values that Delta can write down."""
+"""Delta stores the lowest and highest values of columns of these types."""
 
 
 class DeltaTable:
@@ -80,7 +80,7 @@ class DeltaTable:
     def __init__(self, where: str) -> None:
         self.path: Final = folder_path(where)
         self._table: deltalake.DeltaTable | None = None
-        """At the version that `landed` described: a commit builds on it."""
+        """The version that `landed` has read: a commit builds on it."""
         self._landed: Landed | None = None
 
     def landed(self) -> Landed | None:
@@ -88,9 +88,9 @@ class DeltaTable:
             table = deltalake.DeltaTable(self.path)
         except TableNotFoundError:
             found = set(os.listdir(self.path)) if os.path.isdir(self.path) else set()
-            if deltalake.DeltaTable.is_deltatable(self.path):  # Somebody has just made it.
+            if deltalake.DeltaTable.is_deltatable(self.path):  # Another process has just made it.
                 return self.landed()
-            if found - {_LOG}:  # A log without a commit is a table that somebody is making just now.
+            if found - {_LOG}:  # A log without a commit is a table that another process is making.
                 raise TableMismatch(
                     f"{self.path} is not empty and is no Delta table; name a new folder, or --format parquet if it is "
                     "a table of that format"
@@ -169,7 +169,7 @@ class DeltaTable:
                 ),
             )
         except DeltaError as error:
-            # What comes behind a commit, such as a checkpoint, may fail, too: then the step has landed nevertheless.
+            # Work after a commit, such as a checkpoint, may fail: the step has landed nevertheless.
             if self._committed_folders().get(landed.step) != note["folder"]:
                 if isinstance(error, CommitFailedError) and self._step_now() < landed.step:
                     raise TableConflict(f"somebody else has changed {self.path} meanwhile: {error}") from error
@@ -180,8 +180,8 @@ class DeltaTable:
         remove(folder)
 
     def remove_leftovers(self, older_than_s: float = LEFTOVER_S) -> int:
-        """A folder is left over if its step was committed with another one, or not yet. Where the log does not tell any
-        more, the folder stays: it is Delta's to vacuum."""
+        """Remove folders whose step was committed with another folder, or not yet. If the log is too short to tell, the
+        folder stays until Delta vacuums it."""
         landed = self.landed()
         if landed is None:
             return 0
@@ -200,13 +200,13 @@ class DeltaTable:
         return deltalake.DeltaTable(self.path).transaction_version(APP) or 0
 
     def _committed_folders(self) -> dict[int, str]:
-        """By step, as far back as the log tells."""
+        """Return the committed folder of each step, as far back as the log reaches."""
         history = deltalake.DeltaTable(self.path).history(_HISTORY)
         notes = [commit["braid"] for commit in history if isinstance(commit.get("braid"), dict)]
         return {note["landed"]["step"]: note["folder"] for note in notes if "folder" in note}
 
     def _sync_log(self, since: int) -> None:
-        """Commits behind this version: delta-rs leaves when they become durable to the kernel."""
+        """Sync the commits after this version: delta-rs does not."""
         log = os.path.join(self.path, _LOG)
         for name in os.listdir(log):
             if re.fullmatch(r"[0-9]{20}\.json", name) and int(name[:20]) > since:
@@ -215,7 +215,7 @@ class DeltaTable:
 
 
 def add_action(table: str, file: DataFile) -> AddAction:
-    """What a commit says about a file."""
+    """Describe a file for a commit."""
     return AddAction(
         path=os.path.relpath(file.path, table),
         size=file.bytes,
@@ -227,7 +227,7 @@ def add_action(table: str, file: DataFile) -> AddAction:
 
 
 def statistics(footer: Any) -> dict[str, Any]:
-    """Rows, lowest and highest values and nulls of a file, from what its row groups say."""
+    """Count a file's rows and nulls, and find its lowest and highest values, from its row groups."""
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     nulls: dict[str, int] = {}

@@ -1,23 +1,23 @@
 """`lake`: a topic lands in a table, each record exactly once, and the table itself remembers how far it has come.
 
     the table's last commit ──► where the topic stands ──► one step ──► Spark reads and writes ──► one commit
-    {segment: next | END}       begin, losses              end            rows, nobody sees them     files + positions
+    {segment: next | END}       begin, losses              end            rows, invisible yet        files + positions
 
-There is no checkpoint beside the table that could disagree with it. Files and the positions behind them become visible
-together (table.py), so a run that is killed anywhere has either landed its step or has not, and the next one reads
-in the table's last commit where to go on. A step that was read and written but not committed is read again: the same
-offsets, hence the same records (I1). Two runs at once both do the work, and one of them fails at its commit.
+There is no checkpoint beside the table that could disagree with the table. Files and their positions become visible
+together (table.py). So a run that is killed has either landed its step or has not, and the next run finds in the
+table's last commit where to go on. A step that was written but not committed is read again: the same offsets, hence the
+same records (I1). Of two runs at the same time both do the work, and one of them fails at its commit.
 
-**Steps** follow the rule of micro-batches (batch_limits.py): only segments whose ancestors had landed to their end
-before take part, so parents land before their children, and `max_records` bounds the work that a kill can cost.
-Positions are *next* offsets; a segment that was sealed and has landed completely is at END and stays there.
+**Steps** follow the rule of micro-batches (batch_limits.py): a step has only segments whose ancestors have landed to
+their end in earlier steps, so parents land before their children. `max_records` bounds the work that a kill can cost.
+Positions are *next* offsets; a sealed segment that has landed completely is at END and stays there.
 
-**Rows stay in Spark.** The source hands Arrow batches to the JVM, and Spark's own Parquet writer takes them from there.
-No Python is between the two.
+**Rows stay in Spark.** The source gives Arrow batches to the JVM, and Spark's own Parquet writer takes them from there,
+without Python in between.
 
-**What is lost.** If retention has deleted records before they landed, the run ends with an error, unless it was told to
-skip them; then the report says what is missing. A topic that was deleted and created again is another topic, with
-offsets that mean something else: it never lands in the same table.
+**Losses.** If retention has deleted records before they landed, the run ends with an error. With `skip_lost` it goes
+on, and the report says which records are missing. A topic that was deleted and created again is another topic, whose
+offsets mean something else: it never lands in the same table.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from braid.spark.stream.offsets import StreamOffset, is_other_topic
 from braid.spark.stream.topic_watch import TopicWatch
 
 MAX_RECORDS: Final = 20_000_000
-"""Of one step: some gigabytes, some minutes on two cores. What a kill costs at most."""
+"""Of one step: some gigabytes, some minutes on two cores. A kill costs at most this much work."""
 FOLLOW_POLL_S: Final = 1.0
-"""Between two looks at a topic in which nothing is new. Tables are not for those who need it sooner."""
+"""Between two looks at a topic without new records. Readers of tables do not need records sooner."""
 FORMATS: Final = ("parquet", "delta")
 FILE_BYTES: Final = 32 << 20
-"""As stored in the topic. A step that is larger is written by several tasks, if there are cores for them."""
+"""As stored in the topic. Several tasks write a larger step, if there are cores for them."""
 _TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
 _writing: Final = threading.Lock()
 
 
 class LakeStep(msgspec.Struct, frozen=True):
-    """What lands next, in one commit."""
+    """The records that land next, in one commit."""
 
     landed: Landed
-    """What the table says when the step is committed."""
+    """The table's commit after this step."""
     ranges: tuple[Range, ...]
     others: tuple[int, ...] = ()
-    """Segments of the topic of which nothing lands now."""
+    """Segments of the topic without records in this step."""
     estimated_bytes: float = 0.0
     losses: tuple[str, ...] = ()
-    """What could not land because it is gone, each a sentence's beginning."""
+    """Records that are gone and cannot land, each the beginning of a sentence."""
 
     @property
     def records(self) -> int:
@@ -84,14 +84,14 @@ class StepReport(JobReport, frozen=True):
 
 class LandedSegment(CopiedSegment, frozen=True):
     position: Position
-    """Where the next run begins."""
+    """The next run begins here."""
     lag: int
-    """Records that the topic had more when the run ended."""
+    """How many more records the topic had when the run ended."""
 
 
 class LakeReport(JobReport, frozen=True, kw_only=True):
     ok: bool
-    """Whether everything is in the table that the topic held for it."""
+    """Whether no record was lost before it could land."""
     topic: str
     table: str
     format: str
@@ -105,7 +105,7 @@ class LakeReport(JobReport, frozen=True, kw_only=True):
     segments: tuple[LandedSegment, ...]
     losses: tuple[str, ...]
     leftovers: int
-    """Folders of earlier runs that were never committed, and are removed now."""
+    """How many uncommitted folders of earlier runs this run has removed."""
     seconds: float
 
 
@@ -123,7 +123,7 @@ def open_table(where: str, kind: str) -> LakeTable:
 
 
 def begin(landed: Landed | None, snapshot: TopicSnapshot, columns: Sequence[str] | None, where: str) -> Landed:
-    """What the table holds before the run. Raises if the topic cannot land there."""
+    """Return what the table holds before the run. Raises if the topic cannot land there."""
     if landed is None:
         wanted = tuple(columns or SOURCE_SCHEMA.names)
         return Landed(topic=snapshot.topic, topic_id=snapshot.topic_id, step=0, positions={}, columns=wanted)
@@ -150,9 +150,9 @@ def next_step(
     target: TopicSnapshot | None = None,
     skip_lost: bool = False,
 ) -> LakeStep | None:
-    """What lands next in a table that holds `landed`, as far as `target` goes; None if nothing is new. `DataLoss` if
-    something is gone that should land first. Where the table stands is judged by the topic as it is now: another run
-    may have landed more than there was when this one took its target."""
+    """Plan the next step of a table that holds `landed`, up to `target`; None if nothing is new. Raises `DataLoss` if
+    records are gone that should land first. The table's position is compared with the topic as it is now: another run
+    may have landed more than there was when this run took its target."""
     if landed.step == 0:
         known: dict[int, Position] = {segment: found.earliest for segment, found in snapshot.segments.items()}
     else:
@@ -168,7 +168,7 @@ def next_step(
     finished = any(end == END and landed.positions.get(segment) != END for segment, end in ends.items())
     if not wanted and not finished and not place.losses:
         return None
-    # A segment that the topic has forgotten is finished, or lost: nothing more will come of it.
+    # A segment that the topic has forgotten is finished or lost: it gets no more records.
     forgotten: dict[int, Position] = {each: END for each in landed.positions if each not in ends}
     after = msgspec.structs.replace(landed, step=landed.step + 1, positions=forgotten | ends)
     return LakeStep(
@@ -188,7 +188,7 @@ def _offset(landed: Landed) -> StreamOffset:
 
 
 def step_rows(spark: SparkSession, source: Mapping[str, str], step: LakeStep) -> DataFrame:
-    """The rows of a step, in few and large partitions: each becomes a file."""
+    """Read the rows of a step, in few and large partitions: each becomes a file."""
     files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
     return rows_between(spark, source, step.ranges, step.others, step.landed.columns, minPartitions=str(max(1, files)))
 
@@ -200,8 +200,8 @@ def write_files(rows: DataFrame, folder: str) -> None:
 
 @contextmanager
 def _microseconds(spark: SparkSession) -> Iterator[None]:
-    """Spark's default, INT96, is a type that other readers refuse or take for nanoseconds. It is a setting of the whole
-    session, so lakes that share one write in turn."""
+    """Write timestamps in microseconds: other readers refuse Spark's default, INT96, or take it for nanoseconds. The
+    setting belongs to the whole session, so lakes that share a session write in turn."""
     with _writing:
         before = spark.conf.get(_TIMESTAMPS)
         assert before is not None
@@ -213,7 +213,7 @@ def _microseconds(spark: SparkSession) -> Iterator[None]:
 
 
 def land(spark: SparkSession, source: Mapping[str, str], table: LakeTable, step: LakeStep) -> StepReport:
-    """Read, write, commit."""
+    """Read, write and commit a step."""
     began = time.monotonic()
     folder = table.stage(step.landed.step)
     try:
@@ -233,7 +233,7 @@ def land(spark: SparkSession, source: Mapping[str, str], table: LakeTable, step:
 
 
 class Lake:
-    """One run. Owns the connection with which the driver looks at the topic."""
+    """One run of the job. Owns the driver's connection to the topic."""
 
     def __init__(
         self,
@@ -256,11 +256,11 @@ class Lake:
         self._on_step = on_step
         self._steps: list[StepReport] = []
         self._ranges: dict[int, list[Range]] = {}
-        """What has landed, by segment."""
+        """The ranges that have landed, by segment."""
         self._losses: dict[str, None] = {}
 
     def run(self, follow: threading.Event | None = None) -> LakeReport:
-        """Land what the topic holds now, or with `follow` also what comes, until that is set."""
+        """Land what the topic holds now. With `follow`, also land new records until the event is set."""
         began = time.monotonic()
         columns_schema(self._columns or SOURCE_SCHEMA.names)
         with SourceConnection(self._options) as connection:
@@ -282,7 +282,7 @@ class Lake:
         return self._report(after, now, leftovers, time.monotonic() - began)
 
     def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> LakeStep | None:
-        """The next step from where the table stands."""
+        """Plan the next step from the table's last commit."""
         landed = begin(self._table.landed(), now, columns, self._table.path)
         return next_step(now, landed, self._limits, target=target, skip_lost=self._skip_lost)
 
@@ -290,7 +290,7 @@ class Lake:
         try:
             report = land(self._spark, self._source, self._table, step)
         except Exception:
-            # Retention may have come between planning and reading. Who wants to go on without what it took, can.
+            # Retention may delete records between planning and reading. With --skip-lost the run goes on without them.
             again = plan_again() if self._skip_lost else None
             if again is None or again.losses == step.losses:
                 raise

@@ -9,16 +9,16 @@
       2-9f86d081/                  where Spark writes step 2
 
 **Commit** is one rename: `.orders.staging/2-9f86d081` becomes `orders/step=2`. A rename onto a folder that is not empty
-fails, and every step has its `_braid.parquet`, so of two writers one wins. The last step says how far the table has
-come, of all segments; so older steps may be deleted or rewritten by others as long as the last one stays.
+fails, and every step has its `_braid.parquet`, so of two writers one wins. The last step has the positions of all
+segments, so others may delete or rewrite older steps as long as the last one stays.
 
-**Readers** need nothing but the path. `step=…` is what Spark, pandas, Polars and DuckDB take for a partition column, so
-each row also tells in which commit it came, and a reader that comes back asks for `step > 41`. (In a folder whose name
-is no `name=value`, Spark would not look.) Readers differ in what they skip, so nothing may rest on skipping:
+**Readers** need only the path. Spark, pandas, Polars and DuckDB take `step=…` for a partition column, so each row shows
+its commit, and a reader that comes back asks for `step > 41`. (Spark does not look into a folder whose name is no
+`name=value`.) Readers skip different files, so nothing may depend on skipping:
 
-- Polars and DuckDB read every file below the path, also in folders that begin with `_` or `.`. Data that is being
-  written would count. So it is written beside the table; in the same file system, or there would be no rename.
-- Polars refuses a folder that holds anything but Parquet, so the offsets lie in a Parquet file without rows.
+- Polars and DuckDB read every file below the path, also in folders that begin with `_` or `.`. They would count data
+  that is being written. So a step is written beside the table, in the same file system, because of the rename.
+- Polars refuses a folder with a file that is not Parquet, so the offsets are in a Parquet file without rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from braid.spark.jobs.lake.table import (
 COMMIT_FILE: Final = "_braid.parquet"
 COMMIT_KEY: Final = b"braid"
 ROWS_KEY: Final = b"braid.rows"
-"""How many rows the step has, in its other files: a folder that was copied in half has fewer."""
+"""How many rows the step has, in its other files: an incomplete copy of the folder has fewer."""
 _STEP: Final = re.compile(r"step=([1-9][0-9]*)")
 _TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -61,7 +61,7 @@ class ParquetTable:
         above, name = os.path.split(self.path)
         self._staging: Final = os.path.join(above, f".{name}.staging")
         self._schema: pa.Schema | None = None
-        """Known from `create`, or from the last step."""
+        """From `create`, or from the last step."""
         if os.path.ismount(self.path):
             raise TableMismatch(
                 f"{self.path} is where a file system begins, and a table is committed by a rename from beside it: "
@@ -102,7 +102,7 @@ class ParquetTable:
         return os.path.join(self._staging, f"{step}-{secrets.token_hex(8)}")
 
     def prepare(self, folder: str, rows: int) -> Landing:
-        os.makedirs(folder, exist_ok=True)  # A step without records has nothing that Spark could write.
+        os.makedirs(folder, exist_ok=True)  # Spark writes nothing for a step without records.
         return prepared(folder, rows)
 
     def commit(self, landing: Landing, landed: Landed) -> None:
@@ -116,7 +116,7 @@ class ParquetTable:
         conflict = TableConflict(
             f"another writer has committed step {landed.step} of {self.path} first; nothing was landed twice"
         )
-        # The rename alone decides between writers. This is for a step that was committed and is removed already.
+        # The rename alone decides between writers. This check finds a step that was committed and removed since.
         if self._last_step() != landed.step - 1:
             raise conflict
         try:
@@ -143,7 +143,7 @@ class ParquetTable:
         return len(leftovers)
 
     def _check_rows(self, step: int, expected: bytes | None) -> None:
-        """That the last step is whole: what goes on behind it would never land what it lacks."""
+        """Check that the last step is complete: later steps would never land its missing rows."""
         folder = self._step(step)
         try:
             files = [name for name in os.listdir(folder) if name.endswith(".parquet")]

@@ -1,19 +1,19 @@
-"""What a lake needs of a table: that new files and the offsets behind them become visible in one step, or not at all.
+"""What a lake needs of a table: new files and their offsets become visible in one commit, or not at all.
 
     folder  = table.stage(step)              where Spark writes; no reader looks there
-    landing = table.prepare(folder, rows)    the files are there, complete and durable; still nobody sees them
-    table.commit(landing, landed)            now everybody does. `TableConflict` if another writer came first
+    landing = table.prepare(folder, rows)    the files are complete and durable; no reader sees them yet
+    table.commit(landing, landed)            every reader sees them. `TableConflict` if another writer came first
 
-The commit carries a `Landed`: the topic and the positions up to which the table now holds it. It is the only memory of
-the pipeline. A process that dies before the commit leaves files that nobody counts; one that dies behind it has done
-its work. So the next run has nothing to find out: it goes on where the last commit says.
+The commit carries a `Landed`: the topic, and the positions up to which the table holds it. The pipeline keeps no other
+state. A process that dies before the commit leaves files that no reader counts; a process that dies after the commit
+has done its work. The next run goes on where the last commit says.
 
 `step` counts the commits. Two writers that begin at the same step write different files, and only one commit of that
-step can exist. How that is made sure is each table's own matter (parquet.py, delta.py).
+step can exist. Each table ensures that in its own way (parquet.py, delta.py).
 
-Spark does not sync what it writes, and next to the data it leaves marks and checksums. `prepare` syncs the one and
-removes the other. It also counts rows in the files' footers: executors that wrote to disks of their own, which the
-driver does not see, must not end in a commit that skips their records.
+Spark does not sync its files, and leaves marks and checksums beside them. `prepare` syncs the files and removes the
+rest. It also counts the rows in the files' footers: if executors wrote to disks that the driver does not see, a commit
+would skip their records.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from braid.model.errors import InvalidArgument, JobFailed, TableMismatch
 
 LANDED_VERSION: Final = 1
 LEFTOVER_S: Final = 24 * 3_600.0
-"""Files of a step that was not committed are removed when they are so old. No step takes so long."""
+"""A run removes uncommitted files that are this old. No step takes so long."""
 
 
 class Landed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a table holds of a topic, as its last commit says."""
+    """How much of a topic a table holds, as its last commit says."""
 
     version: int = LANDED_VERSION
     topic: str
     topic_id: int
-    """0 if it is not known: it has landed only from manifests that do not tell."""
+    """0 if it is not known: the records came only from manifests that do not have it."""
     step: int
-    """Counts commits from 1 on; 0: none yet."""
+    """Counts commits from 1; 0: none yet."""
     positions: dict[int, Position]
     """The next offset of each segment, or END. None at all before the first step."""
     columns: tuple[str, ...]
@@ -76,7 +76,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class Landing(msgspec.Struct, frozen=True):
-    """Files that are complete and durable and wait for their commit."""
+    """Files that are complete and durable, before their commit."""
 
     folder: str
     files: tuple[DataFile, ...]
@@ -91,38 +91,38 @@ class Landing(msgspec.Struct, frozen=True):
 
 
 class LakeTable(Protocol):
-    """A folder that a topic lands in. Everything here runs on the driver."""
+    """A folder in which a topic lands. All of this runs on the driver."""
 
     @property
     def path(self) -> str: ...
     @property
     def kind(self) -> str:
-        """The format, as users name it."""
+        """Name the format as users do."""
 
     def landed(self) -> Landed | None:
-        """What the last commit says; None if there is no table yet. What a later `commit` builds on."""
+        """Read the last commit, on which a later `commit` builds; None if there is no table yet."""
 
     def create(self, first: Landed, schema: Any) -> None:
         """Begin a table with these columns (an Arrow schema), if there is none."""
 
     def stage(self, step: int) -> str:
-        """The path of a folder that is not there yet, of this step and of nobody else."""
+        """Return the path of a new folder for this attempt at the step; the folder does not exist yet."""
 
     def prepare(self, folder: str, rows: int) -> Landing:
-        """Make what Spark wrote durable, if that is so many rows."""
+        """Make the files that Spark wrote durable. Raises `JobFailed` if they have another number of rows."""
 
     def commit(self, landing: Landing, landed: Landed) -> None:
-        """All or nothing, and at most once for each step."""
+        """Make files and positions visible: all or nothing, at most once for each step."""
 
     def discard(self, folder: str) -> None:
-        """Remove what was staged, prepared or not."""
+        """Remove a staged folder, prepared or not."""
 
     def remove_leftovers(self, older_than_s: float = LEFTOVER_S) -> int:
-        """Remove what earlier writers staged and never committed. Returns how many folders."""
+        """Remove folders that earlier writers staged and never committed. Returns how many."""
 
 
 def folder_path(where: str) -> str:
-    """A folder's absolute path, from a path or a file URL."""
+    """Return a folder's absolute path, from a path or a file URL."""
     path = where.removeprefix("file://") if where.startswith("file:///") else where
     if "://" in path or not path:
         raise InvalidArgument(
@@ -136,7 +136,7 @@ def folder_path(where: str) -> str:
 
 
 def prepared(folder: str, rows: int) -> Landing:
-    """What all tables do in `prepare`."""
+    """Do what all tables do in `prepare`."""
     files = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
@@ -159,18 +159,18 @@ def prepared(folder: str, rows: int) -> Landing:
 
 
 def old_folders(folders: Iterable[str], older_than_s: float) -> Iterator[str]:
-    """Those in which nothing was made or removed for so long."""
+    """Yield the folders in which nothing was made or removed for so long."""
     for folder in folders:
         try:
             newest = max(os.stat(here).st_mtime for here, _, _ in os.walk(folder))
-        except (FileNotFoundError, ValueError):  # Gone meanwhile: another run removes leftovers, too.
+        except (FileNotFoundError, ValueError):  # Another run has removed the folder meanwhile.
             continue
         if time.time() - newest > older_than_s:
             yield folder
 
 
 def remove(path: str) -> None:
-    """A file or a folder with all that is in it, if it is there."""
+    """Remove a file, or a folder with its contents, if it exists."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -181,7 +181,7 @@ def remove(path: str) -> None:
 
 
 def sync(path: str) -> None:
-    """A file's bytes, or the names in a folder, are durable when this returns."""
+    """Make a file's bytes, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

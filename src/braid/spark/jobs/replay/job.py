@@ -1,25 +1,25 @@
-"""`replay`: a topic, or a time of it, into another topic; keys keep their order, and each record is written once.
+"""`replay`: copies a topic, or a time of it, into another topic, in the order of keys, each record once.
 
     journal ──► one step ──► read ──► by key hash ──► sort ──► write ──► done
                 offsets      Spark    n partitions    (segment, offset)  recognised if it is written again
 
 **Steps.** The driver cuts the copy into steps, by the rule of micro-batches (batch_limits.py): a step has only segments
-whose ancestors were copied to their end in the steps before. A step is journalled before it is run (journal.py),
-and run until it succeeds; only then comes the next.
+whose ancestors were copied to their end in earlier steps. The driver journals a step before it runs (journal.py), and
+runs it until it succeeds; only then comes the next step.
 
 **Once.** A step is written with the replay's id as `txnAppId` and its number as `txnVersion`. The sink numbers the rows
-of each partition; if a task or a whole step is repeated, brokers recognise what they have. That holds only if the
-repeated rows are the same in the same order. Rows are: their offsets are in the journal. Partitions are: their number
-is, too, and which row belongs to which is a hash of the row. Order is: it is sorted, for behind a shuffle rows come in
-any order.
+of each partition; if a task or a whole step is repeated, brokers recognise what they have stored. For that, a repeat
+must have the same rows in the same partitions in the same order. The journal has the offsets of the rows and the number
+of partitions; a hash of each row chooses its partition; and each partition is sorted, because rows come in any order
+after a shuffle.
 
-**Order.** All records of a key have the same hash, so one task writes them. Of one key, a step has records of one
-segment only (its ancestors and descendants are in other steps), so sorting by segment and offset is the order in which
-they were published (I4). Records without a key have no order between segments; those of one segment stay together, in
-theirs. In the target, segments may be as many as they like: the key decides again.
+**Order.** All records of a key have the same hash, so one task writes them. For one key, a step has records of one
+segment only (its ancestors and descendants are in other steps), so sorting by segment and offset gives the order in
+which they were published (I4). Records without a key have no order between segments; those of one segment stay
+together, in their order. The target may have any number of segments: the key chooses the segment again.
 
-**Time.** With bounds of time the copy is exact: records outside are cut away by the source. Chunks that lie wholly
-outside are stepped over without reading them, and without a step.
+**Time.** With bounds of time the copy is exact: the source leaves out records outside the bounds. The driver steps over
+chunks that are wholly outside, without reading them and without a step.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from braid.spark.stream.batch_limits import BatchLimits, admit, beginning, bound
 from braid.spark.stream.offsets import StreamOffset
 
 MAX_RECORDS: Final = 20_000_000
-"""Of one step. Spark keeps a step's rows on disk between reading and writing, so this bounds the room that it needs."""
+"""Of one step. Spark keeps a step's rows on disk between reading and writing, so this bounds the disk space."""
 PARTITION_RECORDS: Final = 50_000
-"""Fewer are not worth a task of their own."""
+"""Fewer are not worth a separate task."""
 _WITHOUT_KEY: Final = 1 << 16
 """Above all key hashes."""
 
@@ -62,13 +62,13 @@ class ReplayReport(JobReport, frozen=True, kw_only=True):
     checkpoint: str
     steps: int
     repeated: int
-    """Steps that an earlier run had begun."""
+    """How many steps an earlier run had begun."""
     records: int
     duplicates: int
-    """Records that were in the target already, from a step that was repeated. Not known exactly if others write to the
-    target at the same time."""
+    """Records of a repeated step that were in the target already. An estimate if other producers write to the target at
+    the same time."""
     lag: int
-    """Records that the source had more when the run ended, in which it did not look."""
+    """How many more records the source had when the run ended."""
     segments: tuple[CopiedSegment, ...]
     seconds: float
 
@@ -82,7 +82,7 @@ def check_topics(source: str, target: str) -> None:
 
 
 def bounds(start: str, until: str) -> dict[str, str]:
-    """The options of the source for what `--from` and `--until` say."""
+    """Turn `--from` and `--until` into options of the source."""
     given: dict[str, str] = {}
     for value, open_end, name in ((start, "earliest", "starting"), (until, "latest", "ending")):
         if value.strip().lower() == open_end:
@@ -93,7 +93,7 @@ def bounds(start: str, until: str) -> dict[str, str]:
 
 
 def checked_bounds(source: Mapping[str, str], start: str, until: str) -> dict[str, str]:
-    """The same, if they can be; what is wrong is called as users of the command line call it."""
+    """Check the bounds, too. Errors name the options of the command line."""
     SourceOptions.parse(source)
     for name, value, open_end, asked in (
         ("--from", start, "earliest", bounds(start, "latest")),
@@ -126,24 +126,24 @@ def first_positions(options: SourceOptions, snapshot: TopicSnapshot) -> dict[int
                 f"--from and --until ask for records from offset {position} up to {end} of segment {segment} of topic "
                 f"{snapshot.topic}: the end lies before the start"
             )
-        positions[segment] = end  # What was asked for from the earliest record on was all deleted.
+        positions[segment] = end  # Retention has deleted all records that were asked for.
     return positions
 
 
 def until(options: SourceOptions, snapshot: TopicSnapshot) -> TopicSnapshot:
-    """The topic as if it ended where it is to be copied to. A segment that is not copied to its end has not ended: its
-    children are not copied."""
+    """Return the topic as if it ended where the copy ends. A segment that is not copied to its end counts as not
+    sealed, so its children are not copied."""
     segments = dict(snapshot.segments)
     for segment, end in _ends(options).items():
         found = segments.get(segment)
         if found is not None and end < found.end:
-            earliest = min(found.earliest, end)  # What retention took behind the end was not to be copied.
+            earliest = min(found.earliest, end)  # Deleted records after `end` were not to be copied.
             segments[segment] = msgspec.structs.replace(found, earliest=earliest, end=end, sealed=False)
     return msgspec.structs.replace(snapshot, segments=segments)
 
 
 def _ends(options: SourceOptions) -> dict[int, int]:
-    """Of the segments that are not to be copied to their ends."""
+    """Return the ends of the segments that are not copied to their own ends."""
     asked = options.ending_offsets
     places = asked.items() if isinstance(asked, dict) else ()
     return {segment: place for segment, place in places if place != END and place >= 0}
@@ -157,13 +157,13 @@ def next_step(
     times: Prune,
     parallelism: int,
 ) -> ReplayStep | None:
-    """What is copied next, from these positions; None if that is nothing."""
+    """Plan the next step from these positions; None if nothing is left."""
     offset = StreamOffset(topic=replay.source, topic_id=replay.source_id, positions=dict(positions))
     place = stream_position(offset, snapshot)
     if place.losses:
         raise DataLoss(
-            f"{'; '.join(place.losses)}. The replay cannot go on behind that; begin a new one with another --name, "
-            "from what is there"
+            f"{'; '.join(place.losses)}. The replay cannot go on after that; begin a new one with another --name, "
+            "from the records that are there"
         )
     begin = {segment: _stepped_over(snapshot, segment, at, times) for segment, at in place.positions.items()}
     ends = admit(snapshot, begin, limits)
@@ -180,7 +180,7 @@ def next_step(
 
 
 def _stepped_over(snapshot: TopicSnapshot, segment: int, position: Position, times: Prune) -> Position:
-    """Behind chunks that hold nothing of the time that is asked for."""
+    """Return the position after the chunks that have no records of the time that was asked for."""
     if position == END:
         return END
     found = snapshot.segments[segment]
@@ -195,8 +195,8 @@ def _stepped_over(snapshot: TopicSnapshot, segment: int, position: Position, tim
 
 
 def in_order(rows: DataFrame, partitions: int) -> DataFrame:
-    """All records of a key in one partition, in the order in which they were published; always the same rows in the
-    same partition in the same order."""
+    """Put all records of a key into one partition, in the order in which they were published. A repeat has the same
+    rows in the same partitions in the same order."""
     spread = F.when(F.col("key").isNull(), F.col("segment") + _WITHOUT_KEY).otherwise(F.col("keyHash"))
     return rows.repartition(partitions, spread).sortWithinPartitions("segment", "offset")
 
@@ -209,7 +209,7 @@ def copy(
     step: ReplayStep,
     others: tuple[int, ...],
 ) -> dict[int, int]:
-    """Write a step. Returns how many records of each segment that was."""
+    """Write a step. Returns how many records of each segment were copied."""
     times = {name: value for name, value in replay.bounds.items() if name.endswith("Timestamp")}
     columns = ("segment", "offset", "keyHash", "key", "value", "timestamp", "headers")
     rows = rows_between(spark, source, step.ranges, others, columns, **times)
@@ -228,7 +228,7 @@ def copy(
 
 
 class ReplayRun:
-    """One run of a replay. Owns the connections with which the driver looks at both topics."""
+    """One run of a replay. Owns the driver's connections to both topics."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class ReplayRun:
         create: bool = False,
         on_step: Callable[[ReplayStep], None] = lambda _: None,
     ) -> None:
-        """`source` and `sink` are options of `format("braid")`; `bounded_by` is what `bounds` returns."""
+        """Take `source` and `sink` as options of `format("braid")`, and the result of `bounds` as `bounded_by`."""
         self._spark = spark
         self._source = {**source, "topic": TopicName.parse(source["topic"]).path}
         self._sink = {**sink, "topic": TopicName.parse(sink["topic"]).path}
@@ -264,7 +264,7 @@ class ReplayRun:
         with SourceConnection(self._options) as connection, SourceConnection(sink) as target, self._journal:
             goal = connection.snapshot()
             if self._journal.read() is None:
-                first_positions(self._options, goal)  # Bounds that cannot be are refused before anything is made.
+                first_positions(self._options, goal)  # Impossible bounds are refused before the target is created.
             before = self._target(target, goal)
             replay = self._journal.begin(
                 Replay(
@@ -344,5 +344,5 @@ _CONNECTING: Final = ("url", "token", "tls", "timeout", "topic")
 
 
 def _records_in(snapshot: TopicSnapshot) -> int:
-    """That it has ever had."""
+    """Count the records that the topic has ever had."""
     return sum(segment.end for segment in snapshot.segments.values())

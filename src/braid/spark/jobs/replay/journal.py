@@ -1,14 +1,13 @@
-"""What a replay remembers: which copy it makes, and which step of it is under way.
+"""The state of a replay: which copy it makes, and which step is under way.
 
     DIR/replay.json      a Replay, replaced as a whole
-    DIR/lock             held while a replay runs; given up by the kernel however the process ends
+    DIR/lock             held while a replay runs; the kernel releases it however the process ends
 
-A step stands here before its first record is written, with all that decides how it is written: offsets, number of
-partitions, and the replay's id, under which brokers recognise what they have. So a step that was begun can always be
-repeated to the letter, and it is, until it is marked as done.
+The journal has a step before its first record is written, with everything that decides how it is written: offsets,
+number of partitions, and the replay's id, by which brokers recognise repeated records. So a step can always be repeated
+exactly, and the replay repeats it until it is marked as done.
 
-The id is drawn when the folder is made. A folder that is lost takes the id along: then nobody can know what was copied,
-and a new replay would copy it again.
+The id is drawn when the folder is made. If the folder is lost, so is the id, and a new replay copies everything again.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _FILE: Final = "replay.json"
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Records that are copied in one write."""
+    """The records of one write."""
 
     number: int
     ranges: tuple[Range, ...]
     partitions: int
     positions: dict[int, Position]
-    """Where the next step begins, when this one is done."""
+    """Where the next step begins."""
     done: bool = False
 
     @property
@@ -54,7 +53,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     target: str
     target_id: int
     bounds: dict[str, str]
-    """What is copied, as options of the source."""
+    """Which records are copied, as options of the source."""
     step: ReplayStep | None = None
 
     def same_copy(self, other: Replay) -> bool:
@@ -62,7 +61,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ReplayJournal:
-    """Used with `with`. Belongs to the process that holds the lock."""
+    """Use it with `with`. Belongs to the process that holds the lock."""
 
     def __init__(self, folder: str) -> None:
         self.folder: Final = os.path.abspath(folder)
@@ -88,7 +87,8 @@ class ReplayJournal:
         os.close(self._lock)
 
     def begin(self, wanted: Replay) -> Replay:
-        """The replay that this folder is about: `wanted` if it is new, otherwise the one that must be like it."""
+        """Return the replay of this folder: `wanted` if the folder is new, otherwise the known one, if it is the same
+        copy."""
         known = self.read()
         if known is None:
             others = set(os.listdir(self.folder)) - {"lock", _temporary(_FILE)}
@@ -129,7 +129,7 @@ class ReplayJournal:
         return found
 
     def write(self, replay: Replay) -> Replay:
-        """Durable when it returns."""
+        """Make the state durable."""
         temporary = os.path.join(self.folder, _temporary(_FILE))
         with open(temporary, "wb") as file:
             file.write(msgspec.json.encode(replay))
@@ -145,7 +145,7 @@ class ReplayJournal:
 
 
 def default_folder(name: str, environment: Mapping[str, str]) -> str:
-    """Where programs keep what must survive a restart, on this system."""
+    """Return the folder in which programs of this system keep their state."""
     state = environment.get("XDG_STATE_HOME") or os.path.join(environment.get("HOME", "."), ".local", "state")
     return os.path.join(state, "braid", "replay", name)
 
