@@ -296,7 +296,7 @@ def test_wrong_usage_is_said_before_spark_is_started(broker: StoredBroker, tmp_p
     for arguments, code, text in (
         ([*base, "s3://bucket/x"], 2, b"no file system for object stores"),
         ([*base, str(tmp_path)], 1, b"is not empty"),
-        ([*base, str(tmp_path / "t"), "--columns", "price"], 2, b"there is no column 'price'"),
+        ([*base, str(tmp_path / "t"), "--columns", "price"], 2, b"column 'price' is unknown"),
         ([*base, str(tmp_path / "t")], 1, b"there is no topic public/default/nothing-here"),
     ):
         done = run_cli(arguments)

@@ -163,7 +163,7 @@ def test_a_table_takes_one_topic_with_one_choice_of_columns() -> None:
 
 
 def test_columns_that_a_topic_does_not_have_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="there is no column 'price'"):
+    with pytest.raises(InvalidArgument, match="column 'price' is unknown"):
         columns_schema(("offset", "price"))
     with pytest.raises(InvalidArgument, match="named twice"):
         columns_schema(("offset", "offset"))

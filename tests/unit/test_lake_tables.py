@@ -334,7 +334,7 @@ def test_a_parquet_table_whose_last_commit_is_damaged_is_refused(tmp_path: Path)
         table.landed()
     mark.write_bytes(whole)
     (where / "step=1").rename(where / "step=4")
-    with pytest.raises(TableMismatch, match="somebody has renamed"):
+    with pytest.raises(TableMismatch, match="folders of the table were renamed"):
         table.landed()
 
 

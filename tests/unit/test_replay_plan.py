@@ -94,7 +94,7 @@ def test_a_replay_begins_at_what_is_retained_or_where_it_is_told() -> None:
     assert first_positions(options(startingOffsets='{"0": "END", "1": 2}'), there) == {0: END, 1: 2}
     with pytest.raises(InvalidArgument, match="endingOffsets names segment 7, which topic"):
         first_positions(options(endingOffsets='{"7": 2}'), there)
-    with pytest.raises(InvalidArgument, match=r"from offset 3 up to 2 of segment 1 .*: the end lies before the start"):
+    with pytest.raises(InvalidArgument, match=r"from offset 3 up to 2 of segment 1 .*: the end is before the start"):
         first_positions(options(startingOffsets='{"1": 3}', endingOffsets='{"1": 2}'), there)
 
 

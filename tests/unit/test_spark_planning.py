@@ -288,9 +288,9 @@ def test_offsets_of_the_options_become_ranges(changes: dict[str, object], ranges
         (
             {"starting_offsets": {0: 9}},
             DataLoss,
-            "is gone, by retention. Begin at earliest, or set option failOnDataLoss",
+            "retention has deleted earlier records. Begin at earliest, or set option failOnDataLoss",
         ),
-        ({"starting_offsets": {1: 9}, "ending_offsets": {1: 8}}, InvalidArgument, "the end lies before the start"),
+        ({"starting_offsets": {1: 9}, "ending_offsets": {1: 8}}, InvalidArgument, "the end is before the start"),
     ],
 )
 def test_offsets_out_of_range_are_refused(changes: dict[str, object], error: type[Exception], says: str) -> None:

@@ -126,7 +126,7 @@ def test_columns_of_a_record_are_taken(ddl: str) -> None:
         ("value binary, timestamp long", "the column timestamp is bigint; it must be timestamp"),
         ("value binary, timestamp timestamp_ntz", "the column timestamp is timestamp_ntz"),
         ("value binary, topic binary", "the column topic is binary"),
-        ("value binary, value binary", "one stands there twice"),
+        ("value binary, value binary", "one is there twice"),
     ],
 )
 def test_other_columns_and_types_are_named(ddl: str, text: str) -> None:
@@ -177,7 +177,10 @@ HEADERS = pa.map_(pa.string(), pa.binary())
             batch([b"a"], timestamp=pa.array([None], pa.timestamp("us", "UTC"))),
             "the column timestamp is null in row 100",
         ),
-        (batch([b"a", b"b"], topic=pa.array(["x", None])), "the column topic is null in row 101 .* no option topic"),
+        (
+            batch([b"a", b"b"], topic=pa.array(["x", None])),
+            "the column topic is null in row 101 .*: name a topic there, or set option topic",
+        ),
         (batch([b"a"], headers=pa.array([[("h", None)]], HEADERS)), "the column headers has a null value"),
     ],
 )

@@ -42,6 +42,6 @@ def columns_schema(columns: Sequence[str]) -> StructType:
     for each in columns:
         if each not in SOURCE_SCHEMA.names or columns.count(each) > 1:
             raise InvalidArgument(
-                f"there is no column {each!r}, or it is named twice: choose from {', '.join(SOURCE_SCHEMA.names)}"
+                f"column {each!r} is unknown, or named twice: choose from {', '.join(SOURCE_SCHEMA.names)}"
             )
     return StructType([SOURCE_SCHEMA[each] for each in columns])

@@ -26,8 +26,8 @@ def whole(rows: Iterable[Any]) -> Iterator[Any]:
     pipe = _pipe()
     if pipe is not None and broken_off(pipe):
         raise JobFailed(
-            "Spark broke off the rows of this task, because what they come from has failed: see that error. What was "
-            "written stays, and the next attempt continues it"
+            "Spark broke off the rows of this task because their input has failed: see that error. Written rows stay, "
+            "and the next attempt continues"
         )
 
 

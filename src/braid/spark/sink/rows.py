@@ -45,7 +45,7 @@ def checked(rows: Any, first_row: int, *, default_topic: bool) -> Any:
     _refuse_null(rows, "value", first_row, "a record's value may be empty, but not null")
     _refuse_null(rows, "timestamp", first_row, "fill it in, or leave the column out: then records get the present time")
     if not default_topic:
-        _refuse_null(rows, "topic", first_row, "and there is no option topic, which would hold for it")
+        _refuse_null(rows, "topic", first_row, "name a topic there, or set option topic")
     arrays = [_as(rows.column(name), name, first_row) for name in rows.schema.names]
     return pa.table(arrays, names=rows.schema.names)
 

@@ -81,7 +81,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
             raise InvalidArgument(f"the column {field.name} is {kind}; it must be {' or '.join(types)}: cast it")
     names = schema.names
     if len(set(names)) != len(names):
-        raise InvalidArgument(f"the columns are {', '.join(names)}: one stands there twice")
+        raise InvalidArgument(f"the columns are {', '.join(names)}: one is there twice")
     if "value" not in names:
         raise InvalidArgument(
             f"there is no column value; columns are {', '.join(names) or 'none'}, select from: {wanted}"

@@ -265,13 +265,13 @@ def _offsets(name: str, value: str | None) -> Offsets | None:
     places: dict[int, Position] = {}
     for segment, place in found.items():
         if not re.fullmatch(r"0|[1-9]\d{0,17}", segment, re.ASCII):
-            wrong_value(name, value, f"{expected}; {segment!r} is no segment id")
+            wrong_value(name, value, f"{expected}; {segment!r} is not a segment id")
         if place == END:
             places[int(segment)] = END
         elif isinstance(place, int) and not isinstance(place, bool) and _EARLIEST_NUMBER <= place <= _MAX_OFFSET:
             places[int(segment)] = place
         else:
-            wrong_value(name, value, f"{expected}; {place!r} is no offset")
+            wrong_value(name, value, f"{expected}; {place!r} is not an offset")
     return places
 
 

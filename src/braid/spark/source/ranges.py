@@ -47,7 +47,7 @@ def _range(snapshot: TopicSnapshot, segment: SegmentSnapshot, options: SourceOpt
                 f"option {option} names offset {offset} of {where}: it does not exist", segment.earliest, segment.end
             )
     if first < segment.earliest:
-        text = f"option startingOffsets names offset {first} of {where}: what lies before is gone, by retention"
+        text = f"option startingOffsets names offset {first} of {where}: retention has deleted earlier records"
         if options.fail_on_data_loss:
             raise DataLoss(f"{text}. Begin at earliest, or set option failOnDataLoss to false to read what is left")
         _log.warning("%s; reading begins at %d, because failOnDataLoss is false", text, segment.earliest)
@@ -56,7 +56,7 @@ def _range(snapshot: TopicSnapshot, segment: SegmentSnapshot, options: SourceOpt
         until = first  # Retention has deleted all records that were asked for.
     if until < first:
         raise InvalidArgument(
-            f"options startingOffsets and endingOffsets ask for offsets {first} up to {until} of {where}: the end lies "
+            f"options startingOffsets and endingOffsets ask for offsets {first} up to {until} of {where}: the end is "
             "before the start"
         )
     return Range(segment.id, first, until)

@@ -40,7 +40,7 @@ _MANIFESTS_AT_ONCE: Final = 32
 
 
 class SegmentBounds(msgspec.Struct, frozen=True):
-    """Where a segment stands in its topic, and which of its records exist."""
+    """The place of a segment in its topic, and the range of its records."""
 
     id: int
     descriptor: str

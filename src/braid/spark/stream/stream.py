@@ -186,20 +186,20 @@ class _Driver:
 
     def _end_after(self, start: StreamOffset, snapshot: TopicSnapshot, limits: BatchLimits) -> StreamOffset | None:
         """Return the end of the next micro-batch; None if nothing is new."""
-        stands = stream_position(start, snapshot)
-        if stands.losses:
-            self._lost(stands.losses)
+        position = stream_position(start, snapshot)
+        if position.losses:
+            self._lost(position.losses)
         seen = snapshot if self._target is None else bounded(snapshot, self._target)
-        ends = admit(seen, stands.positions, limits)
-        if ends == stands.positions and not stands.losses:
+        ends = admit(seen, position.positions, limits)
+        if ends == position.positions and not position.losses:
             return None
-        admitted = ranges(stands.positions, ends, snapshot)
+        admitted = ranges(position.positions, ends, snapshot)
         return StreamOffset(
             topic=snapshot.topic,
             topic_id=snapshot.topic_id or start.topic_id,
             positions=ends,
             partitions=partitions(admitted, snapshot.segments, self._options.min_partitions or 0),
-            since=stands.positions if start.is_beginning or stands.losses else None,
+            since=position.positions if start.is_beginning or position.losses else None,
             not_before=start.not_before,
         )
 

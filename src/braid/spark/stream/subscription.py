@@ -23,7 +23,7 @@ from braid.model.errors import BraidError, SubscriptionExists, SubscriptionNotFo
 from braid.spark.connection import SourceConnection
 from braid.spark.source.snapshot import TopicSnapshot
 
-PATIENCE_S: Final = 5.0
+MOVE_TIMEOUT_S: Final = 5.0
 """How long the query waits for a move."""
 PAUSE_S: Final = 10.0
 """After a failure. Otherwise every micro-batch would wait for brokers that are away."""
@@ -36,7 +36,7 @@ class QuerySubscription:
         self.name = name
         self._connection = connection
         self._clock = clock
-        self._stands: dict[int, int] | None = None
+        self._cursors: dict[int, int] | None = None
         """The subscription's cursors as this query knows them; None: not known."""
         self._paused_until = 0.0
 
@@ -48,7 +48,7 @@ class QuerySubscription:
     def move(self, positions: Mapping[int, Position], snapshot: TopicSnapshot) -> None:
         """Move the subscription here: everything before was processed. Creates it if it is missing; never raises."""
         wanted = _offsets(positions, snapshot)
-        if self._stands is None or _forward(wanted, self._stands):
+        if self._cursors is None or _forward(wanted, self._cursors):
             self._try(wanted, snapshot.topic)
 
     def _try(self, wanted: dict[int, int], topic: str, *, only_if_new: bool = False) -> None:
@@ -56,26 +56,26 @@ class QuerySubscription:
             return
         try:
             admin = self._connection.client.admin
-            work = asyncio.wait_for(self._move(admin, topic, wanted, only_if_new), PATIENCE_S)
-            self._stands = self._connection.call(work)
+            work = asyncio.wait_for(self._move(admin, topic, wanted, only_if_new), MOVE_TIMEOUT_S)
+            self._cursors = self._connection.call(work)
         except (BraidError, TimeoutError) as error:
-            self._stands = None
+            self._cursors = None
             self._paused_until = self._clock() + PAUSE_S
-            reason = str(error) or f"no answer for {PATIENCE_S:g} s"
+            reason = str(error) or f"no answer for {MOVE_TIMEOUT_S:g} s"
             _log.warning(
-                "subscription %s of %s does not show how far the query is: %s. The query goes on; it is tried again",
+                "subscription %s of %s does not show how far the query is: %s. The query goes on and tries again",
                 self.name, topic, reason,
             )  # fmt: skip
 
     async def _move(self, admin: Admin, topic: str, wanted: dict[int, int], only_if_new: bool) -> dict[int, int]:
-        stands, created = self._stands, False
-        if stands is None:
-            stands, created = await self._found_or_created(admin, topic)
-        forward = _forward(wanted, stands)
+        cursors, created = self._cursors, False
+        if cursors is None:
+            cursors, created = await self._found_or_created(admin, topic)
+        forward = _forward(wanted, cursors)
         if forward and (created or not only_if_new):
             moved = await admin.seek(topic, self.name, forward)
-            stands = stands | _by_segment(moved["offsets"])
-        return stands
+            cursors = cursors | _by_segment(moved["offsets"])
+        return cursors
 
     async def _found_or_created(self, admin: Admin, topic: str) -> tuple[dict[int, int], bool]:
         created = False
@@ -101,8 +101,8 @@ def _offsets(positions: Mapping[int, Position], snapshot: TopicSnapshot) -> dict
     return found
 
 
-def _forward(wanted: Mapping[int, int], stands: Mapping[int, int]) -> dict[int, int]:
-    return {segment: offset for segment, offset in wanted.items() if offset > stands.get(segment, 0)}
+def _forward(wanted: Mapping[int, int], cursors: Mapping[int, int]) -> dict[int, int]:
+    return {segment: offset for segment, offset in wanted.items() if offset > cursors.get(segment, 0)}
 
 
 def _by_segment(offsets: Mapping[str, Any]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""`braid pipeline advise`: measure where a topic's load lies on the ring of key hashes and in time, and say what to do.
+"""`braid pipeline advise`: measures a topic's load by key hash and by time, and says which splits and merges help.
 
     records ─► by (hour, key hash): records, bytes            one pass over the topic; at most 65,536 rows an hour, kept
                  ├─► by (hour, cell of 64 hashes)             what the driver gets
@@ -178,7 +178,7 @@ def collect_histogram(
     times, columns = np.unique(coarse["time"].to_numpy(), return_inverse=True)
     if len(times) > MAX_BUCKETS:
         raise InvalidArgument(
-            f"the records lie in more than {MAX_BUCKETS:,} buckets of {bucket_s} s: choose a larger bucket, or a later "
+            f"the records span more than {MAX_BUCKETS:,} buckets of {bucket_s} s: choose a larger bucket, or a later "
             "beginning"
         )
     cells, loads = coarse["cell"].to_numpy(), coarse["load"].to_numpy()

@@ -59,14 +59,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_FINDINGS: Final = 1_000
-"""How many are collected: nobody reads more of them line by line."""
+"""How many findings the driver collects: nobody reads more of them line by line."""
 
 
 class Defect(JobReport, frozen=True):
     rule: str
     segment: int
     object: str
-    """In the segment's folder; empty if no single object is to blame."""
+    """In the segment's folder; empty if no single object is the cause."""
     offset: int
     text: str
 

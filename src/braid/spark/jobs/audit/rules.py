@@ -23,7 +23,7 @@ RULES: Final[Mapping[str, str]] = {
     "chunk-descriptor": "a chunk is what its manifest says: size, offsets, times, key hashes",
     "chunk-footer": "a chunk's footer is readable and agrees with its batches",
     "chunk-index": "a chunk's index leads to its batches",
-    "producer-table": "a chunk's producer table knows who wrote into it",
+    "producer-table": "a chunk's producer table has the producers of its batches",
     "batch-header": "every header is readable",
     "batch-body": "every body has the checksum that its header says",
     "offset-gap": "offsets have no gap",

@@ -177,7 +177,7 @@ class ChunkScan:
             )
             yield walk.finding("chunk-footer", base, text)
         if len(footer.producers) < MAX_PRODUCERS and not set(producers.rows()) <= set(footer.producers.rows()):
-            yield walk.finding("producer-table", base, "the producer table lacks batches that stand in the chunk")
+            yield walk.finding("producer-table", base, "the producer table lacks batches of the chunk")
 
     # The batches.
 

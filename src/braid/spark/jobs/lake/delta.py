@@ -172,7 +172,7 @@ class DeltaTable:
             # Work after a commit, such as a checkpoint, may fail: the step has landed nevertheless.
             if self._committed_folders().get(landed.step) != note["folder"]:
                 if isinstance(error, CommitFailedError) and self._step_now() < landed.step:
-                    raise TableConflict(f"somebody else has changed {self.path} meanwhile: {error}") from error
+                    raise TableConflict(f"another writer has changed {self.path} meanwhile: {error}") from error
                 raise conflict from error
         self._sync_log(since=version)
 

@@ -116,7 +116,7 @@ def open_table(where: str, kind: str) -> LakeTable:
         from braid.spark.jobs.lake.delta import DeltaTable
 
         return DeltaTable(where)
-    raise InvalidArgument(f"{kind!r} is no format of tables: choose one of {', '.join(FORMATS)}")
+    raise InvalidArgument(f"{kind!r} is not a table format: choose one of {', '.join(FORMATS)}")
 
 
 # Deciding.
@@ -160,8 +160,8 @@ def next_step(
     place = stream_position(_offset(msgspec.structs.replace(landed, positions=known)), snapshot)
     if place.losses and not skip_lost:
         raise DataLoss(
-            f"{'; '.join(place.losses)}. The table of topic {landed.topic} stands before that: run it again with "
-            "--skip-lost to go on without these records"
+            f"{'; '.join(place.losses)}. The table of topic {landed.topic} lacks these records: run the command again "
+            "with --skip-lost to go on without them"
         )
     ends = admit(snapshot if target is None else bounded(snapshot, target), place.positions, limits)
     wanted = ranges(place.positions, ends, snapshot)
@@ -308,7 +308,7 @@ class Lake:
             did = self._ranges.get(segment) or [Range(segment, 0, 0)]
             records = sum(each.records for each in did)
             segments.append(LandedSegment(segment, did[0].first, did[-1].until, records, position, lag(end, position)))
-        behind = sum(found.end - found.earliest for found in now.segments.values() if found.id not in landed.positions)
+        unread = sum(found.end - found.earliest for found in now.segments.values() if found.id not in landed.positions)
         return LakeReport(
             ok=not self._losses,
             topic=landed.topic,
@@ -319,7 +319,7 @@ class Lake:
             records=sum(step.records for step in self._steps),
             files=sum(step.files for step in self._steps),
             bytes=sum(step.bytes for step in self._steps),
-            lag=sum(each.lag for each in segments) + behind,
+            lag=sum(each.lag for each in segments) + unread,
             segments=tuple(segments),
             losses=tuple(self._losses),
             leftovers=leftovers,

@@ -90,7 +90,7 @@ class ParquetTable:
         said = schema.metadata or {}
         landed = Landed.from_bytes(said.get(COMMIT_KEY, b""), where)
         if landed.step != last:
-            raise TableMismatch(f"{where} is of step {landed.step}: somebody has renamed folders of the table")
+            raise TableMismatch(f"{where} is of step {landed.step}: folders of the table were renamed")
         self._check_rows(last, said.get(ROWS_KEY))
         self._schema = schema
         return landed

@@ -124,7 +124,7 @@ def first_positions(options: SourceOptions, snapshot: TopicSnapshot) -> dict[int
         if position > snapshot.segments[segment].earliest:
             raise InvalidArgument(
                 f"--from and --until ask for records from offset {position} up to {end} of segment {segment} of topic "
-                f"{snapshot.topic}: the end lies before the start"
+                f"{snapshot.topic}: the end is before the start"
             )
         positions[segment] = end  # Retention has deleted all records that were asked for.
     return positions
