@@ -1,4 +1,4 @@
-"""What a job returns: a report, whose fields in camel case are the JSON that `--json` prints.
+"""The reports of jobs: structs whose fields, in camel case, are the JSON that `--json` prints.
 
 Jobs count different things: an audit counts defects, a compaction joined chunks, a lake landed files. So each job has
 a struct of its own, `AuditReport` or `LakeReport`, and all of them are `JobReport`s with a field `ok`. Jobs that copy

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA: Final = "key binary, value binary, timestamp timestamp, keyHash int"
-"""The only columns that are read."""
+"""The job reads only these columns."""
 UNKEYED: Final = -1
 """The hash of a record without a key."""
 CELL: Final = 64

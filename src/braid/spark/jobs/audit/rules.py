@@ -42,7 +42,7 @@ RULES: Final[Mapping[str, str]] = {
     "retained-start": "chunks begin where the owner says that history begins",
     "owner-damaged": "the owner can read what only it has",
 }
-"""Each as what holds in a sound history."""
+"""Each text says what is true of a sound history."""
 
 EXPIRED: Final = "expired"
 """Not a defect: retention deleted a chunk before the audit had read it."""
@@ -83,9 +83,9 @@ class SegmentTotals(msgspec.Struct, frozen=True):
     bytes: int = 0
     first_append: int | None = None
     last_append: int | None = None
-    """Of batches with records."""
+    """Of batches with records; None if there are none."""
     seal_at: int | None = None
-    """The offset of a SEAL."""
+    """The offset of a SEAL; None if there is none."""
     first_offset: int = 0
     first_object: str = ""
 

@@ -1,4 +1,4 @@
-"""What a lake needs of a table: new files and their offsets become visible in one commit, or not at all.
+"""The contract of a lake table: new files and their offsets become visible in one commit, or not at all.
 
     folder  = table.stage(step)              where Spark writes; no reader looks there
     landing = table.prepare(folder, rows)    the files are complete and durable; no reader sees them yet
