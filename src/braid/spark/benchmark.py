@@ -85,26 +85,36 @@ def measure_read(
     spark.dataSource.register(MemorySource)
     partitions = braid_rows(spark, options).rdd.getNumPartitions()
     memory = {"records": str(records), "valueBytes": str(value_bytes), "partitions": str(partitions)}
-    cases: dict[str, Callable[[], DataFrame]] = {
-        "braid": lambda: braid_rows(spark, options),
-        "memory": lambda: spark.read.format(MEMORY).options(**memory).load(),
-        "parquet": lambda: spark.read.parquet(parquet),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):  # The first warms up.
-        for name, rows in cases.items():
-            began = time.perf_counter()
-            count, size, highest = aggregate(rows())
-            seconds = time.perf_counter() - began
-            if (count, size, highest) != (records, records * value_bytes, records - 1):
-                raise AssertionError(f"{name} counted {count} rows with {size} bytes up to offset {highest}")
-            if number:
-                taken[name].append(seconds)
-    median = {name: statistics.median(seconds) for name, seconds in taken.items()}
-    return (
-        Ratio(median["braid"], median["parquet"], records),
-        Ratio(median["braid"], median["memory"], records),
+
+    def check(name: str, rows: DataFrame) -> None:
+        count, size, highest = aggregate(rows)
+        if (count, size, highest) != (records, records * value_bytes, records - 1):
+            raise AssertionError(f"{name} counted {count} rows with {size} bytes up to offset {highest}")
+
+    seconds = _median_seconds(
+        {
+            "braid": lambda: check("braid", braid_rows(spark, options)),
+            "memory": lambda: check("memory", spark.read.format(MEMORY).options(**memory).load()),
+            "parquet": lambda: check("parquet", spark.read.parquet(parquet)),
+        },
+        rounds,
     )
+    return (
+        Ratio(seconds["braid"], seconds["parquet"], records),
+        Ratio(seconds["braid"], seconds["memory"], records),
+    )
+
+
+def _median_seconds(cases: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Run the cases in turn, and return the median time of each. One more round, the first, warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, run in cases.items():
+            began = time.perf_counter()
+            run()
+            if number:
+                taken[name].append(time.perf_counter() - began)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
 def measure_stream(spark: SparkSession, options: Mapping[str, str], folder: str, *, small_batches: int) -> Streamed:
@@ -148,18 +158,14 @@ def measure_write(
     def rows() -> DataFrame:
         return spark.range(records).selectExpr(f"cast(lpad(cast(id as string), {value_bytes}, 'x') as binary) as value")
 
-    cases: dict[str, Callable[[], None]] = {
-        "noop": lambda: rows().write.format("noop").mode("overwrite").save(),
-        "braid": lambda: rows().write.format("braid").options(**options).mode("append").save(),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, write in cases.items():
-            began = time.perf_counter()
-            write()
-            if number:
-                taken[name].append(time.perf_counter() - began)
-    return Ratio(statistics.median(taken["braid"]), statistics.median(taken["noop"]), records)
+    seconds = _median_seconds(
+        {
+            "noop": lambda: rows().write.format("noop").mode("overwrite").save(),
+            "braid": lambda: rows().write.format("braid").options(**options).mode("append").save(),
+        },
+        rounds,
+    )
+    return Ratio(seconds["braid"], seconds["noop"], records)
 
 
 class MemorySource(DataSource):
