@@ -20,6 +20,7 @@ from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
 from braid.ports.os_disk import OsDisk
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
+from braid.storage.history.manifest import SegmentManifest, read_segment_manifest
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
 
@@ -64,6 +65,10 @@ class SourceConnection:
         except InvalidArgument as error:
             raise InvalidArgument(f"option manifest: {error}") from None
         return self.call(snapshot_from_manifests(objects, options.manifest, options.topic))
+
+    def segment_manifest(self, storage: str, topic: str, descriptor: str) -> SegmentManifest | None:
+        """Read the newest manifest of a segment; None if there is none."""
+        return self.call(read_segment_manifest(self.objects(storage), topic, descriptor))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""

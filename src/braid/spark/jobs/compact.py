@@ -37,7 +37,7 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, plan_compaction, store_joined
-from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.manifest import segment_folder
 from braid.storage.objects.urls import open_objects
 
 if TYPE_CHECKING:
@@ -161,10 +161,8 @@ class _Compaction:
     def _plan(self, snapshot: TopicSnapshot) -> list[CompactionTask]:
         """Plan from the manifests as they are now, without runs that have failed before."""
         runs: list[CompactionTask] = []
-        objects = self._connection.objects(snapshot.storage)
         for segment in snapshot.segments.values():
-            found = self._connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
-            chunks: Sequence[ChunkDescriptor] = found.chunks if found is not None else ()
+            chunks = self._chunks(snapshot, segment.id)
             self._tallies.setdefault(segment.id, _Tally(segment.descriptor, len(chunks), len(chunks)))
             folder = segment_folder(snapshot.topic, segment.descriptor)
             runs += [
@@ -211,11 +209,14 @@ class _Compaction:
     def _is_current(self, snapshot: TopicSnapshot, run: CompactionTask) -> bool:
         """Whether the run's chunks are still listed. Owners take a chunk off the list before they delete it. So a chunk
         that is listed and cannot be read was not taken by retention or another compaction meanwhile."""
-        objects = self._connection.objects(snapshot.storage)
-        descriptor = snapshot.segments[run.segment].descriptor
-        found = self._connection.call(read_segment_manifest(objects, snapshot.topic, descriptor))
-        listed = {chunk.object for chunk in found.chunks} if found is not None else set()
+        listed = {chunk.object for chunk in self._chunks(snapshot, run.segment)}
         return all(chunk.object in listed for chunk in run.chunks)
+
+    def _chunks(self, snapshot: TopicSnapshot, segment: int) -> Sequence[ChunkDescriptor]:
+        """Return the chunks that the segment's manifest lists now."""
+        descriptor = snapshot.segments[segment].descriptor
+        found = self._connection.segment_manifest(snapshot.storage, snapshot.topic, descriptor)
+        return found.chunks if found is not None else ()
 
     def _refused(self, run: CompactionTask, code: str, text: str, *, wrong: bool = False) -> None:
         first = run.chunks[0].object

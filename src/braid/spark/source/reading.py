@@ -41,7 +41,7 @@ from braid.spark.source.range_reader import RangeReader, range_reader
 from braid.spark.source.rows import RowBuffer
 from braid.storage.chunk import IndexEntry
 from braid.storage.handles import FooterCache
-from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.manifest import segment_folder
 from braid.storage.history.ranges import footer_of, spans
 
 ROWS: Final = 16_384
@@ -144,8 +144,7 @@ class _Reading:
         """Find where the offsets from `at` on are now, because the chunk is gone."""
         self._missing.add(piece.name)
         topic, descriptor = self._partition.topic, self._partition.descriptors[piece.segment]
-        objects = self._connection.objects(self._partition.storage)
-        manifest = self._connection.call(read_segment_manifest(objects, topic, descriptor))
+        manifest = self._connection.segment_manifest(self._partition.storage, topic, descriptor)
         folder = segment_folder(topic, descriptor)
         chunks = manifest.chunks if manifest is not None else ()
         there = [chunk for chunk in chunks if f"{folder}/{chunk.object}" not in self._missing]

@@ -53,7 +53,7 @@ from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import SegmentBounds, TopicSnapshot
-from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.manifest import segment_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,7 +154,7 @@ def _facts(
             folder = segment_folder(snapshot.topic, segment.descriptor)
             # Listed first: a chunk that is exported meanwhile is then in the manifest, and not in the listing.
             names = [stat.name.removeprefix(f"{folder}/") for stat in connection.call(objects.list(folder))]
-            manifest = connection.call(read_segment_manifest(objects, snapshot.topic, segment.descriptor))
+            manifest = connection.segment_manifest(snapshot.storage, snapshot.topic, segment.descriptor)
         bounds = {name: getattr(segment, name) for name in SegmentBounds.__struct_fields__}
         fact = facts[segment.id] = SegmentFacts(**bounds, manifest=manifest)
         findings += missing_manifest(fact, names)

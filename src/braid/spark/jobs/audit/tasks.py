@@ -20,7 +20,7 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.range_reader import range_reader
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.history.manifest import read_segment_manifest, segment_folder
+from braid.storage.history.manifest import segment_folder
 
 TASK_BYTES: Final = 256 << 20
 """A task reads at most this much, if its pieces can be divided: the job shows progress, and a repeat is short."""
@@ -149,8 +149,8 @@ class _Scan:
 
     def _elsewhere(self, gone: ChunkDescriptor, at: int) -> Iterator[Seen | Finding]:
         """Look into the newest manifest, because the object is gone: replaced, expired or lost."""
-        objects = self._connection.objects(self._topic.storage)
-        manifest = self._connection.call(read_segment_manifest(objects, self._topic.topic, self._fact.descriptor))
+        topic = self._topic
+        manifest = self._connection.segment_manifest(topic.storage, topic.topic, self._fact.descriptor)
         segment, until = self._fact.id, int(gone.next_offset)
         chunks = manifest.chunks if manifest is not None else ()
         if any(chunk.object == gone.object for chunk in chunks):
