@@ -335,3 +335,14 @@ def test_a_report_is_its_parts_or_exact_json(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "topic  orders\n\nKeys\nKEY   N\na    12\n\nNo keys.\n\nNothing to do.\n"
     print_report({"n": 12}, parts, as_json=True)
     assert capsys.readouterr().out == '{\n  "n": 12\n}\n'
+
+
+@pytest.mark.parametrize(("failed", "code"), [(False, 0), (True, 1)])
+def test_a_command_ends_with_its_report_its_errors_and_its_exit_code(failed: bool, code: int) -> None:
+    @click.command()
+    def job() -> None:
+        SparkRun(as_json=True).finish({"n": 12}, [], failed=failed, errors=["split refused"])
+
+    done = CliRunner().invoke(job)
+    assert (done.exit_code, done.stdout) == (code, '{\n  "n": 12\n}\n')
+    assert done.stderr == "braid: split refused\n"

@@ -7,12 +7,15 @@ terminal, in a pipe and without colours.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from braid.cli.terminal.output import Column, bytes_text, paint, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from braid.spark.jobs.report import JobReport
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _HEIGHTS: Final = "▁▂▃▄▅▆▇█"
@@ -43,7 +46,7 @@ class Lines(NamedTuple):
 Part = Fields | Rows | Lines
 
 
-def print_report(report: Any, parts: Iterable[Part], *, as_json: bool) -> None:
+def print_report(report: JobReport | Mapping[str, Any], parts: Iterable[Part], *, as_json: bool) -> None:
     """Print the parts for a person, or the exact report as JSON for a program."""
     if as_json:
         print_json(report)

@@ -43,6 +43,7 @@ from braid.cli.terminal.spinner import status_line
 from braid.model.errors import JobFailed
 
 if TYPE_CHECKING:
+    from braid.spark.jobs.report import JobReport
     from braid.spark.session import SparkSession
 
 T = TypeVar("T")
@@ -67,7 +68,14 @@ class SparkRun(msgspec.Struct, frozen=True):
             self.master, name, conf=self.conf, py_files=self.py_files, quiet=self.as_json, verbose=self.verbose
         )
 
-    def finish(self, report: Any, parts: Iterable[Part], *, failed: bool = False, errors: Iterable[str] = ()) -> None:
+    def finish(
+        self,
+        report: JobReport | Mapping[str, Any],
+        parts: Iterable[Part],
+        *,
+        failed: bool = False,
+        errors: Iterable[str] = (),
+    ) -> None:
         """Print the report, then the errors. Exit with code 1 if the job has `failed`."""
         print_report(report, parts, as_json=self.as_json)
         for error in errors:
