@@ -7,20 +7,19 @@ import base64
 import hashlib
 import importlib.resources
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 import braid
-from braid.admin.guard import PUBLIC, UNKNOWN, Guard
+from braid.admin import openapi
+from braid.admin.guard import UNKNOWN, Guard
 from braid.admin.metrics import Exposition
-from braid.admin.models import Health
-from braid.admin.rest import add_routes, errors
+from braid.admin.rest import ANSWERS, ENDPOINTS
 from braid.admin.status import ErrorBody, body_of, headers_of, status_of
 from braid.model.errors import BraidError, InvalidArgument
 
@@ -34,7 +33,10 @@ DESCRIPTION: Final = """Topics, subscriptions, segments and brokers of a Braid c
 Every error is `{"code", "message", "retriable"}`."""
 
 _DOCS_FILES: Final = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
-_VALIDATION_SCHEMAS: Final = ("HTTPValidationError", "ValidationError")
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: Literal["alive", "ready"]
 
 
 def build_app(broker: Broker, *, check_host: bool) -> Guard:
@@ -46,12 +48,12 @@ def build_app(broker: Broker, *, check_host: bool) -> Guard:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        separate_input_output_schemas=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see /metrics
         generate_unique_id_function=lambda route: route.name,
     )
     guard = Guard(app, broker.front_door.access, check_host=check_host)
-    add_routes(app.router, broker)
+    for endpoint in ENDPOINTS:
+        endpoint.add_to(app.router, broker)
     _add_monitoring(app, broker, guard)
     _add_pages(app, broker)
     _add_error_answers(app)
@@ -71,14 +73,6 @@ def _add_error_answers(app: FastAPI) -> None:
     async def broken(_: Request, __: Exception) -> Response:
         return _answer_error(500, UNKNOWN)  # It is raised again behind this, and the guard logs it.
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> Response:
-        said = "; ".join(_complaint(each) for each in error.errors()[:5])
-        content_type = request.headers.get("content-type", "")
-        if content_type and "json" not in content_type:
-            said += f"; a body must be sent as 'Content-Type: application/json', not {content_type!r}"
-        return _answer_error(400, ErrorBody(InvalidArgument.code, f"the request is malformed: {said}", False))
-
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         path = request.url.path
@@ -94,12 +88,6 @@ def _add_error_answers(app: FastAPI) -> None:
                 return _answer_error(status, ErrorBody(code, str(error.detail), False))
 
 
-def _complaint(error: Any) -> str:
-    """Where it is and what is wrong, without repeating what was sent."""
-    where = ".".join(str(part) for part in error["loc"])
-    return f"{where}: {error['msg']}"
-
-
 def _methods_of(app: FastAPI, request: Request) -> list[str]:
     found: set[str] = set()
     for route in app.router.routes:
@@ -111,12 +99,12 @@ def _methods_of(app: FastAPI, request: Request) -> list[str]:
 def _add_monitoring(app: FastAPI, broker: Broker, guard: Guard) -> None:
     exposition = Exposition(broker, guard.answered)
 
-    @app.get("/healthz", tags=["monitoring"], responses={200: {"model": Health}})
+    @app.get("/healthz", tags=["monitoring"], responses={200: openapi.success(Health)})
     async def healthz() -> Response:
         """Whether the process answers at all. Restart it if not."""
         return Response(b'{"status":"alive"}', media_type="application/json")
 
-    @app.get("/readyz", tags=["monitoring"], responses={200: {"model": Health}, **_only(errors(), 503)})
+    @app.get("/readyz", tags=["monitoring"], responses={200: openapi.success(Health), **openapi.errors(503)})
     async def readyz() -> Response:
         """Whether it serves clients. Not while it stops, or has lost its lease."""
         if broker.ready:
@@ -127,20 +115,16 @@ def _add_monitoring(app: FastAPI, broker: Broker, guard: Guard) -> None:
         "/metrics",
         tags=["monitoring"],
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_only(errors(), 401)},
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **openapi.errors(401)},
     )
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(await exposition.write(encode), headers={"content-type": content_type})
 
 
-def _only(answers: dict[int | str, dict[str, Any]], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: answer for status, answer in answers.items() if status in statuses}
-
-
 def _add_pages(app: FastAPI, broker: Broker) -> None:
     own = importlib.resources.files("braid.admin") / "static"
-    document = _openapi(app, with_tokens=broker.front_door.access.enabled)
+    document = openapi.document(app, (Health, *ANSWERS), with_tokens=broker.front_door.access.enabled)
     pages = {"/": own / "index.html", "/docs": own / "docs.html"}
     for path, file in pages.items():
         app.add_api_route(path, _page(file), include_in_schema=False)
@@ -149,7 +133,7 @@ def _add_pages(app: FastAPI, broker: Broker) -> None:
         app.add_api_route(f"/docs/{name}", _file(vendored / name, media_type), include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Any:
+    async def openapi_json() -> Any:
         return document()
 
     app.openapi = document  # type: ignore[method-assign]
@@ -178,31 +162,3 @@ def _file(file: Traversable, media_type: str) -> Any:
         return Response(data, headers={"cache-control": "max-age=3600"}, media_type=media_type)
 
     return served
-
-
-def _openapi(app: FastAPI, *, with_tokens: bool) -> Any:
-    """FastAPI's document, as this API really is: a malformed request gets 400; tokens are wanted only if configured."""
-    made: dict[str, Any] = {}
-
-    def document() -> dict[str, Any]:
-        if not made:
-            made.update(
-                get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            )
-            schemas = made.get("components", {}).get("schemas", {})
-            for name in _VALIDATION_SCHEMAS:
-                schemas.pop(name, None)
-            for path, operations in made["paths"].items():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)
-                    if with_tokens and path not in PUBLIC:
-                        operation["security"] = [{"token": []}]
-                    elif not with_tokens:
-                        operation["responses"].pop("401", None)
-            if with_tokens:
-                made["components"]["securitySchemes"] = {
-                    "token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
-                }
-        return made
-
-    return document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -51,9 +51,9 @@ _STATUSES: Final[tuple[tuple[type[BraidError], int], ...]] = (
 class ErrorBody(msgspec.Struct, frozen=True):
     """What every answer of 400 and above holds."""
 
-    code: str
+    code: Annotated[str, msgspec.Meta(description="Stable; docs/errors.md lists them.")]
     message: str
-    retriable: bool
+    retriable: Annotated[bool, msgspec.Meta(description="Whether the same request may succeed later, unchanged.")]
 
     def json(self) -> bytes:
         return msgspec.json.encode(self)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -31,11 +31,15 @@ MAX_INITIAL_SEGMENTS: Final = 1_024
 """At some 160 bytes of JSON each, the layout stays far below the limit of a metadata value."""
 
 
+Hash = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": LAST_HASH})]
+"""The limits are documentation; a `HashRange` checks them."""
+
+
 class HashRange(msgspec.Struct, frozen=True, order=True):
     """The hashes `start` … `end`, both included. Integers only: halves of halves stay exact."""
 
-    start: int
-    end: int
+    start: Hash
+    end: Hash
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end <= LAST_HASH:

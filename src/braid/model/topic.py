@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from braid.model.errors import InvalidArgument, MetadataCorrupt
 from braid.model.ids import NO_REQUEST, RequestId
 from braid.model.layout import Layout
 
 MAX_REPLICAS: Final = 7
+MAX_RETENTION: Final = (1 << 63) - 1
+MAX_OWNER_LOSS_MS: Final = (1 << 53) - 1
+
+
+def _between(least: int, most: int) -> Meta:
+    return Meta(extra_json_schema={"minimum": least, "maximum": most})
 
 
 class Durability(Enum):
@@ -33,18 +40,25 @@ class OwnerLoss(Enum):
 
 
 class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    durability: Durability = Durability.FSYNC
-    replicas: int = 1
-    write_quorum: int = 1
-    retention_ms: int | None = None
+    # The limits in the types are documentation for interfaces. `__post_init__` checks them, and says more.
+    durability: Annotated[Durability, Meta(description="What a confirm waits for.")] = Durability.FSYNC
+    replicas: Annotated[int, _between(1, MAX_REPLICAS)] = 1
+    write_quorum: Annotated[int, _between(1, MAX_REPLICAS), Meta(description="At most `replicas`.")] = 1
+    retention_ms: Annotated[int, _between(1, MAX_RETENTION)] | None = None
     """Records older than this may go; None: age alone deletes nothing."""
-    retention_bytes: int | None = None
-    """Per segment; the oldest records beyond it may go. None: size alone deletes nothing."""
-    retention_ignores_subscriptions: bool = False
-    """Whether retention deletes also what a subscription has not consumed."""
-    on_owner_loss: OwnerLoss = OwnerLoss.WAIT
-    owner_loss_after_ms: int = 60_000
-    """How long the owner must be gone before `continue` gives the segment away; long enough for a restart."""
+    retention_bytes: Annotated[int, _between(1, MAX_RETENTION), Meta(description="Per segment.")] | None = None
+    """The oldest records beyond it may go. None: size alone deletes nothing."""
+    retention_ignores_subscriptions: Annotated[
+        bool, Meta(description="Whether retention also deletes what a subscription has not consumed.")
+    ] = False
+    on_owner_loss: Annotated[
+        OwnerLoss,
+        Meta(description="What becomes of a segment whose broker is gone with records that nobody else has."),
+    ] = OwnerLoss.WAIT
+    owner_loss_after_ms: Annotated[
+        int, _between(0, MAX_OWNER_LOSS_MS), Meta(description="How long it is gone before `continue` counts.")
+    ] = 60_000
+    """Long enough for a restart."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
@@ -55,9 +69,9 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
             )
         for name in ("retention_ms", "retention_bytes"):
             limit = getattr(self, name)
-            if limit is not None and not 0 < limit < 1 << 63:
+            if limit is not None and not 1 <= limit <= MAX_RETENTION:
                 raise InvalidArgument(f"{name} is {limit}; it must be a positive number, or absent for no limit")
-        if not 0 <= self.owner_loss_after_ms < 1 << 53:
+        if not 0 <= self.owner_loss_after_ms <= MAX_OWNER_LOSS_MS:
             raise InvalidArgument(f"owner_loss_after_ms is {self.owner_loss_after_ms}; it must be 0 or more")
 
 

@@ -1,8 +1,9 @@
-"""An administrative call, declared once: what it takes, who may make it, and what it does.
+"""An administrative call, declared once: what it takes, who may make it, what it does, and where REST offers it.
 
-A call is a struct. Its fields are its arguments, read from JSON; `needs` says who may make it; `run` carries it out.
-Its name on the wire is the class's name in snake case: `CreateTopic` is `create_topic`. The modules of this folder
-group the calls by subject. Defining a class that has a `run` registers it in `CALLS`.
+A call is a struct. Its fields are its arguments, read from JSON; `needs` says who may make it; `run` carries it out and
+its annotation says what it answers; `http` has the call's REST routes, if any. Its name on the wire is the class's name
+in snake case: `CreateTopic` is `create_topic`. The modules of this folder group the calls by subject. Defining a class
+that has a `run` registers it in `CALLS`.
 
 What is not among a call's fields is refused, so that a misspelt option is not taken for its default; an argument that
 is null counts as absent.
@@ -12,16 +13,20 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from braid.broker.admin.route import HttpRoute
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import ALL, Access, Action, Principal
 from braid.model.errors import InvalidArgument
 from braid.model.ids import MAX_RANDOM_ID, RequestId, SegmentId
 from braid.model.names import TopicName
+
+T = TypeVar("T")
 
 MAX_WAIT_S: Final = 3_600.0
 
@@ -38,6 +43,8 @@ CALLS: Final[dict[str, type[AdminCall]]] = {}
 class AdminCall(msgspec.Struct, frozen=True, kw_only=True):
     needs: ClassVar[Callable[[Access, Principal, Any], None]]
     """Raises `PermissionDenied` unless the principal may make this call."""
+    http: ClassVar[HttpRoute | tuple[HttpRoute, ...]] = ()
+    """Where REST offers it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -46,12 +53,12 @@ class AdminCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @abstractmethod
     async def run(self, services: CallServices, principal: Principal) -> Any:
-        """The result, as JSON has it."""
+        """The result: one of `results.py`, or anything else that JSON has a form for."""
 
     async def carry_out(self, services: CallServices, principal: Principal) -> Any:
-        """Check the permission, then run."""
+        """Check the permission, then run. The result is as JSON has it: dictionaries and lists."""
         type(self).needs(services.access, principal, self)
-        return await self.run(services, principal)
+        return msgspec.json.decode(msgspec.json.encode(await self.run(services, principal)))
 
 
 class OnTopic(AdminCall, frozen=True):
@@ -88,15 +95,40 @@ def anybody(_: Access, __: Principal, ___: AdminCall) -> None:
 
 def read_call(name: str, kind: type[AdminCall], arguments: dict[str, Any]) -> AdminCall:
     known = kind.__struct_encode_fields__
-    unknown = sorted(str(argument) for argument in arguments if argument not in known)
-    if unknown:
-        takes = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise InvalidArgument(f"{name} has no argument {', '.join(map(repr, unknown))}; {takes}")
-    given = {argument: value for argument, value in arguments.items() if value is not None}
+    absent = {argument for argument, value in arguments.items() if value is None and argument in known}
+    return read(name, kind, {argument: value for argument, value in arguments.items() if argument not in absent})
+
+
+def read(what: str, kind: type[T], given: Any, *, from_text: bool = False) -> T:
+    """`given` as what it is meant to be; with `from_text`, numbers are written as text."""
+    if isinstance(kind, type(msgspec.Struct)) and isinstance(given, Mapping):
+        known = kind.__struct_encode_fields__
+        unknown = sorted(str(argument) for argument in given if argument not in known)
+        if unknown:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise InvalidArgument(f"{what} has no argument {', '.join(map(repr, unknown))}; {takes}")
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(given, kind, strict=not from_text)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"an argument of {name} is wrong: {error}") from None
+        raise InvalidArgument(f"an argument of {what} is wrong: {error}{_choices(kind, str(error))}") from None
+
+
+def _choices(kind: type, complaint: str) -> str:
+    """What msgspec does not say when a word is none of those that a field of `kind` takes."""
+    place = re.fullmatch(r"Invalid enum value .* - at `\$\.(\w+)`", complaint)
+    if place is None:
+        return ""
+    (words,) = [_words(field.type) for field in msgspec.structs.fields(kind) if field.encode_name == place[1]]
+    return f"; choose {' or '.join(words)}"
+
+
+def _words(kind: Any) -> list[str]:
+    """Of an enum or a `Literal`, also inside of `Annotated` and of a union."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [repr(each.value) for each in kind]
+    if get_origin(kind) is Literal:
+        return [repr(each) for each in get_args(kind)]
+    return [word for each in get_args(kind) for word in _words(each)]
 
 
 def by_segment(numbers: dict[str | int, int], what: str) -> dict[SegmentId, int]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any, Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from braid.broker.admin.call import AdminCall, on_cluster
-from braid.broker.admin.results import broker_json, down_json, plan_json, topology_json
+from braid.broker.admin.results import BalanceResult, BrokerDescription, ClusterRouting, RoutedTopic
+from braid.broker.admin.route import BROKER, BROKERS, NO_CONTENT, BrokerName, HttpRoute
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
 from braid.cluster.ownership.leader_step import balancing_decisions
@@ -24,20 +27,21 @@ _log: Final = logging.getLogger(__name__)
 
 class ListBrokers(AdminCall, frozen=True):
     needs = on_cluster
+    http = HttpRoute("GET", BROKERS)
 
-    async def run(self, services: CallServices, principal: Principal) -> list[dict[str, Any]]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> list[BrokerDescription]:  # noqa: ARG002
         return _described(services)
 
 
 class _OnBroker(AdminCall, frozen=True):
     needs = on_cluster
-    broker: str
+    broker: BrokerName
 
     async def _ask_for(
         self, services: CallServices, operation: Operation, what: str, principal: Principal
-    ) -> dict[str, Any]:
+    ) -> BrokerDescription:
         broker = self.broker
-        known = {each["id"] for each in _described(services)} | set(services.members.drains.all())
+        known = {each.id for each in _described(services)} | set(services.members.drains.all())
         if broker not in known:
             raise BrokerNotFound(f"there is no broker {broker}; the brokers are {', '.join(sorted(known))}")
         for _ in range(MAX_TRIES):
@@ -47,31 +51,38 @@ class _OnBroker(AdminCall, frozen=True):
                 continue  # Writing it again changes nothing.
             await services.owners.view.caught_up(result.revision)
             _log.info("broker %s %s: %s asked for it", broker, what, principal.name)
-            found = [each for each in _described(services) if each["id"] == broker]
-            return found[0] if found else down_json(broker, 0)
+            found = [each for each in _described(services) if each.id == broker]
+            return found[0] if found else BrokerDescription.of_down(broker, 0)
         raise MetadataUncertain(f"it is not known whether broker {broker} {what}; look, then try again")
 
 
 class DrainBroker(_OnBroker, frozen=True):
-    """To ask is all; the leader carries it out, a few segments at a time."""
+    """Ask for a broker to be emptied. The leader carries it out, a few segments at a time."""
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    http = HttpRoute("POST", BROKER + "/drain", status=NO_CONTENT, errors=(404,))
+
+    async def run(self, services: CallServices, principal: Principal) -> BrokerDescription:
         operation = Put(paths.drain(self.broker), b"{}")
         return await self._ask_for(services, operation, "is to be drained", principal)
 
 
 class ActivateBroker(_OnBroker, frozen=True):
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    """Give a drained broker work again."""
+
+    http = HttpRoute("POST", BROKER + "/activate", status=NO_CONTENT, errors=(404,))
+
+    async def run(self, services: CallServices, principal: Principal) -> BrokerDescription:
         return await self._ask_for(services, Delete(paths.drain(self.broker)), "is active", principal)
 
 
 class Balance(AdminCall, frozen=True, rename="camel"):
-    """What balancing would do now; without `dryRun` also begin it, whether or not it is enabled."""
+    """Begin the moves that even the load best, whether or not balancing is enabled; with `dryRun`, only say which."""
 
     needs = on_cluster
-    dry_run: bool = False
+    http = HttpRoute("POST", BROKERS + "/balance", query=("dryRun",))
+    dry_run: Annotated[bool, Meta(description="Only say what would move.")] = False
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    async def run(self, services: CallServices, principal: Principal) -> BalanceResult:
         leader, owners = services.leader, services.owners
         snapshot, plan = leader.snapshot(), leader.balance_plan()
         begun = 0
@@ -85,27 +96,28 @@ class Balance(AdminCall, frozen=True, rename="camel"):
                     begun += 1
                     await owners.view.caught_up(revision)
             _log.info("%s balances the cluster: %d segments move", principal.name, begun)
-        return plan_json(plan, begun=begun, dry_run=self.dry_run)
+        return BalanceResult.of(plan, begun=begun, dry_run=self.dry_run)
 
 
 class Topology(AdminCall, frozen=True):
-    """What clients are told."""
+    """What clients are told: which broker has which segment of which topic."""
 
     needs = on_cluster
+    http = HttpRoute("GET", "/admin/v2/topology")
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> ClusterRouting:  # noqa: ARG002
         topology = services.topology
         paths = [path for path, topic in sorted(services.topics.all().items()) if not topic.deleting]
-        return topology_json(topology.generation, [topology.route(path) for path in paths])
+        return ClusterRouting(topology.generation, [RoutedTopic.of(topology.route(path)) for path in paths])
 
 
-def _described(services: CallServices) -> list[dict[str, Any]]:
+def _described(services: CallServices) -> list[BrokerDescription]:
     """The brokers that are live, and those that are gone and own what nobody else can serve."""
     snapshot = services.leader.snapshot()
     owned = _owned(snapshot)
     leader = services.leader.leader
     live = {
-        id_: broker_json(
+        id_: BrokerDescription.of(
             id_,
             registration,
             state=snapshot.brokers[id_].state.value,
@@ -115,7 +127,7 @@ def _described(services: CallServices) -> list[dict[str, Any]]:
         )
         for id_, registration in services.members.brokers.all().items()
     }
-    down = {id_: down_json(id_, count) for id_, count in owned.items() if id_ not in live}
+    down = {id_: BrokerDescription.of_down(id_, count) for id_, count in owned.items() if id_ not in live}
     return [each for _, each in sorted({**live, **down}.items())]
 
 

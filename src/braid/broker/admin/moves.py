@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from braid.broker.admin.call import OnTopic, WaitSeconds, on_topic
+from braid.broker.admin.results import MovedSegment, MovedTopic, RecoveredSegment, RecoveredTopic
+from braid.broker.admin.route import NO_CONTENT, TOPIC, BrokerName, HttpRoute, SegmentNumber
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.cluster.ownership.leader_step import target_of
@@ -43,29 +46,39 @@ ASKED: Final = "asked"
 _log: Final = logging.getLogger(__name__)
 
 
-class MoveTopic(OnTopic, frozen=True):
+class _PlaceTopic(OnTopic, frozen=True):
     needs = on_topic(Action.ADMIN)
-    segment: int | None = None
-    """None: all of them."""
-    to: str | None = None
-    """A broker's id; None: whichever has least to do."""
+    segment: Annotated[SegmentNumber, Meta(description="All segments if absent.")] | None = None
+    to: Annotated[BrokerName, Meta(description="A broker; the least loaded if absent.")] | None = None
     timeout: WaitSeconds = MOVE_WAIT_S
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+
+class MoveTopic(_PlaceTopic, frozen=True):
+    http = HttpRoute(
+        "POST", TOPIC + "/move", tag="layout", query=("segment", "to"), status=NO_CONTENT, errors=(404, 409, 412, 501)
+    )
+
+    async def run(self, services: CallServices, principal: Principal) -> MovedTopic:
         name = self.name
         services.topics.get(name.path)
         began = _now()
         requests = await _begin(services, name, self.segment, self.to)
         _log.info("%s moves %d segments of topic %s", principal.name, sum(each.begins for each in requests), name)
-        arrived = await _wait(services, requests, began, self.timeout)
-        return {"topic": str(name), "segments": arrived}
+        return MovedTopic(str(name), await _wait(services, requests, began, self.timeout))
 
 
-class RecoverTopic(MoveTopic, frozen=True, rename="camel"):
-    accept_loss: bool = False
-    """Whether what only the last owner had may be lost."""
+class RecoverTopic(_PlaceTopic, frozen=True, rename="camel"):
+    """Segments whose broker is gone continue on another one, without what only that broker's disk had."""
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    http = HttpRoute(
+        "POST", TOPIC + "/recover", tag="layout", query=("segment", "to", "acceptLoss"), errors=(404, 409, 412)
+    )
+    accept_loss: Annotated[
+        bool,
+        Meta(description="Whether what only the last owner's disk had may be lost. If not, the answer says what."),
+    ] = False
+
+    async def run(self, services: CallServices, principal: Principal) -> RecoveredTopic:
         name = self.name
         services.topics.get(name.path)
         began = _now()
@@ -85,9 +98,11 @@ class RecoverTopic(MoveTopic, frozen=True, rename="camel"):
             "; ".join(f"segment {each.id}: {loss}" for each, loss in losses.items()),
         )
         arrived = await _wait(services, requests, began, self.timeout)
-        for each, found in zip(requests, arrived, strict=True):
-            found["loss"] = losses[each.segment]
-        return {"topic": str(name), "segments": arrived}
+        recovered = [
+            RecoveredSegment(**msgspec.structs.asdict(found), loss=losses[each.segment])
+            for each, found in zip(requests, arrived, strict=True)
+        ]
+        return RecoveredTopic(str(name), recovered)
 
 
 async def _begin(services: CallServices, name: TopicName, segment: int | None, to: str | None) -> list[MoveRequest]:
@@ -169,10 +184,10 @@ async def _give_away(
 
 async def _wait(
     services: CallServices, requests: list[MoveRequest], began: float, timeout_s: float
-) -> list[dict[str, Any]]:
+) -> list[MovedSegment]:
     """What became of each request, in their order. Raises if one of them failed."""
     owners = services.owners
-    results: dict[SegmentName, dict[str, Any]] = {}
+    results: dict[SegmentName, MovedSegment] = {}
     failures: dict[SegmentName, BraidError] = {}
 
     def all_known() -> bool:
@@ -198,15 +213,15 @@ async def _wait(
     return [results[each.segment] for each in requests]
 
 
-def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> dict[str, Any]:
-    return {
-        "segment": made.segment.id,
-        "from": made.source,
-        "to": record.owner,
-        "epoch": record.epoch,
-        "seconds": round(seconds, 3),
-        "moved": not made.is_there,
-    }
+def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> MovedSegment:
+    return MovedSegment(
+        segment=made.segment.id,
+        source=made.source,
+        to=record.owner,
+        epoch=record.epoch,
+        seconds=round(seconds, 3),
+        moved=not made.is_there,
+    )
 
 
 def _lost(snapshot: Snapshot, name: TopicName, segment: int | None) -> list[Placed]:

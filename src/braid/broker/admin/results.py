@@ -1,4 +1,4 @@
-"""The JSON that administrative calls answer with. PIP-468's shapes and names where it has them.
+"""What administrative calls answer. PIP-468's shapes and names where it has them. Fields may be added.
 
 Everything here is made of values that were gathered before: what metadata says, which every broker knows, and what only
 the owner of a segment knows (`segment_stats.py`), which may be missing.
@@ -7,203 +7,341 @@ the owner of a segment knows (`segment_stats.py`), which may be missing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 
 from braid.broker.admin.reports import TopicReport, Unavailable
-from braid.broker.admin.segment_stats import SegmentStatistics
+from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts
 from braid.broker.groups.group import ConsumerStatus
-from braid.broker.groups.subscriptions import Progress
-from braid.cluster.balancing.plan import BalancePlan
-from braid.model.ids import Offset, SegmentId
-from braid.model.layout import SegmentInfo
+from braid.cluster.balancing.plan import BalancePlan, Proposed, Remark
+from braid.model.ids import Epoch, LayoutEpoch, Offset, SegmentId
+from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
 from braid.model.names import TopicName
 from braid.model.registration import Registration
-from braid.model.subscription import Subscription
-from braid.model.topic import Topic
-from braid.wire.operations import TopicRoute
+from braid.model.subscription import Subscription, SubscriptionKind
+from braid.model.topic import Topic, TopicPolicies
+from braid.wire.operations import SegmentRoute, TopicRoute
+
+Micros = Annotated[int, Meta(description="Microseconds since 1970.")]
+OwnerEpoch = Annotated[Epoch, Meta(description="Counts the segment's owners.")]
+BrokerStatus = Literal["active", "draining", "drained", "stopping", "down"]
 
 # What metadata says.
 
 
-def topic_json(name: TopicName, topic: Topic) -> dict[str, Any]:
+class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     """The layout is PIP-468's JSON as it is stored, with what belongs to the topic beside it."""
-    layout = msgspec.to_builtins(topic.layout, str_keys=True)
-    return {
-        "name": str(name),
-        "topicId": topic.id,
-        **layout,
-        "policies": msgspec.to_builtins(topic.policies),
-        "createdAt": topic.created_at,
-    }
+
+    name: str
+    topic_id: int
+    epoch: Annotated[LayoutEpoch, Meta(description="Counts the topic's layouts.")]
+    next_segment_id: SegmentId
+    segments: dict[SegmentId, SegmentInfo]
+    properties: dict[str, str]
+    policies: TopicPolicies
+    created_at: Micros
+
+    @classmethod
+    def of(cls, name: TopicName, topic: Topic) -> TopicDescription:
+        return cls(
+            name=str(name),
+            topic_id=topic.id,
+            **msgspec.structs.asdict(topic.layout),
+            policies=topic.policies,
+            created_at=topic.created_at,
+        )
 
 
-def broker_json(
-    id_: str, registration: Registration, *, state: str, segments: int, leader: bool, load: LoadReport | None
-) -> dict[str, Any]:
-    return {
-        "id": id_,
-        **msgspec.to_builtins(registration),
-        "state": state,
-        "segments": segments,
-        "leader": leader,
-        "load": _load_json(load),
-    }
+class StorageLocation(Struct, frozen=True):
+    storage: Annotated[
+        str, Meta(description="The URL of the topic's chunks and manifests; empty where each broker keeps its own.")
+    ]
 
 
-def down_json(id_: str, segments: int) -> dict[str, Any]:
-    """A broker that is not there, and owns segments that wait for it."""
-    return broker_json(
-        id_, Registration(address="", admin=""), state="down", segments=segments, leader=False, load=None
-    )
+class LoadSummary(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Its report, without the segments one by one: there can be hundreds."""
+
+    at: Micros
+    cpu: Annotated[float, Meta(description="Of one core.")]
+    bytes_in_per_s: int
+    bytes_out_per_s: int
+    records_in_per_s: int
+    segments: int
+    backlog_bytes: int | None
+    adopted_generation: Annotated[
+        int | None, Meta(description="The oldest routing that one of its clients works with.")
+    ]
 
 
-def _load_json(load: LoadReport | None) -> dict[str, Any] | None:
-    """Without the segments one by one: there can be hundreds."""
-    if load is None:
-        return None
-    found: dict[str, Any] = msgspec.to_builtins(load)
-    del found["busiest"]
-    return found
+class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    id: str
+    address: str
+    admin: str
+    version: str
+    started_at: Micros
+    state: BrokerStatus
+    segments: Annotated[int, Meta(description="That it owns.")]
+    labels: dict[str, str]
+    leader: Annotated[bool, Meta(description="Whether it leads the cluster.")]
+    load: Annotated[LoadSummary | None, Meta(description="Its last report; null if there is none.")]
+
+    @classmethod
+    def of(
+        cls,
+        id_: str,
+        registration: Registration,
+        *,
+        state: BrokerStatus,
+        segments: int,
+        leader: bool = False,
+        load: LoadReport | None = None,
+    ) -> BrokerDescription:
+        return cls(
+            id=id_,
+            **{**msgspec.structs.asdict(registration), "state": state},
+            segments=segments,
+            leader=leader,
+            load=msgspec.convert(load, LoadSummary | None, from_attributes=True),
+        )
+
+    @classmethod
+    def of_down(cls, id_: str, segments: int) -> BrokerDescription:
+        """A broker that is not there, and owns segments that wait for it."""
+        return cls.of(id_, Registration(address="", admin=""), state="down", segments=segments)
 
 
-def plan_json(plan: BalancePlan, *, begun: int, dry_run: bool) -> dict[str, Any]:
+class PlannedMove(Struct, frozen=True, kw_only=True, rename="camel"):
+    topic: str
+    segment: int
+    source: str = msgspec.field(name="from")
+    to: str
+    bytes_per_s: int
+    history_bytes: int
+    reason: str
+
+    @classmethod
+    def of(cls, move: Proposed) -> PlannedMove:
+        return cls(
+            topic=move.segment.topic_path,
+            segment=move.segment.segment_id,
+            source=move.source,
+            to=move.target,
+            bytes_per_s=move.bytes_in_per_s + move.bytes_out_per_s,
+            history_bytes=move.history_bytes,
+            reason=move.reason,
+        )
+
+
+class PlanNote(Struct, frozen=True):
+    remark: Remark
+    text: str
+
+
+class PlannedLoad(Struct, frozen=True, kw_only=True, rename="camel"):
+    broker: str = msgspec.field(name="id")
+    bytes_per_s_before: int
+    bytes_per_s_after: int
+    segments_before: int
+    segments_after: int
+
+
+class BalanceResult(Struct, frozen=True, kw_only=True, rename="camel"):
     """What balancing does, or would do."""
-    return {
-        "dryRun": dry_run,
-        "begun": begun,
-        "spreadBefore": round(plan.spread_before, 3),
-        "spreadAfter": round(plan.spread_after, 3),
-        "moves": [
-            {
-                "topic": move.segment.topic_path,
-                "segment": move.segment.segment_id,
-                "from": move.source,
-                "to": move.target,
-                "bytesPerS": move.bytes_in_per_s + move.bytes_out_per_s,
-                "historyBytes": move.history_bytes,
-                "reason": move.reason,
-            }
-            for move in plan.moves
-        ],
-        "notes": [{"remark": note.remark.value, "text": note.text} for note in plan.notes],
-        "brokers": [
-            {
-                "id": load.broker,
-                "bytesPerSBefore": load.bytes_per_s_before,
-                "bytesPerSAfter": load.bytes_per_s_after,
-                "segmentsBefore": load.segments_before,
-                "segmentsAfter": load.segments_after,
-            }
-            for load in plan.brokers
-        ],
-    }
+
+    dry_run: bool
+    begun: Annotated[int, Meta(description="How many moves have begun.")]
+    spread_before: Annotated[float, Meta(description="The load of the busiest broker by the mean.")]
+    spread_after: float
+    moves: list[PlannedMove]
+    notes: list[PlanNote]
+    brokers: list[PlannedLoad]
+
+    @classmethod
+    def of(cls, plan: BalancePlan, *, begun: int, dry_run: bool) -> BalanceResult:
+        return cls(
+            dry_run=dry_run,
+            begun=begun,
+            spread_before=round(plan.spread_before, 3),
+            spread_after=round(plan.spread_after, 3),
+            moves=[PlannedMove.of(move) for move in plan.moves],
+            notes=msgspec.convert(plan.notes, list[PlanNote], from_attributes=True),
+            brokers=msgspec.convert(plan.brokers, list[PlannedLoad], from_attributes=True),
+        )
 
 
-def topology_json(generation: int, routes: list[TopicRoute]) -> dict[str, Any]:
-    return {"generation": generation, "topics": [_route_json(route) for route in routes]}
+class RoutedSegment(Struct, frozen=True, kw_only=True, rename="camel"):
+    segment_id: int
+    hash_range: HashRange
+    active: bool
+    parent_ids: tuple[int, ...]
+    child_ids: tuple[int, ...]
+    owner: Annotated[str, Meta(description="An address; empty while nobody serves it.")]
+    epoch: int
+
+    @classmethod
+    def of(cls, segment: SegmentRoute) -> RoutedSegment:
+        return cls(
+            segment_id=segment.id,
+            hash_range=HashRange(segment.first_hash, segment.last_hash),
+            active=segment.active,
+            parent_ids=segment.parents,
+            child_ids=segment.children,
+            owner=segment.owner,
+            epoch=segment.epoch,
+        )
 
 
-def _route_json(route: TopicRoute) -> dict[str, Any]:
-    return {
-        "topic": route.topic,
-        "topicId": route.topic_id,
-        "layoutEpoch": route.layout_epoch,
-        "controller": route.controller,
-        "segments": [
-            {
-                "segmentId": segment.id,
-                "hashRange": {"start": segment.first_hash, "end": segment.last_hash},
-                "active": segment.active,
-                "parentIds": list(segment.parents),
-                "childIds": list(segment.children),
-                "owner": segment.owner,
-                "epoch": segment.epoch,
-            }
-            for segment in route.segments
-        ],
-    }
+class RoutedTopic(Struct, frozen=True, kw_only=True, rename="camel"):
+    topic: str
+    topic_id: int
+    layout_epoch: int
+    controller: Annotated[str, Meta(description="The address where consumers join; empty if any broker will do.")]
+    segments: list[RoutedSegment]
+
+    @classmethod
+    def of(cls, route: TopicRoute) -> RoutedTopic:
+        return cls(
+            topic=route.topic,
+            topic_id=route.topic_id,
+            layout_epoch=route.layout_epoch,
+            controller=route.controller,
+            segments=[RoutedSegment.of(segment) for segment in route.segments],
+        )
+
+
+class ClusterRouting(Struct, frozen=True):
+    generation: Annotated[int, Meta(description="The metadata revision that this reflects.")]
+    topics: list[RoutedTopic]
 
 
 # What owners know beside it.
 
 
-def topic_stats_json(
-    name: TopicName,
-    topic: Topic,
-    report: TopicReport,
-    subscriptions: Mapping[str, dict[str, Any]],
-) -> dict[str, Any]:
-    """`subscriptions`, each as `subscription_json`, by name."""
-    return {
-        "name": str(name),
-        "epoch": topic.layout.epoch,
-        "segments": {
-            str(info.segment_id): _segment_json(
-                info, report.segments.get(info.segment_id), report.unavailable.get(info.segment_id)
-            )
-            for info in topic.layout.segments.values()
-        },
-        **msgspec.to_builtins(report.counts),
-        "subscriptions": dict(subscriptions),
-    }
+class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Null stands for what is not known: nobody who answered serves the segment now."""
+
+    segment_id: SegmentId
+    hash_range: HashRange
+    state: SegmentState
+    owner: str | None = None
+    epoch: OwnerEpoch | None = None
+    earliest_offset: Offset | None = None
+    end_offset: Offset | None = None
+    records: int | None = None
+    bytes: int | None = None
+    unavailable: Annotated[str | None, Meta(description="Why nothing is known of it now; null if it is.")] = None
+
+    @classmethod
+    def of(
+        cls, info: SegmentInfo, known: SegmentStatistics | None, unavailable: Unavailable | None
+    ) -> SegmentDescription:
+        described = cls(segment_id=info.segment_id, hash_range=info.hash_range, state=info.state)
+        if known is not None:
+            return msgspec.structs.replace(described, **msgspec.structs.asdict(known))
+        if unavailable is not None:
+            owner = unavailable.owner or None
+            return msgspec.structs.replace(described, owner=owner, unavailable=unavailable.reason)
+        return described
 
 
-def _segment_json(
-    info: SegmentInfo, known: SegmentStatistics | None, unavailable: Unavailable | None
-) -> dict[str, Any]:
-    """None stands for what is not known: nobody who answered serves the segment now."""
-    unknown = {**dict.fromkeys(SegmentStatistics.__struct_encode_fields__), "owner": _owner(unavailable)}
-    return {
-        "segmentId": info.segment_id,
-        "hashRange": msgspec.to_builtins(info.hash_range),
-        "state": info.state.value,
-        **(unknown if known is None else msgspec.to_builtins(known)),
-        "unavailable": unavailable.reason if unavailable is not None else None,
-    }
+class SubscriptionProgress(Struct, frozen=True):
+    offset: Annotated[Offset, Meta(description="Everything below is consumed.")]
+    earliest: Offset
+    end: Offset
+    backlog: int
 
 
-def _owner(unavailable: Unavailable | None) -> str | None:
-    return (unavailable.owner or None) if unavailable is not None else None
+class UnavailableSegment(Struct, frozen=True):
+    owner: Annotated[str | None, Meta(description="The broker that has it, if one does.")]
+    reason: str
 
 
-def subscription_json(
-    name: str,
-    subscription: Subscription,
-    progress: Mapping[SegmentId, Progress],
-    consumers: Mapping[str, ConsumerStatus],
-    unavailable: Mapping[SegmentId, Unavailable],
-) -> dict[str, Any]:
-    """`progress` has the segments whose owners answered, `unavailable` the others; `consumers` are those that the
-    group's leader knows."""
-    return {
-        "name": name,
-        "kind": subscription.kind.value,
-        "createdAt": subscription.created_at,
-        "backlog": sum(each.backlog for each in progress.values()),
-        "segments": {
-            str(segment): {
-                "offset": each.offset,
-                "earliest": each.earliest,
-                "end": each.end,
-                "backlog": each.backlog,
-            }
-            for segment, each in progress.items()
-        },
-        "unavailable": {
-            str(segment): {"owner": _owner(each), "reason": each.reason} for segment, each in unavailable.items()
-        },
-        "consumers": {
-            consumer: {"segments": list(each.segments), "connected": each.connected}
-            for consumer, each in consumers.items()
-        },
-    }
+class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    name: str
+    kind: SubscriptionKind
+    created_at: Micros
+    backlog: Annotated[int, Meta(description="Records that it has before it, in the segments whose owners answered.")]
+    segments: dict[SegmentId, SubscriptionProgress]
+    unavailable: Annotated[
+        dict[SegmentId, UnavailableSegment], Meta(description="Segments whose owner did not answer.")
+    ]
+    consumers: Annotated[dict[str, ConsumerStatus], Meta(description="Those that the group's leader knows.")]
+
+    @classmethod
+    def of(cls, name: str, subscription: Subscription, report: TopicReport) -> SubscriptionDescription:
+        """What metadata says of it, with what the segments' owners and the topic's controller know."""
+        progress = report.progress(name)
+        return cls(
+            name=name,
+            kind=subscription.kind,
+            created_at=subscription.created_at,
+            backlog=sum(each.backlog for each in progress.values()),
+            segments=msgspec.convert(progress, dict[SegmentId, SubscriptionProgress], from_attributes=True),
+            unavailable={
+                segment: UnavailableSegment(each.owner or None, each.reason)
+                for segment, each in report.unavailable.items()
+            },
+            consumers=report.consumers.get(name, {}),
+        )
 
 
-def offsets_json(offsets: dict[SegmentId, Offset]) -> dict[str, Any]:
-    return {"offsets": {str(segment): offset for segment, offset in offsets.items()}}
+class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
+    """Counts since the broker started."""
+
+    name: str
+    epoch: LayoutEpoch
+    segments: dict[SegmentId, SegmentDescription]
+    subscriptions: dict[str, SubscriptionDescription]
+
+    @classmethod
+    def of(
+        cls, name: TopicName, topic: Topic, subscriptions: Mapping[str, Subscription], report: TopicReport
+    ) -> TopicStatistics:
+        return cls(
+            name=str(name),
+            epoch=topic.layout.epoch,
+            segments={
+                id_: SegmentDescription.of(info, report.segments.get(id_), report.unavailable.get(id_))
+                for id_, info in topic.layout.segments.items()
+            },
+            **msgspec.structs.asdict(report.counts),
+            subscriptions={
+                each: SubscriptionDescription.of(each, found, report) for each, found in sorted(subscriptions.items())
+            },
+        )
+
+
+# What calls have done.
+
+
+class MovedSegment(Struct, frozen=True, kw_only=True):
+    segment: SegmentId
+    source: str = msgspec.field(name="from")
+    to: str
+    epoch: OwnerEpoch
+    seconds: float
+    moved: Annotated[bool, Meta(description="False if it was there already.")]
+
+
+class MovedTopic(Struct, frozen=True):
+    topic: str
+    segments: list[MovedSegment]
+
+
+class RecoveredSegment(MovedSegment, frozen=True, kw_only=True):
+    loss: Annotated[str, Meta(description="What is lost, as far as it is known.")]
+
+
+class RecoveredTopic(Struct, frozen=True):
+    topic: str
+    segments: list[RecoveredSegment]
+
+
+class PlacedSubscription(Struct, frozen=True):
+    offsets: dict[SegmentId, Offset]
 
 
 def some_names(names: list[str]) -> str:

@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
 
 from braid.broker.admin.call import CallId, OnTopic, by_segment, on_topic, who_knows_the_topic
-from braid.broker.admin.reports import TopicReport
-from braid.broker.admin.results import offsets_json, some_names, subscription_json
+from braid.broker.admin.results import PlacedSubscription, SubscriptionDescription, some_names
+from braid.broker.admin.route import (
+    MAX_NUMBER,
+    NO_CONTENT,
+    SUBSCRIPTION,
+    SUBSCRIPTIONS,
+    End,
+    Force,
+    HttpRoute,
+    Rest,
+    SegmentNumber,
+    SubscriptionName,
+)
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.groups.subscriptions import LATEST, SeekRequest
 from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.names import check_name
-from braid.model.subscription import Subscription, SubscriptionKind
+from braid.model.subscription import SubscriptionKind
 
 MAX_TIMESTAMP_MS: Final = 1 << 53
 """What every JSON parser reads exactly."""
+
+Milliseconds = Annotated[
+    int, Meta(ge=0, le=MAX_NUMBER, description="Milliseconds since 1970: the first records at or after it.")
+]
+SkipCount = Annotated[int, Meta(ge=1, le=MAX_NUMBER, description="How many records are left out.")]
+OffsetsBySegment = Annotated[
+    dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,17})$")], Annotated[int, Meta(ge=0, le=MAX_NUMBER)]],
+    Meta(min_length=1, max_length=4096, description="The next offset by segment id; others stay where they are."),
+]
 
 _log: Final = logging.getLogger(__name__)
 
 
 class ListSubscriptions(OnTopic, frozen=True):
     needs = who_knows_the_topic
+    http = HttpRoute("GET", SUBSCRIPTIONS, errors=(404,))
 
-    async def run(self, services: CallServices, principal: Principal) -> list[dict[str, Any]]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> list[SubscriptionDescription]:  # noqa: ARG002
         found = await services.subscriptions.list(self.name)
         report = await services.reports.of_topic(self.name)
-        return [subscription_described(subscription, each, report) for subscription, each in sorted(found.items())]
+        return [SubscriptionDescription.of(subscription, each, report) for subscription, each in sorted(found.items())]
 
 
 class OnSubscription(OnTopic, frozen=True):
-    subscription: str
+    subscription: SubscriptionName
 
     @property
     def checked(self) -> str:
@@ -42,27 +65,29 @@ class OnSubscription(OnTopic, frozen=True):
 
 class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
     needs = on_topic(Action.ADMIN, Action.CONSUME)
-    start: str = LATEST
+    http = HttpRoute("PUT", SUBSCRIPTION, query=("start", "kind"), status=201, errors=(404, 409, 501))
+    start: Annotated[End, Meta(description="Where it begins.")] = LATEST
     kind: SubscriptionKind = SubscriptionKind.STREAM
     request_id: CallId = NO_REQUEST
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    async def run(self, services: CallServices, principal: Principal) -> SubscriptionDescription:
         created = await services.subscriptions.create(
             self.name, self.subscription, kind=self.kind, start=self.start, request_id=self.request_id
         )
         _log.info("%s created subscription %s of %s", principal.name, self.subscription, self.name)
         report = await services.reports.of_topic(self.name)
-        return subscription_described(self.subscription, created, report)
+        return SubscriptionDescription.of(self.subscription, created, report)
 
 
 class GetSubscription(OnSubscription, frozen=True):
     needs = who_knows_the_topic
+    http = HttpRoute("GET", SUBSCRIPTION, errors=(404,))
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> SubscriptionDescription:  # noqa: ARG002
         subscription = self.checked
         found = await services.subscriptions.get(self.name, subscription)
         report = await services.reports.of_topic(self.name)
-        return subscription_described(subscription, found, report)
+        return SubscriptionDescription.of(subscription, found, report)
 
 
 class IdentifySubscription(OnSubscription, frozen=True):
@@ -72,12 +97,13 @@ class IdentifySubscription(OnSubscription, frozen=True):
 
     async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
         id_, placements = await services.subscriptions.identify(self.name, self.checked)
-        return {"subscriptionId": id_, "placements": {str(segment): each for segment, each in placements.items()}}
+        return {"subscriptionId": id_, "placements": placements}
 
 
 class DeleteSubscription(OnSubscription, frozen=True, rename="camel"):
     needs = on_topic(Action.ADMIN, Action.CONSUME)
-    force: bool = False
+    http = HttpRoute("DELETE", SUBSCRIPTION, query=("force",), status=NO_CONTENT, errors=(404, 409))
+    force: Force = False
     subscription_id: int | None = None
     """The subscription that is meant: one of the same name that was created since stays."""
 
@@ -117,18 +143,25 @@ class _PlaceSubscription(OnSubscription, frozen=True, rename="camel"):
 
 
 class SeekSubscription(_PlaceSubscription, frozen=True):
-    """To a time, to one end, or to given offsets: exactly one of these."""
+    """To a time (`timestamp`), to one end (`to`) or to given `offsets`: exactly one of these."""
 
-    to: str | None = None
-    timestamp: int | None = None
-    """ms since 1970."""
-    offsets: dict[str | int, int] | None = None
-    """The next offset by segment id."""
+    http = HttpRoute(
+        "POST",
+        SUBSCRIPTION + "/seek",
+        operation="seek",
+        query=("timestamp", "to"),
+        body=("offsets",),
+        status=NO_CONTENT,
+        errors=(404, 409),
+    )
+    to: End | None = None
+    timestamp: Annotated[int | None, Rest(Milliseconds)] = None
+    offsets: Annotated[dict[str | int, int] | None, Rest(OffsetsBySegment)] = None
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    async def run(self, services: CallServices, principal: Principal) -> PlacedSubscription:
         offsets = await self._seek(services, self.checked)
         _log.info("%s set subscription %s of %s to %s", principal.name, self.subscription, self.name, offsets)
-        return offsets_json(offsets)
+        return PlacedSubscription(offsets)
 
     async def _seek(self, services: CallServices, subscription: str) -> dict[SegmentId, Offset]:
         name, subscriptions = self.name, services.subscriptions
@@ -152,10 +185,22 @@ class SeekSubscription(_PlaceSubscription, frozen=True):
 class SkipSubscription(_PlaceSubscription, frozen=True):
     """So many records of one segment, or everything that waits."""
 
-    segment: int | None = None
-    count: int | None = None
+    http = (
+        HttpRoute("POST", SUBSCRIPTION + "/skip-all", operation="skip_all", status=NO_CONTENT, errors=(404, 409)),
+        HttpRoute(
+            "POST",
+            SUBSCRIPTION + "/skip",
+            operation="skip",
+            query=("segment", "count"),
+            required=("segment", "count"),
+            status=NO_CONTENT,
+            errors=(404, 409),
+        ),
+    )
+    segment: SegmentNumber | None = None
+    count: Annotated[int | None, Rest(SkipCount)] = None
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    async def run(self, services: CallServices, principal: Principal) -> PlacedSubscription:
         name, subscription = self.name, self.checked
         subscriptions = services.subscriptions
         segment, count = self.segment, self.count
@@ -169,9 +214,4 @@ class SkipSubscription(_PlaceSubscription, frozen=True):
         else:
             offsets = await subscriptions.skip(name, subscription, SegmentId(segment), count, self.request)
         _log.info("%s skipped subscription %s of %s to %s", principal.name, subscription, name, offsets)
-        return offsets_json(offsets)
-
-
-def subscription_described(name: str, found: Subscription, report: TopicReport) -> dict[str, Any]:
-    """What metadata says of it, with what the segments' owners and the topic's controller know."""
-    return subscription_json(name, found, report.progress(name), report.consumers.get(name, {}), report.unavailable)
+        return PlacedSubscription(offsets)

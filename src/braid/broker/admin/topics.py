@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from braid.broker.admin.call import AdminCall, CallId, OnTopic, anybody, on_topic, who_knows_the_topic
-from braid.broker.admin.results import some_names, topic_json, topic_stats_json
+from braid.broker.admin.results import StorageLocation, TopicDescription, TopicStatistics, some_names
+from braid.broker.admin.route import (
+    NO_CONTENT,
+    SEGMENT,
+    TOPIC,
+    TOPICS,
+    Descriptor,
+    Force,
+    HttpRoute,
+    NamespaceName,
+    Rest,
+    SegmentCount,
+    SegmentNumber,
+    TenantName,
+)
 from braid.broker.admin.services import CallServices
-from braid.broker.admin.subscriptions import subscription_described
 from braid.broker.auth import Action, Principal
 from braid.broker.config import LOCAL
 from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
@@ -33,8 +47,9 @@ class ListTopics(AdminCall, frozen=True):
     """Those that the caller may know of."""
 
     needs = anybody
-    tenant: str
-    namespace: str
+    http = HttpRoute("GET", TOPICS)
+    tenant: TenantName
+    namespace: NamespaceName
 
     async def run(self, services: CallServices, principal: Principal) -> list[str]:
         tenant, namespace = check_name("tenant", self.tenant), check_name("namespace", self.namespace)
@@ -50,12 +65,21 @@ class ListTopics(AdminCall, frozen=True):
 
 class CreateTopic(OnTopic, frozen=True, rename="camel"):
     needs = on_topic(Action.ADMIN)
-    segments: int = 1
+    http = HttpRoute(
+        "PUT",
+        TOPIC,
+        query=("numInitialSegments",),
+        names={"numInitialSegments": "segments"},
+        body="policies",
+        status=201,
+        errors=(409, 501),
+    )
+    segments: Annotated[int, Rest(SegmentCount)] = 1
     policies: TopicPolicies = TopicPolicies()
     properties: dict[str, str] = msgspec.field(default_factory=dict)
     request_id: CallId = NO_REQUEST
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+    async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
         name, policies = self.name, self.policies
         if policies.durability is Durability.REPLICATED or policies.replicas > 1:
             raise NotAvailable(
@@ -73,23 +97,25 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
         )
         await _served(services, name, topic)
         _log.info("%s created topic %s with %d segments", principal.name, name, self.segments)
-        return topic_json(name, topic)
+        return TopicDescription.of(name, topic)
 
 
 class GetTopic(OnTopic, frozen=True):
     needs = who_knows_the_topic
+    http = HttpRoute("GET", TOPIC, errors=(404,))
     deleting: bool = False
     """Whether one is wanted, too, that is being deleted."""
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> TopicDescription:  # noqa: ARG002
         topics, path = services.topics, self.name.path
         stored = await topics.stored(path) if self.deleting else None
-        return topic_json(self.name, stored or topics.get(path))
+        return TopicDescription.of(self.name, stored or topics.get(path))
 
 
 class DeleteTopic(OnTopic, frozen=True, rename="camel"):
     needs = on_topic(Action.ADMIN)
-    force: bool = False
+    http = HttpRoute("DELETE", TOPIC, query=("force",), status=NO_CONTENT, errors=(404, 409))
+    force: Force = False
     topic_id: int | None = None
     """The topic that is meant: one of the same name that was created since stays."""
 
@@ -112,32 +138,33 @@ class DeleteTopic(OnTopic, frozen=True, rename="camel"):
 
 class TopicStats(OnTopic, frozen=True):
     needs = who_knows_the_topic
+    http = HttpRoute("GET", TOPIC + "/stats", errors=(404,))
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> TopicStatistics:  # noqa: ARG002
         name = self.name
         topic = services.topics.get(name.path)
         found = await services.subscriptions.list(name)
         report = await services.reports.of_topic(name)
-        return topic_stats_json(
-            name,
-            topic,
-            report,
-            {each: subscription_described(each, found[each], report) for each in sorted(found)},
-        )
+        return TopicStatistics.of(name, topic, found, report)
 
 
 class TopicStorage(OnTopic, frozen=True):
     """Where readers without a broker find the topic's chunks; nowhere if each broker keeps its own."""
 
     needs = on_topic(Action.CONSUME, Action.ADMIN)
+    http = HttpRoute("GET", TOPIC + "/storage", errors=(404,))
 
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
+    async def run(self, services: CallServices, principal: Principal) -> StorageLocation:  # noqa: ARG002
         services.topics.get(self.name.path)
         storage = services.config.storage
-        return {"storage": "" if storage == LOCAL else storage}
+        return StorageLocation("" if storage == LOCAL else storage)
 
 
 # Layouts do not change in this version.
+
+
+def _change(method: str, path: str, tag: str = "layout", **more: Any) -> HttpRoute:
+    return HttpRoute(method, path, tag=tag, status=NO_CONTENT, errors=(404, 409, 412, 501), **more)
 
 
 class _ChangeLayout(OnTopic, frozen=True):
@@ -151,33 +178,52 @@ class _ChangeLayout(OnTopic, frozen=True):
 
 
 class SplitSegment(_ChangeLayout, frozen=True):
-    segment: int
-    at: str | None = None
+    http = _change("POST", TOPIC + "/split/{segmentId}", names={"segmentId": "segment"}, query=("at",))
+    segment: SegmentNumber
+    at: (
+        Annotated[
+            str,
+            Meta(
+                pattern="^[0-9a-fA-F]{1,4}$",
+                description="The first hash of the second child; the midpoint if absent.",
+            ),
+        ]
+        | None
+    ) = None
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
         raise self._not_yet()
 
 
 class MergeSegments(_ChangeLayout, frozen=True):
-    segments: list[int]
+    http = _change(
+        "POST",
+        TOPIC + "/merge/{segmentId1}/{segmentId2}",
+        names={"segmentId1": "segments", "segmentId2": "segments"},
+    )
+    segments: list[SegmentNumber]
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
         raise self._not_yet()
 
 
 class RepartitionTopic(_ChangeLayout, frozen=True):
-    segments: int
+    http = _change("POST", TOPIC + "/repartition/{segments}")
+    segments: SegmentCount
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
         raise self._not_yet()
 
 
 class GetAutoScalePolicy(_ChangeLayout, frozen=True):
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+    http = HttpRoute("GET", TOPIC + "/autoScalePolicy", tag="layout", errors=(404, 501))
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
         raise self._not_yet()
 
 
 class SetAutoScalePolicy(_ChangeLayout, frozen=True):
+    http = _change("PUT", TOPIC + "/autoScalePolicy", body="policy", required=("policy",))
     policy: dict[str, Any] = msgspec.field(default_factory=dict)
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
@@ -185,12 +231,15 @@ class SetAutoScalePolicy(_ChangeLayout, frozen=True):
 
 
 class DeleteAutoScalePolicy(_ChangeLayout, frozen=True):
+    http = _change("DELETE", TOPIC + "/autoScalePolicy")
+
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
         raise self._not_yet()
 
 
 class CreateSegment(_ChangeLayout, frozen=True):
-    descriptor: str
+    http = _change("PUT", SEGMENT, "segments")
+    descriptor: Descriptor
     subscriptions: list[str] = msgspec.field(default_factory=list)
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
@@ -198,7 +247,8 @@ class CreateSegment(_ChangeLayout, frozen=True):
 
 
 class DeleteSegment(_ChangeLayout, frozen=True):
-    descriptor: str
+    http = _change("DELETE", SEGMENT, "segments")
+    descriptor: Descriptor
     subscriptions: list[str] = msgspec.field(default_factory=list)
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
@@ -206,7 +256,8 @@ class DeleteSegment(_ChangeLayout, frozen=True):
 
 
 class TerminateSegment(_ChangeLayout, frozen=True):
-    descriptor: str
+    http = _change("POST", SEGMENT + "/terminate", "segments")
+    descriptor: Descriptor
     subscriptions: list[str] = msgspec.field(default_factory=list)
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
