@@ -47,7 +47,7 @@ test: lint
 	$(BIN)/python -m benchmarks --quick
 
 check: lint
-	$(BIN)/python -m pytest -n 2 tests/unit tests/component tests/property
+	BRAID_EXAMPLES_PERCENT=20 $(BIN)/python -m pytest -n 2 tests/unit tests/component tests/property
 	$(BIN)/python -m braid.testing.simulate log --seeds 20 --processes 2
 	$(BIN)/python -m braid.testing.simulate broker --seeds 4 --processes 2
 	$(BIN)/python -m braid.testing.simulate cluster --seeds 4 --processes 2

@@ -3,7 +3,9 @@ does much else makes an example slow, and not wrong."""
 
 from hypothesis import settings
 
+from tests.kits.examples import DEFAULT, share
+
 pytest_plugins = ["braid.testing.pytest_plugin", "pytester"]
 
-settings.register_profile("braid", deadline=None)
+settings.register_profile("braid", deadline=None, max_examples=share(DEFAULT))
 settings.load_profile("braid")

@@ -19,6 +19,7 @@ from braid.spark.jobs.advise.rules import (
     Split,
     advise,
 )
+from tests.kits.examples import share
 
 HASHES = st.integers(1, LAST_HASH)
 
@@ -95,7 +96,7 @@ def test_the_highest_load_never_rises_above_what_it_was_or_the_even_share(
         assert after <= before
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(cases())
 def test_advice_that_was_followed_leads_to_no_other_advice(
     case: tuple[list[ActiveSegment], LoadHistogram, Policy],

@@ -14,6 +14,7 @@ from braid.model.batch.header import MAX_OFFSET, Codec, stamp, verify
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset
 from braid.model.message import Message
+from tests.kits.examples import share
 from tests.property import fuzz_batches
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -126,13 +127,13 @@ def test_the_size_bound_is_never_below_the_size(records: Records, which: tuple[b
 
 
 @given(st.binary(max_size=400))
-@settings(UNHURRIED, max_examples=300)
+@settings(UNHURRIED, max_examples=share(300))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     fuzz_batches.read_everything(data)
 
 
 @given(RECORDS, st.sampled_from(Codec), st.randoms(use_true_random=False))
-@settings(UNHURRIED, max_examples=300)
+@settings(UNHURRIED, max_examples=share(300))
 def test_any_damage_under_right_checksums_is_read_or_refused(records: Records, codec: Codec, chance: Any) -> None:
     batch = encode_batch(**columns_of(records, (True, True, True)), now_us=NOW_US, codec=codec)
     fuzz_batches.read_everything(chance.choice(fuzz_batches.KINDS)(chance, batch))

@@ -16,6 +16,7 @@ from braid.ports.disk import Disk, DiskFile
 from braid.ports.os_disk import OsDisk
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
+from tests.kits.examples import share
 
 Step = tuple[Any, ...]
 
@@ -112,7 +113,7 @@ def on_the_simulated_disk(sequence: list[Step]) -> list[object]:
     return run_simulation(1, main)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(st.lists(steps, max_size=25))
 @example([("create", "a"), ("sync_folder", "a"), ("sync_folder", "a/b"), ("sync_folder", "d"), ("sync_folder", "d/e")])
 @example([("create", "a"), ("create", "b"), ("rename", "a", "b"), ("write", 1, 0, [b"orphan"], True), ("size", 0)])

@@ -13,6 +13,7 @@ from braid.client.producing.records import COLUMNAR_RECORDS, MANY_RECORDS, as_ta
 from braid.model.batch.columns import decode_messages, encode_batch
 from braid.model.batch.encode import gather_table
 from braid.model.batch.header import Codec, renumber, verify
+from tests.kits.examples import share
 
 UNHURRIED = settings(deadline=None)
 SHORT_BYTES = st.binary(max_size=40)
@@ -82,7 +83,7 @@ def test_a_lone_record_is_encoded_as_it_is_among_others(
     st.integers(1, 1 << 16),
     st.integers(1, 3 * COLUMNAR_RECORDS),
 )
-@settings(UNHURRIED, max_examples=50)
+@settings(UNHURRIED, max_examples=share(50))
 def test_the_slices_of_many_records_are_the_records(
     some: list[tuple[bytes | None, bytes]], keyed: bool, batch_bytes: int, times: int
 ) -> None:

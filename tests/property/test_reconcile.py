@@ -12,6 +12,7 @@ from braid.cluster.snapshot import Snapshot
 from braid.model.ids import Epoch
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.topic import OwnerLoss, TopicPolicies
+from tests.kits.examples import share
 from tests.kits.leader import applied, key_of, snapshot_of
 
 BROKERS = ("a", "b", "c", "d", "e")
@@ -56,7 +57,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_no_record_that_is_not_clean_goes_to_another_broker_without_an_accepted_loss(snapshot: Snapshot) -> None:
     for decision in decide(snapshot, NOW):
@@ -70,7 +71,7 @@ def test_no_record_that_is_not_clean_goes_to_another_broker_without_an_accepted_
             assert NOW - snapshot.gone_since[before.value.owner] >= topic.policies.owner_loss_after_ms / 1000
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_segments_go_only_to_holders_that_are_live_and_active(snapshot: Snapshot) -> None:
     for decision in decide(snapshot, NOW):
@@ -84,13 +85,13 @@ def test_segments_go_only_to_holders_that_are_live_and_active(snapshot: Snapshot
                 assert decision.record.owner in before.value.holders
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_deciding_again_on_what_was_decided_does_nothing(snapshot: Snapshot) -> None:
     assert decide(applied(snapshot, decide(snapshot, NOW)), NOW) == []
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_every_assignment_has_a_higher_epoch_and_a_move_keeps_it(snapshot: Snapshot) -> None:
     for decision in decide(snapshot, NOW):
@@ -105,7 +106,7 @@ def test_every_assignment_has_a_higher_epoch_and_a_move_keeps_it(snapshot: Snaps
             assert decision.record == before.value.moving(decision.record.move)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_each_segment_is_decided_once_and_drains_are_bounded(snapshot: Snapshot) -> None:
     decisions = decide(snapshot, NOW)
@@ -124,7 +125,7 @@ def test_each_segment_is_decided_once_and_drains_are_bounded(snapshot: Snapshot)
             assert not given_now or len(in_flight) <= DRAINED_AT_ONCE
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_what_nobody_serves_is_assigned_or_waits_visibly(snapshot: Snapshot) -> None:
     """Nothing is forgotten: a segment is a live broker's, or was just decided, or is shown as waiting."""

@@ -12,6 +12,7 @@ from braid.model.ids import Offset
 from braid.storage.chunk import RUN_BYTES, Index, decode_footer, encode_footer, footer_size, read_footer
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.wal import FrameWalk, next_batch_after_damage, whole_batch_at
+from tests.kits.examples import share
 from tests.kits.storage import Bytes, make_chunk, make_header, stamped_batch
 
 U16, U64, I64 = st.integers(0, 2**16 - 1), st.integers(0, 2**62), st.integers(-(2**62), 2**62)
@@ -75,7 +76,7 @@ CHUNK = make_chunk(5, 8)
 FOOTER = asyncio.run(read_footer(Bytes(CHUNK), len(CHUNK)))
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=share(300))
 @given(st.lists(st.tuples(st.integers(0, FOOTER.size - 1), st.integers(0, 255)), min_size=1, max_size=5))
 def test_a_footer_with_any_bytes_changed_is_corrupt_or_unchanged_in_meaning(changes: list[tuple[int, int]]) -> None:
     data = bytearray(CHUNK)
@@ -89,7 +90,7 @@ def test_a_footer_with_any_bytes_changed_is_corrupt_or_unchanged_in_meaning(chan
     assert data[:-4] == CHUNK[:-4], "only the padding at the very end is free"
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=share(200))
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_no_footer(data: bytes) -> None:
     try:
@@ -130,7 +131,7 @@ def frames_of(contents: list[bytes]) -> tuple[bytes, list[int]]:
     return data, starts
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=share(200))
 @given(bodies, st.data())
 def test_a_walk_over_a_cut_file_ends_at_the_last_whole_frame(contents: list[bytes], draw: st.DataObject) -> None:
     data, starts = frames_of(contents)
@@ -142,7 +143,7 @@ def test_a_walk_over_a_cut_file_ends_at_the_last_whole_frame(contents: list[byte
     assert walk.reason is not None
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=share(300))
 @given(bodies, st.data())
 def test_a_walk_over_flipped_bits_ends_before_the_damage_and_raises_nothing(
     contents: list[bytes], draw: st.DataObject
@@ -162,7 +163,7 @@ def test_a_walk_over_flipped_bits_ends_before_the_damage_and_raises_nothing(
         assert (behind and (behind[0], behind[1].base_offset)) == expected
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=share(200))
 @given(st.binary(max_size=600), st.integers(0, 700))
 def test_a_walk_over_anything_raises_nothing(data: bytes, position: int) -> None:
     walk, found = asyncio.run(walk_all(data))

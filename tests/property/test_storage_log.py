@@ -13,6 +13,7 @@ from braid.model.topic import Durability
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
+from tests.kits.examples import share
 from tests.kits.storage import Read, World, make_batch, read_all, run
 
 
@@ -143,7 +144,7 @@ class Model:
         assert found[-1].offset + found[-1].records >= confirmed
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=share(300))
 @given(
     operations,
     st.sampled_from([StorageMode.SHARED_FS, StorageMode.LOCAL]),

@@ -16,6 +16,7 @@ from braid.model.errors import BraidError, FrameTooLarge, ProtocolError
 from braid.wire import operations
 from braid.wire.frame import PREFIX, SCRATCH_BYTES, Frame, FrameReader, encode_frame
 from braid.wire.operations import ErrorBody, decode, encode, error_body, error_from
+from tests.kits.examples import share
 
 BODIES: list[type[msgspec.Struct]] = sorted(operations._Body.__subclasses__(), key=lambda each: each.__name__)
 
@@ -62,7 +63,7 @@ frames_sent = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(st.lists(frames_sent, max_size=8), st.lists(st.integers(1, 40_000), min_size=1, max_size=60))
 def test_frames_cut_at_any_places_come_out_the_same(sent: list[Sent], pieces: list[int]) -> None:
     stream = b"".join(each.encoded() for each in sent)
@@ -98,7 +99,7 @@ garbage = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(st.lists(garbage, min_size=1, max_size=5), st.sampled_from([0, 100, 5_000, 100_000]))
 def test_garbage_ends_in_a_protocol_error_and_allocates_no_more_than_the_limit(parts: list[bytes], limit: int) -> None:
     reader = FrameReader(limit)
@@ -162,7 +163,7 @@ def test_there_are_bodies_to_test() -> None:
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_every_message_comes_out_as_it_went_in(kind: type[operations._Body]) -> None:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=share(40), deadline=None)
     @given(messages(kind))
     def check(message: operations._Body) -> None:
         assert decode(kind, encode(message)) == message
@@ -172,7 +173,7 @@ def test_every_message_comes_out_as_it_went_in(kind: type[operations._Body]) -> 
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_fields_from_the_future_are_skipped(kind: type[operations._Body]) -> None:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=share(15), deadline=None)
     @given(messages(kind), st.lists(anything, min_size=1, max_size=3))
     def check(message: operations._Body, news: list[Any]) -> None:
         fields = [*msgspec.msgpack.decode(encode(message)), *news]
@@ -189,7 +190,7 @@ def shortened(kind: type[msgspec.Struct]) -> Iterator[int]:
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_fields_that_an_older_peer_does_not_send_get_their_defaults(kind: type[operations._Body]) -> None:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=share(15), deadline=None)
     @given(messages(kind))
     def check(message: operations._Body) -> None:
         sent = msgspec.msgpack.decode(encode(message))
@@ -211,7 +212,7 @@ def test_a_message_without_a_field_that_it_must_have_is_refused(kind: type[opera
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_garbage_as_a_body_is_a_protocol_error(kind: type[operations._Body]) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=share(60), deadline=None)
     @given(
         st.binary(max_size=60) | anything.map(msgspec.msgpack.encode) | st.lists(anything).map(msgspec.msgpack.encode)
     )
@@ -222,7 +223,7 @@ def test_garbage_as_a_body_is_a_protocol_error(kind: type[operations._Body]) -> 
     check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share(100), deadline=None)
 @given(
     st.sampled_from(sorted(BraidError.by_code)) | st.text(max_size=10),
     st.text(max_size=20),

@@ -31,6 +31,7 @@ from braid.spark.sink.options import SinkOptions
 from braid.spark.sink.rows import BLOCK_BYTES, BLOCK_ROWS, by_content, checked, cut_blocks, row_bytes
 from braid.spark.sink.sink import TaskCommit, check_columns, check_messages, micro_batch, stream_writer
 from braid.spark.sink.task import _by_topic, blocks_of
+from tests.kits.examples import share
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,7 +237,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=share(150))
 @given(st.lists(ROW, max_size=120), st.integers(0, 1 << 32), st.integers(1, 40), st.integers(1, 600))
 def test_blocks_are_a_function_of_the_rows_alone(
     rows: list[dict[str, Any]], seed: int, block_rows: int, block_bytes: int
@@ -276,7 +277,7 @@ TIED_ROW = st.fixed_dictionaries(
 """Rows of which many differ in their headers alone."""
 
 
-@settings(max_examples=100)
+@settings(max_examples=share(100))
 @given(st.lists(ROW, max_size=60) | st.lists(TIED_ROW, max_size=60), st.integers(0, 1 << 32))
 def test_by_content_any_order_of_the_same_rows_becomes_the_same(rows: list[dict[str, Any]], seed: int) -> None:
     random = Random(seed)
