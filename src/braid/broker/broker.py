@@ -137,9 +137,8 @@ class Broker:
         if self._lease_watch is not None:
             self._lease_watch.cancel()
             await asyncio.wait([self._lease_watch])
-        await self.groups.close()
-        await self._leave()
-        await self.front_door.shut()
+        for first in (self.front_door.shut, self._leave, self.groups.close):  # The last one pushed is called first.
+            self._stack.push_async_callback(first)
         await self._stack.aclose()
         _log.info("broker %s has stopped", self.id)
 
