@@ -29,9 +29,11 @@ from braid.storage.log.log import Log
 from braid.storage.log.producers import Duplicate, ProducerTable
 from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.segment import SegmentStorage
-from braid.testing.scenarios.cluster_simulation import ZOMBIES, Counts, simulate_cluster
+from braid.testing.scenarios.cluster import ZOMBIES, Counts, simulate_cluster
 
 SEEDS = [*range(5_000, 5_010)]
+FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044]
+"""Seeds that met a defect of an earlier version. They have taken another course since."""
 FAVOURED_SEEDS = {ZOMBIES: [0, 3, 12], "crash_at_write": [0, 1]}
 RARE = {"recoveries"}
 
@@ -49,20 +51,8 @@ def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happe
         assert getattr(total, field) > 0, f"no seed has {field}"
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(4, id="a-segment-that-was-let-go-is-ended-although-the-lease-is-lost-meanwhile"),
-        pytest.param(6, id="a-segment-comes-back-to-a-broker-that-could-not-remove-its-files"),
-        pytest.param(29, id="a-consumer-that-is-closed-while-it-lets-go-leaves-nothing-running"),
-        pytest.param(214, id="a-consumer-that-is-cancelled-twice-leaves-nothing-running"),
-        pytest.param(248, id="a-consumer-that-gives-back-over-a-lost-link-does-not-spin"),
-        pytest.param(1_001, id="a-log-that-fails-while-it-is-handed-over-is-taken-back"),
-        pytest.param(1_009, id="whoever-flushes-acks-of-a-consumer-that-is-closed-is-told"),
-        pytest.param(3_044, id="cursors-are-placed-anew-although-the-first-opening-behind-a-loss-fails"),
-    ],
-)
-def test_what_once_failed(seed: int) -> None:
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_seeds_that_failed_once_hold_their_promises(seed: int) -> None:
     simulate_cluster(seed)
 
 
@@ -177,17 +167,17 @@ def give_the_last_offset_again_after_a_move(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, list[int]]] = {
-    confirm_without_lease: ("freeze", [0, 1]),
-    write_cursors_whoever_owns_the_segment: (ZOMBIES, [3]),
-    write_chunks_whoever_has_claimed_them: (ZOMBIES, [3]),
-    assign_before_the_owner_has_sealed: ("move", [0, 1]),
-    hand_over_without_storing_cursors: ("move", [1, 3]),
+    confirm_without_lease: ("freeze", [3, 8]),
+    write_cursors_whoever_owns_the_segment: (ZOMBIES, [23, 29]),
+    write_chunks_whoever_has_claimed_them: (ZOMBIES, [16, 48]),
+    assign_before_the_owner_has_sealed: ("move", [1, 3]),
+    hand_over_without_storing_cursors: ("move", [2, 3]),
     seal_the_record_by_itself: ("move", [0, 1]),
-    forget_producers_when_a_segment_moves: ("move", [9]),
-    store_retries_again: ("move", [10, 21]),
-    let_two_consumers_read: ("let_client_leave", [0, 1]),
-    hand_over_without_the_history: ("move", [5, 6]),
-    remove_copies_that_somebody_needs: ("move", [5, 6]),
+    forget_producers_when_a_segment_moves: ("move", [7, 12]),
+    store_retries_again: ("move", [4, 7]),
+    let_two_consumers_read: ("let_client_leave", [4, 7]),
+    hand_over_without_the_history: ("move", [3, 5]),
+    remove_copies_that_somebody_needs: ("move", [3, 5]),
     keep_what_a_deleted_topic_left: ("use_side_topic", [0, 1]),
     give_the_last_offset_again_after_a_move: ("move", [0, 1]),
 }

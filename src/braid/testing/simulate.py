@@ -11,16 +11,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from braid.testing.scenarios import broker_simulation, cluster_simulation, log_simulation
-
-Counts = log_simulation.Counts | broker_simulation.Counts | cluster_simulation.Counts
+from braid.testing.scenarios.cluster import Counts, simulate_broker, simulate_cluster
+from braid.testing.scenarios.log_simulation import LogCounts, simulate_log
 
 SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
-    "log": (log_simulation.simulate_log, log_simulation.Counts),
-    "broker": (broker_simulation.simulate_broker, broker_simulation.Counts),
-    "cluster": (cluster_simulation.simulate_cluster, cluster_simulation.Counts),
+    "log": (simulate_log, LogCounts),
+    "broker": (simulate_broker, Counts),
+    "cluster": (simulate_cluster, Counts),
 }
-"""What runs one seed, and what it counts."""
+"""The function that runs one seed, and the type of its result."""
 SHOWN_FAILURES = 3
 SHOWN_SLOW = 3
 
@@ -85,7 +84,11 @@ def _show_progress(done: int, total: int, failed: int) -> None:
 
 
 def _report(
-    name: str, total: Counts, failures: list[tuple[int, str]], slowest: list[tuple[float, int]], seconds: float
+    name: str,
+    total: LogCounts | Counts,
+    failures: list[tuple[int, str]],
+    slowest: list[tuple[float, int]],
+    seconds: float,
 ) -> None:
     for seed, text in sorted(failures)[:SHOWN_FAILURES]:
         print(f"seed {seed} failed:\n{text}")

@@ -1,4 +1,4 @@
-"""The judge of a cluster's metadata: every change of a segment's records, as it is made, against the rules.
+"""The checker of a cluster's metadata: every change of a segment's records, as it is made, against the rules.
 
 It sees what the store has applied, one transaction after the other, so it misses nothing and needs to trust nobody:
 
@@ -34,7 +34,7 @@ Segment = tuple[str, str]
 
 
 class _Kept(NamedTuple):
-    """What the judge remembers of a segment."""
+    """What the checker remembers of a segment."""
 
     record: Ownership | None = None
     frontier: Frontier | None = None
@@ -50,7 +50,7 @@ class OwnershipChecker:
         self.on_moving: Callable[[Ownership], None] = lambda _record: None
         """Called when somebody has wished that a segment that is served move."""
         self.on_sealed: Callable[[Segment, Ownership], None] = lambda _segment, _record: None
-        self._watch = store.client("judge").watch("/", Revision(0))
+        self._watch = store.client("checker").watch("/", Revision(0))
         self._note = note
         self._segments: dict[Segment, _Kept] = {}
         self._topics: dict[str, Topic] = {}

@@ -1,4 +1,4 @@
-"""The judge of a broker's simulation: what clients were told and saw, against what the log holds in the end.
+"""The checker of one topic: what clients were told and saw, against what the log holds in the end.
 
 `TopicHistory` is told everything that happens to one topic's records, when it happens: which producer gave which value,
 in which order, and where it was confirmed; which consumer got what; what was acked for good; where an operator set a

@@ -24,7 +24,7 @@ LEASE_S = 3.0
 OPEN_TIMEOUT_S = 20.0
 
 
-class Setting(msgspec.Struct):
+class LogSetting(msgspec.Struct):
     """What all machines of one simulation share."""
 
     simulation: Simulation
@@ -35,7 +35,7 @@ class Setting(msgspec.Struct):
     with_preallocated: bool
 
 
-class Lease:
+class LogLease:
     """Renewed by the process that holds it, until it dies or is cut off."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -52,8 +52,8 @@ class Lease:
             await asyncio.sleep(LEASE_S / 3)
 
 
-class Machine:
-    def __init__(self, setting: Setting, name: str) -> None:
+class LogMachine:
+    def __init__(self, setting: LogSetting, name: str) -> None:
         self.name = name
         self.setting = setting
         self.random: Random = setting.simulation.random
@@ -64,7 +64,7 @@ class Machine:
         self.metadata_faults = 0.0
         self.process: Process | None = None
         self.segment: SegmentStorage | None = None
-        self.lease: Lease | None = None
+        self.lease: LogLease | None = None
 
     def _metadata_fault(self, _request: str) -> Fault:
         luck = self.random.random()
@@ -100,7 +100,7 @@ class Machine:
         """Start a process that opens the segment; it may be killed at any time."""
         setting = self.setting
         self.process = setting.simulation.process(f"{self.name}-{epoch}")
-        self.lease = lease = Lease(setting.simulation)
+        self.lease = lease = LogLease(setting.simulation)
         disk = self.disk.mount()
         preallocated = (
             PreallocatedFiles(disk, "spare", setting.config.files.file_bytes, most=1)

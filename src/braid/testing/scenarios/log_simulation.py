@@ -32,14 +32,14 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.batches import opaque_header
 from braid.testing.checkers.history import Confirmed, LogModel, PromiseBroken, Stored
-from braid.testing.scenarios.log_machine import DESCRIPTOR, OPEN_TIMEOUT_S, TOPIC, Machine, Setting
+from braid.testing.scenarios.log_machine import DESCRIPTOR, OPEN_TIMEOUT_S, TOPIC, LogMachine, LogSetting
 from braid.testing.sim.loop import Process, Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
 
 CONFIRM_TIMEOUT_S = 2.0
 
 
-class Counts(msgspec.Struct):
+class LogCounts(msgspec.Struct):
     """What a simulation did; adds up over seeds."""
 
     seeds: int = 0
@@ -55,23 +55,23 @@ class Counts(msgspec.Struct):
     zombies_refused: int = 0
     chunks: int = 0
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: LogCounts) -> None:
         for field in self.__struct_fields__:
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
-class Producer:
+class LogProducer:
     def __init__(self, number: int) -> None:
         self.number = ProducerId(number)
         self.sequence = 0
 
 
-class World:
+class LogScenario:
     def __init__(self, simulation: Simulation, steps: int) -> None:
         self.simulation = simulation
         self.random: Random = simulation.random
         self.steps = steps
-        self.counts = Counts(seeds=1)
+        self.counts = LogCounts(seeds=1)
         self.objects = MemoryObjects(simulation.clock)
         self.store = MemoryStore(simulation.clock)
         self.survives_power_loss = self.random.random() < 0.8
@@ -87,9 +87,9 @@ class World:
             max_group_bytes=self.random.choice([4_096, 1 << 20]),
             memory_sync_s=0.2,
         )
-        setting = Setting(simulation, self.store, self.objects, self.mode, self.config, with_preallocated)
-        self.machines = [Machine(setting, "a"), Machine(setting, "b")]
-        self.owner: Machine | None = None
+        setting = LogSetting(simulation, self.store, self.objects, self.mode, self.config, with_preallocated)
+        self.machines = [LogMachine(setting, "a"), LogMachine(setting, "b")]
+        self.owner: LogMachine | None = None
         self.zombies: list[tuple[Process, SegmentStorage]] = []
         self.epoch = 0
         self.opened_epoch = 0
@@ -100,7 +100,7 @@ class World:
         self.seen: dict[int, Stored] = {}
         self.running = True
 
-    async def run(self) -> Counts:
+    async def run(self) -> LogCounts:
         await self.take_ownership(self.machines[0])
         producers = [asyncio.create_task(self.produce(), name=f"producer-{n}") for n in range(3)]
         actions: list[tuple[Callable[[], object], int]] = [
@@ -134,9 +134,9 @@ class World:
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def new_producer(self) -> Producer:
+    def new_producer(self) -> LogProducer:
         self.next_producer += 1
-        return Producer(self.next_producer)
+        return LogProducer(self.next_producer)
 
     def target(self) -> SegmentStorage | None:
         """Who a client believes to be the owner: usually right, sometimes a zombie."""
@@ -165,7 +165,7 @@ class World:
                 # The longer it goes on, the slower: what counts is how often things break, not how much is stored.
                 await asyncio.sleep(self.random.uniform(0, 0.2) * (1 + self.counts.confirms / 100))
 
-    async def send(self, producer: Producer, count: int, body: bytes) -> None:
+    async def send(self, producer: LogProducer, count: int, body: bytes) -> None:
         segment = self.target()
         if segment is None:
             raise TimeoutError
@@ -197,7 +197,7 @@ class World:
 
     # ── what happens to brokers ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def take_ownership(self, machine: Machine, *, accept_loss: bool = False) -> None:
+    async def take_ownership(self, machine: LogMachine, *, accept_loss: bool = False) -> None:
         """Open the segment on `machine`, with as many tries, and as many crashes in the middle, as it takes."""
         for attempt in range(100):
             self.epoch += 1
@@ -233,7 +233,7 @@ class World:
         self.duplicates = [each for each in self.duplicates if each[0] is not None and each[0] < offset]
         self.seen = {base: batch for base, batch in self.seen.items() if batch.next_offset <= offset}
 
-    def stop(self, machine: Machine) -> None:
+    def stop(self, machine: LogMachine) -> None:
         """The machine loses power, or only the process dies, as far as the durability level covers it."""
         if self.owner is machine:
             self.owner = None
@@ -256,7 +256,7 @@ class World:
             assert machine is not None
             size = self.random.choice([0, 0, 700])
             burst = [
-                asyncio.create_task(self.send(Producer(0), 1, self.random.randbytes(size)), name="burst")
+                asyncio.create_task(self.send(LogProducer(0), 1, self.random.randbytes(size)), name="burst")
                 for _ in range(self.random.choice([0, 10, 100]))
             ]
             await asyncio.sleep(self.random.uniform(0, 0.002))
@@ -334,7 +334,7 @@ class World:
         self.counts.forced_takeovers += 1
         await self.take_ownership(target, accept_loss=True)
 
-    def retire_zombie(self, machine: Machine) -> None:
+    def retire_zombie(self, machine: LogMachine) -> None:
         if machine is not self.owner and machine.process is not None:
             self.stop(machine)
 
@@ -469,10 +469,10 @@ def _stored(batch: StoredBatch) -> Stored:
     return Stored(header.base_offset, header.count, header.epoch, header.producer_id, header.first_sequence, digest)
 
 
-def simulate_log(seed: int, steps: int = 40) -> Counts:
+def simulate_log(seed: int, steps: int = 40) -> LogCounts:
     """Run one seed; raises `PromiseBroken` with the seed in a note."""
 
-    async def main(simulation: Simulation) -> Counts:
-        return await World(simulation, steps).run()
+    async def main(simulation: Simulation) -> LogCounts:
+        return await LogScenario(simulation, steps).run()
 
     return run_simulation(seed, main)

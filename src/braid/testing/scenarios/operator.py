@@ -1,7 +1,7 @@
 """The operator of a simulated cluster: moves and drains, seeks, subscriptions and topics that come and go, recoveries.
 
-Each of these is begun, goes on beside everything else, and may fail as a bad day explains. What a call has answered is
-held against it.
+The operator begins each of these and does not wait for it. A call may fail where faults explain it. What a call has
+answered is checked.
 """
 
 from __future__ import annotations
@@ -34,26 +34,39 @@ from braid.model.errors import (
 )
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Seek
-from braid.testing.scenarios.broker_clients import TOPIC
+from braid.testing.scenarios.clients import TOPIC
 
 if TYPE_CHECKING:
-    from braid.testing.scenarios.cluster_simulation import Cluster
+    from braid.testing.scenarios.cluster import SimulatedCluster
 
 SIDE_TOPICS: Final = ("side-0", "side-1")
 RACED: Final = "raced"
 """A subscription without consumers: only an operator's calls move it."""
 MOVE_TIMEOUT_S: Final = 20.0
-TRIES: Final = 40
+TRIES: Final = 20
+
+Errors = tuple[type[BraidError], ...]
+
+TRACES: Final[Errors] = (
+    TopicExists,
+    TopicNotFound,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    SubscriptionBusy,
+    DiskError,
+)
+"""An earlier try has left its traces, or another one is under way, or the disk is bad."""
+REFUSED_MOVES: Final[Errors] = (MoveRefused, BrokerNotFound, BrokerNotActive, SegmentNotFound)
 
 
-class Step(msgspec.Struct, frozen=True):
+class Reposition(msgspec.Struct, frozen=True):
     """A skip by so many records, or a seek to that offset."""
 
     skips: bool
     number: int
 
 
-def possible_ends(start: int, certain: Sequence[Step], doubtful: Sequence[Step]) -> set[int]:
+def possible_ends(start: int, certain: Sequence[Reposition], doubtful: Sequence[Reposition]) -> set[int]:
     """Where a subscription may stand when these were carried out once each, the doubtful ones perhaps, in any order."""
     ends: set[int] = set()
     for happened in range(len(doubtful) + 1):
@@ -67,7 +80,7 @@ def possible_ends(start: int, certain: Sequence[Step], doubtful: Sequence[Step])
 
 
 class Operator:
-    def __init__(self, cluster: Cluster, client: Client) -> None:
+    def __init__(self, cluster: SimulatedCluster, client: Client) -> None:
         self.client = client
         self.brief: list[str] = []
         """Subscriptions that come and go."""
@@ -90,7 +103,7 @@ class Operator:
         for _ in range(random.choice([1, 1, 1, 2, 3])):
             segment = random.choice([None, *range(cluster.segments), *range(cluster.segments)])
             to = random.choice([None, *cluster.machines])
-            self.in_background(self._tolerantly(partial(self._move, segment, to)))
+            self.in_background(self._tolerantly(partial(self._move, segment, to), REFUSED_MOVES))
             await asyncio.sleep(random.choice([0.0, 0.0, 0.01, 0.3]))
 
     async def _move(self, segment: int | None, to: str | None) -> None:
@@ -113,11 +126,11 @@ class Operator:
             cluster.counts.drains += 1
             work = partial(self._admin.drain, broker)
         cluster.note(f"broker {broker} is to be {'activated' if broker in drained else 'drained'}")
-        self.in_background(self._tolerantly(work))
+        self.in_background(self._tolerantly(work, REFUSED_MOVES))
 
     async def recover(self) -> None:
         """Let another broker continue what a broker that is gone has left."""
-        self.in_background(self._tolerantly(self._recover))
+        self.in_background(self._tolerantly(self._recover, REFUSED_MOVES))
 
     async def _recover(self) -> None:
         try:
@@ -164,10 +177,10 @@ class Operator:
                 return
             start = random.randint(0, end // 4)
             await admin.seek(TOPIC, RACED, {segment: start})  # What began before this must not happen after it.
-            steps: list[Step] = []
+            steps: list[Reposition] = []
             for _ in range(random.choice([1, 2, 2, 3])):
                 number = random.randint(1, end // 4)
-                steps.append(Step(random.random() < 0.6, number))
+                steps.append(Reposition(random.random() < 0.6, number))
             calls = [
                 admin.skip(TOPIC, RACED, segment=segment, count=step.number)
                 if step.skips
@@ -231,6 +244,7 @@ class Operator:
             await asyncio.sleep(random.uniform(0, 10.0))
             self.brief.remove(name)
             await self._admin.delete_subscription(TOPIC, name, force=random.random() < 0.7)
+            self._cluster.counts.subscriptions_deleted += 1
 
         self.in_background(self._tolerantly(use))
 
@@ -242,7 +256,7 @@ class Operator:
     # Topics.
 
     async def use_side_topic(self) -> None:
-        """Create it, publish, move it meanwhile, read it back, delete it; perhaps at once again."""
+        """Create a topic, publish, move it meanwhile, read it back, delete it; perhaps immediately again."""
         name = self._random.choice(SIDE_TOPICS)
 
         async def use() -> None:
@@ -255,9 +269,9 @@ class Operator:
         random, cluster = self._random, self._cluster
         await self._admin.create_topic(name, segments=random.randint(1, 3))
         moving: asyncio.Task[None] | None = None
-        if random.random() < 0.7:
+        if not cluster.alone and random.random() < 0.7:
             move = self._admin.move(name, to=random.choice([None, *cluster.machines]), timeout=MOVE_TIMEOUT_S)
-            moving = asyncio.ensure_future(self._tolerantly(lambda: move))
+            moving = asyncio.ensure_future(self._tolerantly(lambda: move, REFUSED_MOVES))
         made = next(self._numbers)
         values = [b"%d/%d" % (made, number) for number in range(random.choice([1, 50]))]
         async with self.client.producer(name) as producer:
@@ -324,12 +338,10 @@ class Operator:
         except Exception as error:
             self._cluster.failed(error)
 
-    async def _tolerantly(self, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _tolerantly(self, work: Callable[[], Awaitable[Any]], refused: Errors = ()) -> None:
         try:
             await work()
-        except (TopicExists, TopicNotFound, SubscriptionExists, SubscriptionNotFound, SubscriptionBusy) as error:
-            self._cluster.note(f"operator: {error!r}")  # An earlier try has left its traces, or another is under way.
-        except (MoveRefused, BrokerNotFound, BrokerNotActive, SegmentNotFound, DiskError) as error:
+        except TRACES + refused as error:
             self._cluster.note(f"operator: {error!r}")
         except BraidError as error:
             if not error.retriable and not isinstance(error, TimedOut):

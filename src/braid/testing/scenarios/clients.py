@@ -1,7 +1,7 @@
-"""What clients do in a broker's simulation: machines with a real client each, on which programs publish and consume.
+"""What clients do in a simulated cluster: machines with a real client each, on which programs publish and consume.
 
-A program does random things within what the interface allows and tells the topic's history what it gave, what it was
-answered and what it got. Errors that a bad day explains are met by trying again; any other error ends the simulation.
+A program does random things that the interface allows. It tells the topic's history what it sent, how that was
+answered, and what it received. It tries again after errors that faults explain; any other error ends the simulation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
 from random import Random
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -28,9 +28,11 @@ from braid.model.errors import (
 )
 from braid.model.message import Message, MessageId
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.topic_history import ConsumerHistory, Seek, TopicHistory
-from braid.testing.sim.loop import Process, Simulation
-from braid.testing.sim.network import SimulatedNetwork
+from braid.testing.checkers.topic_history import ConsumerHistory, Seek
+from braid.testing.sim.loop import Process
+
+if TYPE_CHECKING:
+    from braid.testing.scenarios.cluster import SimulatedCluster
 
 TOPIC: Final = "simulated"
 CLOSE_TIMEOUT_S: Final = 60.0
@@ -44,76 +46,46 @@ class Saved(msgspec.Struct):
     positions: dict[int, int]
 
 
-class World(Protocol):
-    """What the machines of one simulation share."""
-
-    simulation: Simulation
-    network: SimulatedNetwork
-    history: TopicHistory
-    publishing: bool
-    """False: producers end."""
-    settling: bool
-    """Faults are over: consumers take everything and ack it."""
-    saved: dict[str, Saved]
-    producers: count[int]
-    """Numbers for the producers of all machines."""
-    url: str
-    patience_s: float | None
-    """The timeout of all clients; None: whatever each likes."""
-
-    def explains(self, error: BraidError) -> bool:
-        """Whether what goes on in this world explains that a client meets this error."""
-
-    def failed(self, error: BaseException) -> None: ...
-
-    def subscription_for(self, machine: str) -> str: ...
-
-    def stored_cursor(self, subscription: str, segment: int) -> int: ...
-
-    def least_end(self, segment: int) -> int:
-        """Of a segment whose tail is being lost: where it ends at least when it is open again."""
-
-
 class ClientMachine:
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, cluster: SimulatedCluster, name: str) -> None:
         self.name = name
-        self.world = world
-        self.random: Random = world.simulation.random
-        self.history = world.history
+        self.cluster = cluster
+        self.random: Random = cluster.simulation.random
+        self.history = cluster.history
         self.leaving = asyncio.Event()
         self.consumers: dict[str, StreamConsumer] = {}
         self.producers: dict[Producer, None] = {}
-        self.process: Process = world.simulation.process(name)
-        world.network.host(name)
+        self.process: Process = cluster.simulation.process(name)
+        cluster.network.host(name)
         self.life = self.process.start(self._live(), name=name)
 
     def crash(self) -> None:
         """The machine is gone in the middle of whatever it did."""
-        self.world.network.crash(self.name)
+        self.cluster.network.crash(self.name)
         self.process.kill()
 
     def _may_happen(self, error: BraidError) -> None:
-        if not self.world.explains(error):
+        if not self.cluster.explains(error):
             raise error
 
     def _now(self) -> float:
-        return self.world.simulation.clock.monotonic()
+        return self.cluster.simulation.clock.monotonic()
 
     async def _live(self) -> None:
         try:
             while not self.leaving.is_set():
                 await self._use_a_client()
         except Exception as error:
-            self.world.failed(error)
+            self.cluster.failed(error)
 
     async def _use_a_client(self) -> None:
         random = self.random
         client = connect(
-            self.world.url,
-            timeout=self.world.patience_s or random.choice([2.0, 5.0, 15.0]),
+            self.cluster.url,
+            timeout=self.cluster.patience_s or random.choice([2.0, 5.0, 15.0]),
             name=self.name,
-            network=self.world.network.host(self.name),
-            clock=self.world.simulation.clock,
+            network=self.cluster.network.host(self.name),
+            clock=self.cluster.simulation.clock,
             random=random,
         )
         try:
@@ -145,11 +117,11 @@ class ClientMachine:
                 if not client.closed:
                     raise
             except BraidError as error:
-                if not self.world.explains(error):
-                    self.world.failed(PromiseBroken("clients", f"{self.name} met an error for no reason: {error!r}"))
+                if not self.cluster.explains(error):
+                    self.cluster.failed(PromiseBroken("clients", f"{self.name} met an error for no reason: {error!r}"))
                 await asyncio.sleep(self.random.uniform(0.01, 0.5))
             except Exception as error:
-                self.world.failed(error)
+                self.cluster.failed(error)
                 return
 
     # Producing.
@@ -166,9 +138,9 @@ class ClientMachine:
             max_batch_bytes=random.choice([64, 1_000, 20_000, 256 << 10]),
             compression=random.choice([None, None, "lz4", "zstd"]),
             max_in_flight_bytes=random.choice([1, 5_000]) if tight else None,
-            timeout=self.world.patience_s or random.choice([0.5, 3.0, 10.0]),
+            timeout=self.cluster.patience_s or random.choice([0.5, 3.0, 10.0]),
         )
-        number = next(self.world.producers)
+        number = next(self.cluster.producers)
         order = count(1)
         async with producer:
             self.producers[producer] = None
@@ -185,7 +157,7 @@ class ClientMachine:
                 del self.producers[producer]
 
     def _done_publishing(self) -> bool:
-        return self.leaving.is_set() or not self.world.publishing
+        return self.leaving.is_set() or not self.cluster.publishing
 
     def _record(self, producer: int, order: count[int], keyed: bool | None = None) -> tuple[bytes | None, bytes]:
         """A key, or none, and a value that nobody else has."""
@@ -252,7 +224,7 @@ class ClientMachine:
 
     async def _consume(self, client: Client) -> None:
         random = self.random
-        subscription = self.world.subscription_for(self.name)
+        subscription = self.cluster.subscription_for(self.name)
         name = f"{self.name}-{random.randrange(3)}" if random.random() < 0.9 else "popular"
         consumer = client.stream_consumer(
             TOPIC, subscription, name=name, start="earliest", window_bytes=random.choice([None, 64 << 10, 100_000])
@@ -269,14 +241,14 @@ class ClientMachine:
             self.consumers.pop(label, None)
 
     async def _receive(self, consumer: StreamConsumer, history: ConsumerHistory) -> None:
-        random, world = self.random, self.world
+        random, cluster = self.random, self.cluster
         diligence = random.choice([0.0, 0.1, 0.5, 1.0])
         slow = random.random() < 0.2
         left = random.choice([20, 200, 2_000])
         late: list[Message] = []
         last: dict[int, Message] = {}
-        while not self.leaving.is_set() and (left > 0 or world.settling):
-            if world.settling:
+        while not self.leaving.is_set() and (left > 0 or cluster.settling):
+            if cluster.settling:
                 diligence, slow = 1.0, False
                 for message in last.values():
                     await consumer.ack(message)
@@ -289,7 +261,7 @@ class ClientMachine:
                 late.append(random.choice(messages))
             if late and random.random() < 0.1:
                 await consumer.ack(late.pop(random.randrange(len(late))))
-            if random.random() < (0.3 if world.settling else 0.02):
+            if random.random() < (0.3 if cluster.settling else 0.02):
                 await self._store_acks(consumer, history)
             if slow:
                 await asyncio.sleep(random.uniform(0, 1.0))
@@ -329,18 +301,19 @@ class ClientMachine:
             # The answer to a flush may come late, from an owner whose log was cut back since by another one.
             acked = min([acked, *(cut.offset for cut in self.history.cuts[reader.segment][cuts[reader] :])])
             if reader.segment in self.history.ends_at_loss:
-                acked = min(acked, self.world.least_end(reader.segment))  # It is being cut back, no further than this.
+                # It is being cut back, no further than this.
+                acked = min(acked, self.cluster.inspector.least_end(reader.segment))
             else:
                 subscription.stored[reader.segment] = Seek(acked, self._now())
-            stored = self.world.stored_cursor(subscription.name, reader.segment)
+            stored = self.cluster.inspector.stored_cursor(subscription.name, reader.segment)
             if stored < acked:
                 raise PromiseBroken("acks", f"{history.name} flushed acks up to {acked}; the store has {stored}")
 
     async def _follow_checkpoints(self, client: Client) -> None:
         """A program that stores its results and its checkpoint together, and goes on behind them after a crash."""
-        random, world = self.random, self.world
+        random, cluster = self.random, self.cluster
         name = f"reader-{random.randrange(2)}"
-        saved = world.saved.get(name)
+        saved = cluster.saved.get(name)
         if saved is not None and self.history.lost_tails:
             saved = None
         consumer = client.checkpoint_consumer(TOPIC, start=saved.checkpoint if saved is not None else "earliest")
@@ -354,7 +327,7 @@ class ClientMachine:
                         break
                     await self._next_messages(consumer, history)
                     if random.random() < 0.3:
-                        world.saved[name] = Saved(consumer.checkpoint(), dict(history.next))
+                        cluster.saved[name] = Saved(consumer.checkpoint(), dict(history.next))
         except OffsetOutOfRange:
             if not self.history.lost_tails:
                 raise

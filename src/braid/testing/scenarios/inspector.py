@@ -1,4 +1,4 @@
-"""The inspector of a simulated cluster: looks into the brokers all along, and tells when all has come to rest."""
+"""The inspector of a simulated cluster: it looks into the brokers all along, and knows when everything has settled."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from braid.model.subscription import Cursor, decode
 from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import Segment
-from braid.testing.scenarios.broker_clients import TOPIC
-from braid.testing.scenarios.cluster_machine import ClusterMachine
+from braid.testing.scenarios.clients import TOPIC
+from braid.testing.scenarios.machine import BrokerMachine
 
 if TYPE_CHECKING:
-    from braid.testing.scenarios.cluster_simulation import Cluster
+    from braid.testing.scenarios.cluster import SimulatedCluster
 
 PATH: Final = f"public/default/{TOPIC}"
 LOOK_S: Final = 0.05
+LAST_REQUEST_BYTES: Final = 1 << 20
+"""A connection may exceed its limit of bytes in flight by the request that reaches the limit."""
 
 Log = dict[int, list[tuple[bytes, bytes | None]]]
 """By segment, all values with their keys, from offset 0 on."""
 
 
-class ClusterInspector:
-    def __init__(self, cluster: Cluster) -> None:
+class Inspector:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self._known: dict[OwnedSegment, Broker] = {}
         self._confirmed: dict[int, int] = {}
         """By segment, up to where consumers could see it last."""
-        self._server: dict[int, str] = {}
-        """By segment, who served it last."""
+        self._servers: dict[int, Broker] = {}
+        """By segment, the broker that opened it last."""
         self._epochs: dict[int, int] = {}
         """By segment, in which epoch something was confirmed last."""
         self._least_ends: dict[int, int] = {}
@@ -54,20 +56,20 @@ class ClusterInspector:
         for machine in self._cluster.machines.values():
             self.look(machine)
 
-    def follow(self, machine: ClusterMachine) -> None:
+    def follow(self, machine: BrokerMachine) -> None:
         """Meet each segment when the broker opens it: before any client can get something of it."""
         broker = machine.broker
         assert broker is not None
         broker.segments.on_open.append(lambda _: self._look_now(machine))
         self.look(machine)
 
-    def _look_now(self, machine: ClusterMachine) -> None:
+    def _look_now(self, machine: BrokerMachine) -> None:
         try:
             self.look(machine)
         except Exception as error:
             self._cluster.failed(error)
 
-    def look(self, machine: ClusterMachine) -> None:
+    def look(self, machine: BrokerMachine) -> None:
         broker = machine.broker
         if broker is None or machine.frozen:
             return
@@ -77,13 +79,18 @@ class ClusterInspector:
             if segment not in self._known:
                 self._meet(segment, broker)
             self._check_channels(segment)
-            self._check_cursors(segment)
+            self._check_cursors(segment, broker)
+        for session in broker.server._sessions:
+            if session._bytes > broker.limits.max_bytes_in_flight + LAST_REQUEST_BYTES:
+                raise PromiseBroken("I12", f"a connection of {broker.id} has {session._bytes} bytes in flight")
 
     def _meet(self, segment: OwnedSegment, broker: Broker) -> None:
         """A segment was opened since the last look."""
         self._known[segment] = broker
         number, start = segment.name.id, segment.storage.start
-        self._server[number] = broker.id
+        if self._servers.get(number) is broker:
+            self._cluster.counts.segments_reopened += 1
+        self._servers[number] = broker
         self._cluster.history.recovered(number, start.offset, self._cluster.simulation.clock.monotonic())
         least = self._least_ends.pop(number, 0)
         if start.offset < least:
@@ -119,21 +126,39 @@ class ClusterInspector:
             channels = [(each.subscription, each.number) for each in segment._channels]
             raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
 
-    def _check_cursors(self, segment: OwnedSegment) -> None:
+    def _check_cursors(self, segment: OwnedSegment, broker: Broker) -> None:
         """A stored cursor never lies beyond what a crash leaves of the log."""
         record = self._record(segment.name)
-        if record is None or record.epoch != segment.epoch:
-            return
+        if record is None or record.owner != broker.id or self._servers[segment.name.id] is not broker:
+            return  # Cursors are about the log of another owner.
         for entry in self._cluster.store._server.list(paths.cursors_prefix(PATH, segment.name.descriptor)).entries:
             offset, synced = decode(Cursor, entry.value).offset, segment.storage.log.synced.value
             if offset > synced:
                 raise PromiseBroken("I2", f"{entry.key} is stored at {offset}, the log is synced to {synced}")
 
-    # ── what the judge and the faults tell and ask ───────────────────────────────────────────────────────────────────
+    # ── what checkers and faults report and ask ──────────────────────────────────────────────────────────────────────
 
-    def ends_on(self, machine: ClusterMachine) -> dict[int, int]:
+    def ends_on(self, machine: BrokerMachine) -> dict[int, int]:
         """Where the segments ended that this machine served last."""
-        return {number: end for number, end in self._confirmed.items() if self._server.get(number) == machine.id}
+        return {number: end for number, end in self._confirmed.items() if self._servers[number].id == machine.id}
+
+    def acked_on(self, machine: BrokerMachine) -> dict[tuple[str, int], int]:
+        """By subscription and segment, up to where the acks reach that have arrived at this machine."""
+        assert machine.broker is not None
+        return {
+            (name, segment.name.id): offset
+            for segment in machine.broker.segments.of_topic(PATH)
+            for name, offset in segment.cursors.all().items()
+        }
+
+    def check_stored(self, acked: dict[tuple[str, int], int]) -> None:
+        for (name, segment), offset in acked.items():
+            stored = self.stored_cursor(name, segment)
+            if stored < offset:
+                raise PromiseBroken(
+                    "acks",
+                    f"the cursor of {name} in segment {segment} was at {offset}, an orderly stop stored {stored}",
+                )
 
     def on_accepted_loss(self, segment: Segment, frontier: Frontier | None) -> None:
         if segment[0] == PATH:
@@ -143,7 +168,7 @@ class ClusterInspector:
             self._cluster.history.stopped()
 
     def on_sealed(self, segment: Segment, record: Ownership) -> None:
-        """Whoever hands a segment over has stored every ack that had arrived."""
+        """A broker that hands a segment over has stored every ack that had arrived."""
         for known, broker in self._known.items():
             if (known.name.topic.path, known.name.descriptor) != segment:
                 continue

@@ -1,0 +1,333 @@
+"""Real brokers and real clients under every fault, in virtual time.
+
+One to four brokers run on one metadata store. As the seed decides, they share an object store or nothing. Each has a
+machine with a disk and a clock of its own (`machine.py`). Clients that know all brokers publish and consume
+(`clients.py`). An operator moves segments, drains brokers, seeks, and makes and deletes subscriptions and topics
+(`operator.py`). Meanwhile brokers crash, also around any of their writes to the metadata store, stop in order, stand
+still past their lease, and are cut off from each other, from clients and from the metadata (`faults.py`).
+
+One broker alone is a cluster of one: `simulate_broker` and `simulate_cluster` differ in numbers (`ClusterShape`, and
+the table of faults). Moves, drains and accepted losses need a second broker.
+
+Some seeds of several brokers are *gentle*: segments move and brokers stop in order, and nothing breaks. Then no client
+may meet any error. Some are *lossy*: by its policy or by the operator, another broker continues a segment whose broker
+is gone. What only the first broker's disk held is lost, and no more.
+
+Checked all along: the metadata, change by change (`ownership_checker.py`); that each confirm comes from the one owner,
+under a lease that lives, in epochs that rise (I3); that no segment goes to two consumers of a subscription (I4); that
+no cursor is ahead of synced records; that connections keep their limits (I12); what clients are told and see
+(`topic_history.py`: I1, I2, I4, I5, I7, I10). In the end the faults stop, and everything has to come to rest
+(`settling.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
+from braid.client.client import Client, connect
+from braid.metadata.memory import MemoryStore
+from braid.model.errors import BraidError, ClientClosed, ProducerFull
+from braid.model.ownership import Ownership
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.ownership_checker import OwnershipChecker
+from braid.testing.checkers.topic_history import TopicHistory
+from braid.testing.scenarios.captured_log import LogCapture, run_with_log
+from braid.testing.scenarios.clients import TOPIC, ClientMachine, Saved, on_a_bad_day
+from braid.testing.scenarios.faults import ClusterFaults
+from braid.testing.scenarios.inspector import Inspector
+from braid.testing.scenarios.machine import BrokerMachine
+from braid.testing.scenarios.operator import RACED, Operator
+from braid.testing.scenarios.settling import Settling
+from braid.testing.sim.loop import Process, Simulation
+from braid.testing.sim.network import SimulatedNetwork
+from braid.testing.sim.objects import Faults, MemoryObjects
+
+PORT: Final = 6_660
+ZOMBIES: Final = "zombies"
+"""May be favoured, like a fault or an operator's work: brokers that come back when others have continued their
+segments."""
+STEP_LIMIT: Final = 3_000_000
+"""Of the loop: some twenty times what a seed takes. One that goes round in circles ends here, in seconds."""
+
+
+class ClusterShape(msgspec.Struct, frozen=True):
+    """The numbers that tell a simulation of one broker from one of several."""
+
+    brokers: tuple[int, int]
+    """The least and the most."""
+    most_clients: int
+    steps: int
+    """How many faults and operator's calls a seed has."""
+    memory: float
+    """The share of seeds whose topic survives the death of a process, and no loss of power."""
+    shared: float
+    """The share of seeds whose brokers have an object store."""
+    gentle: float = 0.0
+    lossy: float = 0.0
+    """Of those that have an object store."""
+
+
+ONE_BROKER: Final = ClusterShape(brokers=(1, 1), most_clients=4, steps=37, memory=0.33, shared=0.1)
+SEVERAL_BROKERS: Final = ClusterShape(
+    brokers=(2, 4), most_clients=3, steps=20, memory=0.2, shared=0.6, gentle=0.2, lossy=0.3
+)
+
+
+class Counts(msgspec.Struct):
+    """What a simulation did; adds up over seeds."""
+
+    seeds: int = 0
+    gentle: int = 0
+    lossy: int = 0
+    local: int = 0
+    """Seeds whose brokers share no storage."""
+    records: int = 0
+    """In the logs, in the end."""
+    confirmed: int = 0
+    failed: int = 0
+    """Sends that the client reported as failed or doubtful."""
+    handed_out: int = 0
+    """Each record once for each subscription."""
+    moves: int = 0
+    """Segments that another broker serves than before."""
+    moves_asked: int = 0
+    """Calls that succeeded."""
+    drains: int = 0
+    accepted_losses: int = 0
+    recoveries: int = 0
+    power_losses: int = 0
+    kills: int = 0
+    crashes_at_writes: int = 0
+    orderly_stops: int = 0
+    freezes: int = 0
+    segments_reopened: int = 0
+    """By the process that had them open: after a failed log, or a lost lease."""
+    metadata_outages: int = 0
+    connections_cut: int = 0
+    client_crashes: int = 0
+    seeks: int = 0
+    races: int = 0
+    """Of seeks and skips at the same time."""
+    side_topics: int = 0
+    subscriptions_deleted: int = 0
+
+    def add(self, other: Counts) -> None:
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+
+class SimulatedCluster:
+    """What all parts of one simulation share, and its course."""
+
+    def __init__(self, simulation: Simulation, captured: LogCapture, shape: ClusterShape, favoured: str) -> None:
+        self.simulation = simulation
+        self.random: Random = simulation.random
+        self.shape = shape
+        self.favoured = favoured
+        self.captured = captured
+        self.note = captured.note
+        random = self.random
+        self.zombies = favoured == ZOMBIES
+        self.gentle = random.random() < shape.gentle and not favoured
+        self.durability = "memory" if random.random() < shape.memory else "fsync"
+        self.segments = random.randint(1, 4)
+        self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or self.zombies else None
+        # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
+        self.lossy = not self.gentle and self.shared is not None and (random.random() < shape.lossy or self.zombies)
+        self.counts = Counts(1, gentle=int(self.gentle), lossy=int(self.lossy), local=int(self.shared is None))
+        self.network = SimulatedNetwork(random)
+        self.store = MemoryStore(simulation.clock)
+        self.inspector = Inspector(self)
+        self.ownership = OwnershipChecker(self.store, captured.note)
+        self.ownership.on_accepted_loss = self.inspector.on_accepted_loss
+        self.ownership.on_sealed = self.inspector.on_sealed
+        self.ownership.on_moving = self._on_moving
+        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=captured.note)
+        names = [f"b{number}" for number in range(1, random.randint(*shape.brokers) + 1)]
+        self.url = "braid://" + ",".join(f"{name}:{PORT}" for name in names)
+        self.machines = {
+            name: BrokerMachine(simulation, self.network, self.store, self._config(name), self.shared) for name in names
+        }
+        self.alone = len(names) == 1
+        if self.zombies:  # Then they often stop in the middle of an export.
+            for machine in self.machines.values():
+                machine.object_faults = Faults(slow=0.5, slowest_s=3.0)
+        self.clients: dict[str, ClientMachine] = {}
+        self.publishing = True
+        """False: producers end."""
+        self.settling = False
+        """The faults are over: consumers take everything and ack it."""
+        self.saved: dict[str, Saved] = {}
+        self.producers = count(1)
+        """Numbers for the producers of all clients."""
+        self.patience_s = 90.0 if self.gentle else None
+        """The timeout of all clients; None: each client chooses its own."""
+        self.subscriptions = ["calm", "moved"]
+        self.operator: Operator
+        self.faults = ClusterFaults(self)
+        self._failure: BaseException | None = None
+        self._client_numbers = count(1)
+
+    def _config(self, name: str) -> BrokerConfig:
+        random = self.random
+        return BrokerConfig(
+            id=name,
+            data="/data",
+            listen=f"{name}:{PORT}",
+            lease_ttl_s=random.choice([2.0, 5.0]),
+            cache_bytes=random.choice([0, 3_000, 1 << 20]),
+            file_bytes=random.choice([4_096, 20_000, 200_000]),
+            spare_files=random.choice([0, 1]),
+            limits=Limits(
+                max_requests_in_flight=random.choice([3, 50, 2_048]),
+                max_bytes_in_flight=random.choice([2_000, 100_000, 32 << 20]),
+                heartbeat_s=random.choice([0.5, 2.0]),
+                hello_timeout_s=2.0,
+                read_bytes=random.choice([1, 5_000, 1 << 20]),
+            ),
+            cursors=CursorConfig(flush_s=random.choice([0.1, 1.0, 60.0]), flush_acks=random.choice([1, 20, 10_000])),
+            groups=GroupConfig(
+                session_grace_s=random.choice([0.3, 3.0]), release_timeout_s=random.choice([0.5, 2.0, 10.0])
+            ),
+        )
+
+    # ── the course of it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> Counts:
+        try:
+            return await self._run()
+        finally:
+            for client in self.clients.values():
+                client.crash()
+            for machine in self.machines.values():
+                machine.stop(power_loss=False)
+
+    async def _run(self) -> Counts:
+        watching = [asyncio.create_task(self.inspector.watch()), asyncio.create_task(self.ownership.watch(self.failed))]
+        for machine in self.machines.values():
+            await self.faults.start(machine)
+        async with self._operator_client() as client:
+            self.operator = Operator(self, client)
+            await self._create_topic(client)
+            for _ in range(self.random.randint(1, self.shape.most_clients)):
+                self.add_client()
+            await self._inject_faults()
+            settling = Settling(self)
+            await settling.settle()
+            await settling.check_the_end()
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+        self.check_alive()
+        return self.counts
+
+    async def _create_topic(self, client: Client) -> None:
+        policy: dict[str, Any] = {}
+        if self.lossy and (self.random.random() < 0.5 or self.zombies):
+            policy = {"on_owner_loss": "continue", "owner_loss_after_ms": self.random.choice([0, 3_000])}
+        await client.admin.create_topic(TOPIC, segments=self.segments, durability=self.durability, **policy)
+        for name in self.subscriptions:
+            await client.admin.create_subscription(TOPIC, name, start="earliest")
+            self.history.subscription(name)
+        await client.admin.create_subscription(TOPIC, RACED, start="earliest")
+
+    async def _inject_faults(self) -> None:
+        actions = self.faults.actions(self.favoured)
+        weights = [weight for _, weight in actions]
+        for action in self.random.choices([action for action, _ in actions], weights, k=self.shape.steps):
+            await action()
+            await asyncio.sleep(self.random.uniform(0, 1.0))
+            self.check_alive()
+
+    # ── what went wrong ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def explains(self, error: BraidError) -> bool:
+        """Whether the faults of this simulation explain that a client meets this error."""
+        return isinstance(error, ClientClosed | ProducerFull) if self.gentle else on_a_bad_day(error)
+
+    def failed(self, error: BaseException) -> None:
+        if self._failure is None:
+            self.note(f"FAILED: {error!r}")
+            self._failure = error
+
+    def check_alive(self) -> None:
+        if (failure := self._failure or self.captured.failure) is not None:
+            raise failure
+
+    def check_nothing_runs(self, process: Process) -> None:
+        """A process that was closed in order has left nothing running."""
+        if process.tasks:
+            raise PromiseBroken("I12", f"{process.name} is closed, and tasks are left: {'; '.join(process.tasks)}")
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_moving(self, record: Ownership) -> None:
+        """The worst moment to lose confirms: their segment has moved on when its producer asks again (I10)."""
+        if self.gentle or self.settling or self.random.random() < 0.7:
+            return
+        owner, clients = record.owner, list(self.clients)
+        for client in clients:
+            self.network.cut(owner, client, one_way=True)
+
+        async def reset() -> None:
+            await asyncio.sleep(self.random.uniform(0.01, 1.0))
+            for client in clients:
+                self.network.reset(owner, client)
+                self.network.heal(owner, client)
+
+        self.operator.in_background(reset())
+
+    def add_client(self, name: str = "") -> None:
+        client = ClientMachine(self, name or f"client-{next(self._client_numbers)}")
+        self.clients[client.name] = client
+        self._introduce(client.name)
+
+    def _introduce(self, host: str) -> None:
+        for machine in self.machines.values():
+            machine.meet(host)
+            for other in self.machines:
+                if other != machine.id:
+                    machine.meet(other)
+
+    def subscription_for(self, client: str) -> str:
+        if client.startswith("last-"):
+            return client.removeprefix("last-")
+        return self.random.choice([*self.subscriptions, *self.subscriptions, *self.operator.brief])
+
+    def _operator_client(self) -> Client:
+        self._introduce("operator")
+        return connect(
+            self.url,
+            timeout=self.patience_s or 5.0,
+            name="operator",
+            network=self.network.host("operator"),
+            clock=self.simulation.clock,
+            random=self.random,
+        )
+
+
+def simulate_broker(seed: int, favoured: str = "") -> Counts:
+    """Run one seed with one broker; see `simulate_cluster`."""
+    return _simulate(seed, ONE_BROKER, favoured)
+
+
+def simulate_cluster(seed: int, favoured: str = "") -> Counts:
+    """Run one seed with two to four brokers. An error has the seed and the last lines of the log in its notes.
+
+    `favoured` is what happens as often as everything else together: `move`, `freeze`, or another name of a fault.
+    """
+    return _simulate(seed, SEVERAL_BROKERS, favoured)
+
+
+def _simulate(seed: int, shape: ClusterShape, favoured: str) -> Counts:
+    return run_with_log(
+        seed,
+        lambda simulation, captured: SimulatedCluster(simulation, captured, shape, favoured).run(),
+        step_limit=STEP_LIMIT,
+    )

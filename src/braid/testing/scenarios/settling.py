@@ -1,0 +1,181 @@
+"""The end of a simulated cluster: the faults stop, everything comes to rest by itself, and everything is compared.
+
+Every segment is served, every subscription is read and acked to its end, brokers drain and stop in order, and clients
+leave: each within a bounded time. Nothing is left running. Then the log is read straight from storage and by a client,
+and compared with what clients were told and saw (`topic_history.py`). When the topic is deleted, nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.scenarios.clients import TOPIC
+from braid.testing.scenarios.operator import SIDE_TOPICS
+
+if TYPE_CHECKING:
+    from braid.testing.scenarios.cluster import SimulatedCluster
+
+SETTLE_S: Final = 180.0
+"""When the faults are over: leases, graces and pauses run out, dead connections are noticed, everything is read."""
+DELETED_FILES_S: Final = 10.0
+"""Brokers that owned nothing of a topic remove their files of it by themselves, soon after it is deleted."""
+
+
+class Settling:
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._inspector = cluster.inspector
+        self._operator = cluster.operator
+
+    async def settle(self) -> None:
+        """End the faults. Everything recovers by itself and comes to its end."""
+        cluster, inspector = self._cluster, self._inspector
+        cluster.note("the faults are over")
+        cluster.settling = True
+        for machine in cluster.machines.values():
+            machine.forget_crash()
+            machine.thaw()
+            machine.behave()
+        cluster.network.heal()
+        cluster.network.loss = 0.0
+        cluster.network.latency_s = (100e-6, 5e-3)
+        await self._ended(self._operator.background, "what was begun")
+        cluster.publishing = False
+        await self._until(inspector.all_registered, "every broker has a lease")
+        for name in cluster.machines:
+            await self._operator.surely(partial(self._operator.client.admin.activate, name))
+        await self._operator.delete_brief_subscriptions()
+        for name in SIDE_TOPICS:
+            await self._delete_side_topic(name)
+        for name in cluster.subscriptions:
+            if cluster.history.subscription(name).unknown:
+                await self._operator.seek_back(name)
+            cluster.add_client(f"last-{name}")
+        await self._until(inspector.all_served, "every segment is served, and none is about to move")
+        await self._until(self._nobody_publishes, "every producer is done")
+        await self._until(inspector.all_read, "every subscription is read to its end")
+        await self._until(inspector.all_acked, "every ack has arrived")
+        if not cluster.alone:
+            await self._drain_one()
+        await cluster.faults.restart_in_order(cluster.random.choice(list(cluster.machines.values())))
+        await self._until(inspector.all_served, "every segment is served after an orderly restart")
+        await self._until(inspector.all_acked, "every ack has survived an orderly stop")
+        await asyncio.sleep(3.0)  # Nothing that was acked for good comes again.
+        await self._let_clients_leave()
+
+    async def check_the_end(self) -> None:
+        """Compare the log with what everybody was told, and delete the topic."""
+        cluster = self._cluster
+        for machine in cluster.machines.values():
+            await cluster.faults.close(machine)
+        for machine in cluster.machines.values():
+            if cluster.history.survives_power_loss and cluster.random.random() < 0.5:
+                cluster.counts.power_losses += 1
+                machine.disk.crash()
+        for machine in cluster.machines.values():
+            await cluster.faults.start(machine)
+        await self._until(self._inspector.all_served, "every segment is served after all brokers were stopped")
+        self._inspector.look_around()
+        log = await self._inspector.read_storage()
+        cluster.history.check_log(log)
+        if await self._inspector.read_as_client(log) != log:
+            raise PromiseBroken("I1", "a client reads another log than storage holds")
+        cluster.counts.records = sum(map(len, log.values()))
+        self._count()
+        await self._delete_topic(TOPIC)
+        for machine in cluster.machines.values():
+            await cluster.faults.close(machine)
+
+    def _count(self) -> None:
+        counts, history, ownership = self._cluster.counts, self._cluster.history, self._cluster.ownership
+        counts.confirmed = len(history.confirmed)
+        counts.failed = sum(given.failed for given in history.given.values())
+        counts.handed_out = sum(
+            len(handed) for each in history.subscriptions.values() for handed in each.handed.values()
+        )
+        counts.moves, counts.accepted_losses = ownership.moves, ownership.accepted_losses
+
+    # ── brokers and clients ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _nobody_publishes(self) -> bool:
+        """A batch that is still tried again, after a disk that was full, would be stored after the last look."""
+        return not any(client.producers for client in self._cluster.clients.values())
+
+    async def _drain_one(self) -> None:
+        drained = self._cluster.random.choice(list(self._cluster.machines))
+        admin = self._operator.client.admin
+        self._cluster.note(f"{drained} is to be drained")
+        await self._operator.surely(lambda: admin.drain(drained))
+        await self._until(lambda: drained not in self._inspector.owners().values(), f"{drained} is drained")
+        await self._until(self._inspector.all_acked, "every ack has survived the moves")
+        await self._operator.surely(lambda: admin.activate(drained))
+
+    async def _let_clients_leave(self) -> None:
+        clients = self._cluster.clients.values()
+        for client in clients:
+            client.leaving.set()
+        await self._ended([client.life for client in clients], "clients")
+        for client in clients:
+            self._cluster.check_nothing_runs(client.process)
+        await self._until(self._inspector.all_served, "every segment is served when all clients have left")
+        if not self._inspector.all_acked():
+            raise PromiseBroken(
+                "acks", f"all clients have left in order, not everything is acked: {self._inspector.whereabouts()}"
+            )
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _delete_side_topic(self, name: str) -> None:
+        if not self._cluster.alone:
+            # A broker that was away keeps its files of a topic that was deleted meanwhile, until it sees one of that
+            # name deleted: it must not take a topic that the metadata does not have for one that was deleted.
+            await self._operator.delete_topic(name)
+            await self._operator.create_topic(name)
+        await self._delete_topic(name)
+
+    async def _delete_topic(self, name: str) -> None:
+        """A deleted topic leaves nothing."""
+        cluster = self._cluster
+        await self._operator.delete_topic(name)
+        path = f"/public/default/{name}/"
+        objects = [
+            each for each in (cluster.shared._contents if cluster.shared is not None else ()) if path in f"/{each}"
+        ]
+        keys = [entry.key for entry in cluster.store._server.list("/").entries if path in f"{entry.key}/"]
+        if objects or keys:
+            raise PromiseBroken("deleting", f"topic {name} is deleted and has left {objects} and {keys}")
+        deadline = cluster.simulation.clock.monotonic() + (0.0 if cluster.alone else DELETED_FILES_S)
+        while files := self._files(path):
+            if cluster.simulation.clock.monotonic() >= deadline:
+                raise PromiseBroken("deleting", f"topic {name} is deleted and has left {files}")
+            await asyncio.sleep(0.1)
+
+    def _files(self, path: str) -> list[str]:
+        machines = self._cluster.machines.values()
+        return [f"{each.id}:{file}" for each in machines for file in each.disk.paths() if path in file]
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        clock = self._cluster.simulation.clock
+        deadline = clock.monotonic() + SETTLE_S
+        while not condition():
+            self._cluster.check_alive()
+            if clock.monotonic() > deadline:
+                raise PromiseBroken("progress", f"not after {SETTLE_S:g} s: {what}; {self._inspector.whereabouts()}")
+            await asyncio.sleep(0.2)
+
+    async def _ended(self, tasks: Iterable[asyncio.Task[Any]], what: str) -> None:
+        tasks = list(tasks)
+        if not tasks:
+            return
+        _, pending = await asyncio.wait(tasks, timeout=SETTLE_S)
+        self._cluster.check_alive()
+        if pending:
+            stuck = [str(task.get_stack(limit=1)) for task in pending]
+            stuck += [each for client in self._cluster.clients.values() for each in client.process.tasks]
+            raise PromiseBroken("progress", f"{what} did not come to an end within {SETTLE_S:g} s: {'; '.join(stuck)}")
