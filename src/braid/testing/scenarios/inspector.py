@@ -80,8 +80,8 @@ class Inspector:
                 self._meet(segment, broker)
             self._check_channels(segment)
             self._check_cursors(segment, broker)
-        for session in broker.server._sessions:
-            if session._bytes > broker.limits.max_bytes_in_flight + LAST_REQUEST_BYTES:
+        for session in broker.front_door.server._sessions:
+            if session._bytes > broker.config.limits.max_bytes_in_flight + LAST_REQUEST_BYTES:
                 raise PromiseBroken("I12", f"a connection of {broker.id} has {session._bytes} bytes in flight")
 
     def _meet(self, segment: OwnedSegment, broker: Broker) -> None:
