@@ -14,12 +14,13 @@ from braid.client.producing.producer import Producer
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Compare, Put
-from braid.model.errors import MoveRefused, NotServing, ObjectStoreUnavailable, SyncFailed
+from braid.model.errors import Fenced, LogClosed, MoveRefused, NotServing, ObjectStoreUnavailable, SyncFailed
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.subscription import Cursor, decode
 from braid.ports.disk import Buffer
 from braid.storage.history.manifest import segment_folder
+from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
 from tests.kits.brokers import PATH, Brokers, running_brokers
@@ -450,3 +451,52 @@ async def test_a_segment_whose_disk_fails_while_its_move_is_prepared_is_opened_a
                 segment.storage.log.on_commit_failed(SyncFailed("the disk does not answer today"))
                 await send(producer, *range(5, 10))
             assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
+
+
+async def test_a_segment_that_is_fenced_while_its_move_is_prepared_can_be_opened_here_again(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, names=()) as brokers:
+        brokers.objects = SlowObjects(brokers.simulation.clock)
+        await brokers.start("a", "b")
+        async with brokers.client(timeout=120) as client:
+            await topic_at(brokers, client, "a")
+            async with client.producer("orders") as producer:
+                await send(producer, *range(5))
+                await wish(brokers, "b")
+                await asyncio.sleep(1)  # The first chunk is on its way.
+                (segment,) = brokers.running["a"].segments.all()
+                key = paths.ownership(PATH, segment.name.descriptor)
+                forced = record_of(brokers).assigned("b", accept_loss=True)
+                await brokers.store.txn([], [Put(key, forced.to_json())])
+                segment.cursors._on_fenced(Fenced("another owner has the segment"))
+                await until(lambda: brokers.owner(0) == "b")
+                await asyncio.sleep(10)
+                await brokers.move(0, "a")
+                assert brokers.running["a"].segments.all()
+
+
+async def test_a_broker_that_is_stopped_while_it_abandons_its_segments_ends_them_all(simulation: Simulation) -> None:
+    async with running_brokers(simulation, names=("a",)) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders", segments=4)
+        await until(lambda: len(brokers.running["a"].segments.all()) == 4)
+        served = brokers.running["a"].segments.all()
+        work = asyncio.Event()
+
+        async def slow() -> None:
+            try:
+                await work.wait()
+            finally:
+                await asyncio.sleep(1)  # Work that takes a while to be cancelled.
+
+        segments = brokers.running["a"].segments
+        segments._begin((PATH, 99), slow(), "slow work")
+        await asyncio.sleep(0)
+        abandoning = asyncio.create_task(segments.abandon_all(NotServing("the lease is lost")))
+        await asyncio.sleep(0.1)
+        abandoning.cancel()
+        await asyncio.wait([abandoning])
+        await segments.close()
+        for each in served:
+            with pytest.raises(LogClosed):
+                each.storage.append(opaque_batch(b"x"))

@@ -352,8 +352,9 @@ class Segments:
         _log.error("%s is not served here any more: %s", segment.name, error)
         self._withdraw(key, segment)
         segment.fail_channels(error)
-        if key not in self._work:  # Otherwise its task waits for room on the disk, and ends it after that.
-            self._begin(key, _wait_for(self._ending(segment, error, orderly=False)), f"let go {segment.name}")
+        ending = self._ending(segment, error, orderly=False)
+        if key not in self._work:  # Otherwise another task, a move or a wait for room, comes to its own end.
+            self._begin(key, _wait_for(ending), f"let go {segment.name}")
 
     # Ending.
 
@@ -384,8 +385,10 @@ class Segments:
         """Abandon all segments, because the broker has lost its lease. `start` begins anew."""
         self._stopped = True
         segments, self._served = list(self._served.values()), {}
+        # Begun before the first wait: a stop of the broker may cancel this call.
+        endings = [self._ending(segment, reason, orderly=False) for segment in segments]
         await self._cancel_work()
-        await all_of(self._end(segment, reason, orderly=False) for segment in segments)
+        await all_of(map(_wait_for, endings))
 
     async def _cancel_work(self, *, but: Collection[Key] = ()) -> None:
         tasks = [task for key, task in self._work.items() if key not in but]
