@@ -71,7 +71,9 @@ class RestEndpoint:
             arguments = await self.arguments(request)
             if broker.closing:
                 raise ShuttingDown(f"broker {broker.id} is stopping; ask another one")
-            result = await broker.front_door.calls.call(self.call, arguments, request.state.principal)  # the guard's
+            result = await broker.front_door.calls.call(
+                self.call, arguments, request.state.principal
+            )  # set by the guard
             if route.status == NO_CONTENT:
                 return Response(status_code=NO_CONTENT)
             return Response(msgspec.json.encode(result), route.status, media_type="application/json")
@@ -93,7 +95,7 @@ class RestEndpoint:
         )
 
     async def arguments(self, request: Request) -> dict[str, Any]:
-        """Of the call. `InvalidArgument`"""
+        """Return the call's arguments. Raises `InvalidArgument`."""
         path = read(f"the path of {self.operation}", self.path, request.path_params, from_text=True)
         query = read(f"the query of {self.operation}", self.query, dict(request.query_params), from_text=True)
         found = msgspec.structs.asdict(path) | msgspec.structs.asdict(query)

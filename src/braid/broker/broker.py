@@ -1,4 +1,4 @@
-"""The broker: everything that it owns, opened in order and closed in reverse order.
+"""The broker: everything that it owns, opened and closed in order.
 
 Four parts (parts/) stand on the broker's resources: its node in the cluster, the host of its segments, the host of its
 groups, and the front door for clients and other brokers.
@@ -7,9 +7,10 @@ Opening: data folder (locked) → metadata store → storage shared by all segme
 under a lease → the view of the metadata → candidacy for the cluster's leadership → its segments (recovered). The broker
 is then ready, and clients can connect.
 
-Closing in order: announce the stop, so that the leader gives it no more segments → hand over its segments, where other
-brokers can serve them → accept no connections → confirm the publishes that were taken → close the connections → store
-the cursors → close the logs → give up the lease → unlock the folder. A crash anywhere loses no confirmed record;
+Closing: give up its groups → announce the stop and hand over its segments, where storage is shared and another broker
+is active → accept no connections, confirm the publishes that were taken, close the connections → give up leadership →
+finish administrative calls → store the cursors and close the logs → stop following the metadata, give up the lease,
+close the links to peers → close storage and store, unlock the folder. A crash anywhere loses no confirmed record;
 closing in order also loses no ack and no time.
 
 A broker that has lost its lease (the machine slept, the store was away too long) may not act for its segments (I3): it
@@ -99,7 +100,7 @@ class Broker:
         return broker
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Start the parts in this order; `stack` stops them in reverse order."""
+        """Start the parts. Each stop is pushed on `stack` where it must run, not where its start stands."""
         front_door, cluster = self.front_door, self.cluster
         secret = front_door.access.peer_secret = await cluster_secret(self.resources.store)
         stack.push_async_callback(cluster.leave)
@@ -111,8 +112,8 @@ class Broker:
         self.group_host.start()
         stack.push_async_callback(self.group_host.stop)
         stack.push_async_callback(front_door.finish_calls)
-        cluster.start_leading()
-        stack.push_async_callback(cluster.stop_leading)
+        cluster.campaign()
+        stack.push_async_callback(cluster.resign)
         await self.segment_host.start()
         self._lease_watch = asyncio.get_running_loop().create_task(self._watch_lease(), name="watch lease")
         self._lease_watch.add_done_callback(self._on_lease_watch_end)
@@ -137,12 +138,16 @@ class Broker:
         if self._lease_watch is not None:
             self._lease_watch.cancel()
             await asyncio.wait([self._lease_watch])
-        for first in (self.front_door.shut, self._leave, self.groups.close):  # The last one pushed is called first.
+        for first in (
+            self.front_door.shut,
+            self._hand_over_segments,
+            self.groups.close,
+        ):  # The last one pushed is called first.
             self._stack.push_async_callback(first)
         await self._stack.aclose()
         _log.info("broker %s has stopped", self.id)
 
-    async def _leave(self) -> None:
+    async def _hand_over_segments(self) -> None:
         """Hand over all segments if other brokers can serve them: storage is shared, and another broker is active."""
         cluster = self.cluster
         if self.resources.storage.mode is StorageMode.LOCAL or not cluster.registration.may_act():
@@ -168,12 +173,12 @@ class Broker:
             loss = await self.cluster.registration.wait_lost()
             _log.error("%s", loss)
             self.front_door.ready = False
-            await self.cluster.stop_leading()
+            await self.cluster.resign()
             lost = NotServing(f"broker {self.id} has lost its lease and is coming back")
             self.groups.lose_all(lost)
             await self.segments.abandon_all(lost)
             await self._come_back()
-            self.front_door.ready = True
+            self.front_door.ready = not self.failed.done()
             _log.info("broker %s has a lease again", self.id)
 
     def _on_lease_watch_end(self, task: asyncio.Task[None]) -> None:
@@ -184,7 +189,7 @@ class Broker:
         while True:
             try:
                 await self.cluster.registration.register()
-                self.cluster.start_leading()
+                self.cluster.campaign()
                 return await self.segments.start()
             except (MetadataError, InvalidConfig) as error:
                 _log.warning("no new lease yet: %s", error)

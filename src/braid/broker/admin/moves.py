@@ -168,9 +168,7 @@ async def _give_away(
         if target is None:
             raise MoveRefused(f"{each.name} cannot be recovered: no broker is active; start or activate one")
         tally.add(each.ref, target)
-        requests.append(
-            MoveRequest(each.name, record.owner, target, record.epoch, each.known.revision, record, begins=True)
-        )
+        requests.append(MoveRequest(each.name, record.owner, target, each.known.revision, record, begins=True))
     for made in requests:
         # This broker's view may be behind: an owner that is back has lost nothing, and may be confirming (I3).
         gone = Compare(paths.broker(made.source), Revision(0))

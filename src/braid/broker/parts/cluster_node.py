@@ -56,12 +56,12 @@ class ClusterNode:
         await self.registration.register()
         await self.view.load()
 
-    def start_leading(self) -> None:
+    def campaign(self) -> None:
         """Stand for the leadership and report load, under the lease of the registration."""
         self.leader.start(self.registration.lease)
         self.loads.start(self.registration.lease)
 
-    async def stop_leading(self) -> None:
+    async def resign(self) -> None:
         await self.loads.stop()
         await self.leader.stop()
 

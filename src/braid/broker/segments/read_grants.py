@@ -4,7 +4,7 @@ A controller numbers what it gives out. With each segment a consumer gets a *rea
 grant, which rises whenever the segment is given to a consumer. Read grants are compared by term first. For each
 subscription, the owner of the segment remembers the highest read grant that was shown to it:
 
-    a lower one                nothing is opened: another consumer has the segment since
+    a lower one                nothing is opened: another consumer has the segment by now
     the same, or a higher one  the channel that is open for the subscription ends, this one begins
 
 So two consumers never read at the same time. It does not matter which broker is the controller, whether the last

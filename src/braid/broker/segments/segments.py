@@ -14,7 +14,7 @@ holds (I3); cursors and chunks are written only while the record names this owne
 write or a sync did, the segment is abandoned and opened again in the next epoch: recovery finds out what the disk
 really holds. Until then requests are answered with *not serving*, which clients retry.
 
-One task at a time works on a segment (`_work`); everything runs on the broker's loop.
+One task at a time works on a segment (`_work`), until the broker stops; everything runs on the broker's loop.
 """
 
 from __future__ import annotations
@@ -201,7 +201,13 @@ class Segments:
             case OwnerAction.REOPEN if segment is not None and failure is not None:
                 self._on_failure(segment, failure)
             case OwnerAction.LET_GO if segment is not None:
-                self._let_go(key, segment, Fenced(f"{name} has another owner now: {_described(record)}"))
+                self._let_go(
+                    key,
+                    segment,
+                    Fenced(
+                        f"{name} is not ours in epoch {segment.epoch} any more; its record says: {_described(record)}"
+                    ),
+                )
             case OwnerAction.NOT_OURS:
                 self._absent.pop(key, None)
 

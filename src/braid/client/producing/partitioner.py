@@ -47,7 +47,7 @@ class Partitioner:
 
     def on_closed(self, writer: SegmentWriter) -> None:
         """Give the turn to the next writer if this one, which has closed a batch, had it."""
-        if self.only is None and self.writers[self._keyless] is writer:
+        if self.writers[self._keyless] is writer:
             self._next_turn()
 
     def split(

@@ -396,7 +396,8 @@ class Producer:
     def on_closed(self, writer: SegmentWriter, batch: ProducerBatch) -> None:
         """Count a batch that takes no more records."""
         self.in_flight.add(batch.size)
-        self.partitioner.on_closed(writer)
+        if self._only is None:
+            self.partitioner.on_closed(writer)
 
     def on_settled(self, batch: ProducerBatch) -> None:
         if batch.error is not None and batch.submitted:

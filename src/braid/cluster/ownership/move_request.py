@@ -1,7 +1,7 @@
 """Decides whether a segment may move as an operator asks, and how the move ended. Pure functions.
 
 A request puts a `Move` into the record; the owner and the leader do the rest (model/ownership.py). The caller watches
-the record. A move has arrived when another epoch is SERVING at the target. A move has failed when the owner keeps the
+the record. A move has arrived when the segment is SERVING at the target. A move has failed when the owner keeps the
 segment, for a reason that the record tells, or when the segment came to another broker.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from braid.cluster.placement import Tally
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.model.errors import BraidError, BrokerNotActive, BrokerNotFound, MoveRefused, NotServing, SegmentNotFound
-from braid.model.ids import Epoch, Revision
+from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 
@@ -24,8 +24,6 @@ class MoveRequest(NamedTuple):
     source: str
     target: str
     """A broker's id; empty: any other broker."""
-    epoch: Epoch
-    """The epoch of the record when the move was requested."""
     revision: Revision
     record: Ownership
     begins: bool
@@ -71,7 +69,7 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
             f"{each.name} cannot move: its owner {owner} is down; start {owner} again, or recover "
             "the segment and accept what is lost"
         )
-    made = MoveRequest(each.name, owner, to or "", record.epoch, revision, record, begins=False)
+    made = MoveRequest(each.name, owner, to or "", revision, record, begins=False)
     if moves_to is not None:
         if to in (None, moves_to):
             return made._replace(target=moves_to)

@@ -211,7 +211,8 @@ class Log:
         self._commit.begin()
 
     async def confirm(self, appended: Appended) -> None:
-        """Return when the append is stored at this log's durability level and this owner may still confirm it (I3)."""
+        """Return when the append is stored at this log's durability level and this owner may still confirm it (I3). For
+        programs that wait for one append; a broker follows `confirmed` for all of them (broker/segments/publish.py)."""
         await self.confirmed.reached(appended.next_offset)
         self._check_lease()
 
