@@ -129,8 +129,8 @@ class Broker:
         return self.front_door.closing
 
     async def close(self) -> None:
-        """Stop in order. When one part fails to close, the others are closed all the same, and then its error is
-        raised."""
+        """Stop in order. When a part on the stack fails to close, the others are closed all the same, and then the
+        error is raised."""
         if self.closing:
             return
         self.front_door.ready = False
@@ -138,12 +138,9 @@ class Broker:
         if self._lease_watch is not None:
             self._lease_watch.cancel()
             await asyncio.wait([self._lease_watch])
-        for first in (
-            self.front_door.shut,
-            self._hand_over_segments,
-            self.groups.close,
-        ):  # The last one pushed is called first.
-            self._stack.push_async_callback(first)
+        await self.groups.close()
+        await self._hand_over_segments()
+        await self.front_door.shut()
         await self._stack.aclose()
         _log.info("broker %s has stopped", self.id)
 
