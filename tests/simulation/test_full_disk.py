@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from braid.client.producing.producer import Producer
-from braid.model.errors import DiskFull
+from braid.model.errors import DiskFull, Fenced
 from braid.model.message import MessageId
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
@@ -53,3 +53,25 @@ async def test_segments_that_wait_for_room_are_served_again_although_syncs_fail_
             assert failed(brokers) == 2
             brokers.disks["a"].faults = NO_FAULTS
             await asyncio.gather(*sending)
+
+
+async def test_a_segment_that_is_fenced_while_it_waits_for_room_is_ended_once(simulation: Simulation) -> None:
+    async with running_brokers(simulation, names=("a",)) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders", segments=2)
+        async with client.producer("orders", timeout=60) as producer:
+            sending = await fill(brokers, producer, FULL)
+            fenced, _ = brokers.any().segments.all()
+            ended: list[str] = []
+            abandon = fenced.storage.abandon
+
+            async def counted() -> None:
+                ended.append(str(fenced.name))
+                await abandon()
+
+            fenced.storage.abandon = counted  # type: ignore[method-assign]
+            assert fenced.cursors._on_fenced is not None
+            fenced.cursors._on_fenced(Fenced("another owner has the segment"))
+            await asyncio.sleep(1)
+            brokers.disks["a"].faults = NO_FAULTS
+            await asyncio.gather(*sending)
+            assert ended == [str(fenced.name)]

@@ -331,6 +331,8 @@ class Segments:
         """Abandon a segment when its full disk has room again; then it is opened again. A full disk stops only writers:
         readers go on until there is room."""
         await self._room(segment.name)
+        if self._served.get(key) is not segment:
+            return  # Another owner got it meanwhile, and `_let_go` has ended it.
         self._withdraw(key, segment)
         self._absent[key] = error
         await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
