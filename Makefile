@@ -40,11 +40,16 @@ lint: setup
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy --no-error-summary
 
-test: lint
+test: setup
 	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
+	$(MAKE) --jobs 2 --output-sync lint .venv/spark.jsa
 	$(BIN)/python -m pytest -n 2 tests
 	$(BIN)/python -m braid.testing.simulate log --seeds 60 --processes 2
 	$(BIN)/python -m benchmarks --quick
+
+# Spark's classes, for quick starts of Java in tests.
+.venv/spark.jsa: .venv/installed
+	$(BIN)/python -m tests.spark.java_archive 2> $@.log || { cat $@.log; exit 1; }
 
 check: lint
 	BRAID_EXAMPLES_PERCENT=20 $(BIN)/python -m pytest -n 2 tests/unit tests/component tests/property

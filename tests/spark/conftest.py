@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.spark_kit import TIMEOUT_S, StoredBroker, spark_session
-
-# Read by every Java that a test starts, also in processes of their own.
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "conf"))
 
 GROUPS = {
     "streams": ("test_stream", "test_stream_losses", "test_stream_queries"),
