@@ -3,6 +3,8 @@ PYTHON ?= python3
 JAVA := default-jre-headless java
 BIN := .venv/bin
 SEEDS ?= 2000
+# The tests start hundreds of processes. Without compiled modules each of them would compile Braid anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up lint test check format simulate bench bench-peers lock clean

@@ -26,7 +26,8 @@ from braid.storage.log.writer import WalWriter
 from braid.testing.scenarios.cluster import Counts, simulate_broker
 from braid.testing.sim.loop import Simulation, run_simulation
 
-SEEDS = [*range(2_000, 2_010)]
+SEEDS = [*range(2_000, 2_005), *range(2_006, 2_011)]
+"""2,005 takes as long as ten others: its consumers begin anew two hundred times."""
 FAILED_ONCE = [18, 20, 85, 154, 215, 6_204]
 """Seeds that met a defect of an earlier version. They have taken another course since."""
 NEEDS_A_SECOND_BROKER = {"gentle", "lossy", "moves", "moves_asked", "drains", "accepted_losses", "recoveries"}
@@ -37,11 +38,13 @@ def counted(seed: int) -> Counts:
     return simulate_broker(seed)
 
 
+@pytest.mark.xdist_group("counted-seeds")
 @pytest.mark.parametrize("seed", [*SEEDS, *FAILED_ONCE])
 def test_no_promise_breaks(seed: int) -> None:
     assert counted(seed).confirmed > 0, f"seed {seed} confirmed nothing"
 
 
+@pytest.mark.xdist_group("counted-seeds")
 def test_the_seeds_together_meet_everything_that_can_happen() -> None:
     total = Counts()
     for seed in SEEDS:
@@ -50,6 +53,7 @@ def test_the_seeds_together_meet_everything_that_can_happen() -> None:
         assert getattr(total, field) > 0, f"no seed has {field}"
 
 
+@pytest.mark.xdist_group("counted-seeds")
 def test_the_same_seed_does_the_same() -> None:
     first = counted(2_003)
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Sequence
 
@@ -19,20 +20,27 @@ from braid.storage.log.log import Log
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import RecoveredLog, Tail
 from braid.storage.log.writer import WalWriter
-from braid.testing.scenarios.log_simulation import simulate_log
+from braid.testing.scenarios.log_simulation import LogCounts, simulate_log
 
 SEEDS = [3, 17, 41, 97, *range(1_000, 1_021)]
 
 
+@functools.cache
+def counted(seed: int) -> LogCounts:
+    return simulate_log(seed)
+
+
+@pytest.mark.xdist_group("counted-seeds")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_promise_breaks(seed: int) -> None:
-    assert simulate_log(seed).confirms > 0
+    assert counted(seed).confirms > 0
 
 
+@pytest.mark.xdist_group("counted-seeds")
 def test_the_seeds_together_meet_everything_that_can_happen() -> None:
-    total = simulate_log(SEEDS[0])
-    for seed in SEEDS[1:]:
-        total.add(simulate_log(seed))
+    total = LogCounts()
+    for seed in SEEDS:
+        total.add(counted(seed))
     for field in total.__struct_fields__:
         assert getattr(total, field) > 0, f"no seed has {field}"
 
