@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -194,6 +195,34 @@ def test_a_reader_that_leaves_in_the_middle_of_a_long_write_took_what_it_read() 
             with pytest.raises(BrokenPipeError):
                 await write
             assert printer.printed() == taken == 1000
+
+    with pipe() as (reading, writing):
+        asyncio.run(scenario(reading, writing))
+
+
+def test_what_a_reader_took_of_a_write_that_its_leaving_ended_is_known_after_settling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counting = threading.Event()
+    write = os.write
+
+    def late(descriptor: int, data: memoryview) -> int:
+        """As on a busy machine: the loop hears of the end of the pipe before the thread goes on."""
+        count = write(descriptor, data)
+        assert counting.wait(10)
+        return count
+
+    async def scenario(reading: int, writing: int) -> None:
+        async with printing(writing) as printer:
+            monkeypatch.setattr(os, "write", late)
+            unfinished = asyncio.ensure_future(printer.write(b"x" * (4 << 20)))
+            assert len(await asyncio.to_thread(os.read, reading, 1000)) == 1000
+            os.close(reading)
+            await printer.closed
+            unfinished.cancel()
+            asyncio.get_running_loop().call_later(0.05, counting.set)
+            await printer.settle()
+            assert printer.printed() == 1000
 
     with pipe() as (reading, writing):
         asyncio.run(scenario(reading, writing))

@@ -186,6 +186,8 @@ class _ConsumeRun:
         finally:
             printing.cancel()
             await asyncio.wait([printing])
+            if printer.closed.done():
+                await printer.settle()
             self._ack(consumer, printer.printed(), last=True)
 
     async def _print(

@@ -55,6 +55,10 @@ class Printer:
         self._work.put((data, done))
         await done
 
+    async def settle(self) -> None:
+        """After the reader has closed the pipe: wait until the thread has counted what the kernel took before that."""
+        await self.write(b"")  # The thread takes writes one after the other. This one does nothing.
+
     def printed(self) -> int:
         """Return how many of the written bytes count as printed."""
         if not self._pipe:
