@@ -62,6 +62,11 @@ def test_the_same_seed_does_the_same() -> None:
     assert simulate_cluster(5_003) == first
 
 
+def test_a_fault_that_does_not_exist_cannot_be_favoured() -> None:
+    with pytest.raises(ValueError, match=r"there is no fault 'freez' to favour; the faults are .*freeze"):
+        simulate_cluster(0, favoured="freez")
+
+
 # ── teeth ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ALWAYS = Compare("/nothing", Revision(0))

@@ -206,7 +206,7 @@ class SimulatedCluster:
             for client in self.clients.values():
                 client.crash()
             for machine in self.machines.values():
-                machine.stop(power_loss=False)
+                machine.crash(power_loss=False)
 
     async def _run(self) -> Counts:
         watching = [asyncio.create_task(self.inspector.watch()), asyncio.create_task(self.ownership.watch(self.failed))]
@@ -321,6 +321,7 @@ def simulate_cluster(seed: int, favoured: str = "") -> Counts:
     """Run one seed with two to four brokers. An error has the seed and the last lines of the log in its notes.
 
     `favoured` is what happens as often as everything else together: `move`, `freeze`, or another name of a fault.
+    A name that no fault has is an error.
     """
     return _simulate(seed, SEVERAL_BROKERS, favoured)
 

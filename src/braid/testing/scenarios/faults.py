@@ -2,7 +2,8 @@
 
 Brokers crash, stop, freeze and are cut off. Disks, shared storage, the network and the metadata store misbehave.
 Clients come and go, and the operator works. A fault that takes a broker down also starts it again after a while. Until
-then the machine is `busy`, and no other fault touches it.
+then its machine is `busy`: no other fault crashes, stops or freezes that broker. Disks, clocks, the network, shared
+storage and the metadata store may misbehave meanwhile.
 
 With several brokers, such a fault goes on while other things happen. One broker alone leaves nothing else to go on, so
 the next fault waits until that broker is back.
@@ -44,8 +45,14 @@ class ClusterFaults:
         chosen = [(action, alone if self._cluster.alone else several) for action, alone, several in table]
         if self._cluster.zombies:
             favoured = "freeze"
+        names = [action.__name__.strip("_") for action, _ in chosen]
+        if favoured and favoured not in names:
+            raise ValueError(f"there is no fault {favoured!r} to favour; the faults are {', '.join(sorted(names))}")
         total = sum(weight for _, weight in chosen)
-        return [(action, total if action.__name__.strip("_") == favoured else weight) for action, weight in chosen]
+        return [
+            (action, total if name == favoured else weight)
+            for name, (action, weight) in zip(names, chosen, strict=True)
+        ]
 
     def _gentle(self) -> list[tuple[Action, int, int]]:
         """What no client notices. The numbers say how often: with one broker, and with several."""
@@ -64,7 +71,7 @@ class ClusterFaults:
     def _hard(self) -> list[tuple[Action, int, int]]:
         operator = self._cluster.operator
         return [
-            (self._crash, 5, 4),
+            (self._crash_broker, 5, 4),
             (self._crash_at_write, 2, 4),
             (self._freeze, 2, 2),
             (self._cut_from_metadata, 1, 2),
@@ -94,7 +101,7 @@ class ClusterFaults:
             if self._random.random() < 0.15 and not cluster.settling:
                 await asyncio.wait([opening], timeout=self._random.uniform(0, 0.5))
                 if not opening.done():
-                    self.stop(machine)
+                    self.crash(machine)
             await asyncio.wait([opening], timeout=OPEN_TIMEOUT_S)
             try:
                 if not opening.done():
@@ -102,7 +109,7 @@ class ClusterFaults:
                 machine.broker = opening.result()
             except (BraidError, asyncio.CancelledError) as error:
                 cluster.note(f"{machine.id} could not be opened: {error!r}")
-                self.stop(machine, power_loss=False)
+                self.crash(machine, power_loss=False)
                 await asyncio.sleep(self._random.uniform(0, 0.5))
                 continue
             cluster.note(f"{machine.id} is open")
@@ -110,7 +117,7 @@ class ClusterFaults:
             return
         raise PromiseBroken("progress", f"{machine.id} could not be opened in {OPEN_TRIES} tries")
 
-    def stop(self, machine: BrokerMachine, power_loss: bool | None = None) -> None:
+    def crash(self, machine: BrokerMachine, power_loss: bool | None = None) -> None:
         """The machine loses power, or the process is killed."""
         if machine.process is None:
             return
@@ -125,7 +132,7 @@ class ClusterFaults:
             cluster.counts.kills += 1
         cluster.note(f"{machine.id} {'loses power' if power_loss else 'is killed'}")
         cluster.history.stopped()
-        machine.stop(power_loss=power_loss)
+        machine.crash(power_loss=power_loss)
 
     async def close(self, machine: BrokerMachine) -> None:
         """Stop in order. Without faults that succeeds, leaves nothing running, and stores all acks that arrived."""
@@ -150,7 +157,7 @@ class ClusterFaults:
             cluster.check_nothing_runs(process)
             cluster.inspector.check_stored(acked)
         cluster.history.stopped()
-        machine.stop(power_loss=False)
+        machine.crash(power_loss=False)
 
     async def restart_in_order(self, machine: BrokerMachine) -> None:
         await self.close(machine)
@@ -182,13 +189,13 @@ class ClusterFaults:
     async def _rest(self) -> None:
         await asyncio.sleep(self._random.uniform(0, 2.0))
 
-    async def _crash(self) -> None:
+    async def _crash_broker(self) -> None:
         """Again soon after, now and then."""
 
         async def crash(machine: BrokerMachine) -> None:
             again = True
             while again:
-                self.stop(machine)
+                self.crash(machine)
                 await asyncio.sleep(self._random.choice(DOWN_S))
                 await self.start(machine)
                 again = self._random.random() < 0.25
@@ -203,7 +210,7 @@ class ClusterFaults:
             crashed = asyncio.Event()
 
             def now() -> None:
-                self.stop(machine)
+                self.crash(machine)
                 crashed.set()
 
             machine.crash_at_write(self._random.choice([1, 1, 2, 3, 5, 8]), now)
@@ -229,7 +236,7 @@ class ClusterFaults:
                 return await self.restart_in_order(machine)
             closing = machine.close()
             await asyncio.wait([closing], timeout=self._random.uniform(0, 1.0))
-            self.stop(machine)
+            self.crash(machine)
             # The process is gone. A close that was handing segments over to other brokers may never end.
             await asyncio.wait([closing], timeout=None if self._cluster.alone else 1.0)
             return await self.start(machine)
@@ -259,24 +266,25 @@ class ClusterFaults:
 
     async def _cut_from_metadata(self) -> None:
         async def cut(machine: BrokerMachine) -> None:
-            assert machine.client is not None
+            assert machine.metadata is not None
             self._cluster.counts.metadata_outages += 1
             self._cluster.note(f"{machine.id} is cut from the metadata store")
-            machine.client.disconnect()
+            machine.metadata.disconnect()
             await asyncio.sleep(self._random.uniform(0.5, 12.0))
-            machine.client.reconnect()
+            machine.metadata.reconnect()
 
         await self._with_machine(cut)
 
     async def _lose_metadata(self) -> None:
         self._cluster.counts.metadata_outages += 1
         self._cluster.note("the metadata store does not answer")
-        clients = [machine.client for machine in self._cluster.machines.values() if machine.client is not None]
-        for client in clients:
-            client.disconnect()
+        machines = self._cluster.machines.values()
+        connections = [machine.metadata for machine in machines if machine.metadata is not None]
+        for connection in connections:
+            connection.disconnect()
         await asyncio.sleep(self._random.uniform(0.5, 8.0))
-        for client in clients:
-            client.reconnect()
+        for connection in connections:
+            connection.reconnect()
 
     async def _slow_metadata(self) -> None:
         for machine in self._cluster.machines.values():
@@ -286,11 +294,11 @@ class ClusterFaults:
         """A broker that does not know what others have written."""
 
         async def lag(machine: BrokerMachine) -> None:
-            assert machine.client is not None
-            client = machine.client
-            client.lag()
+            assert machine.metadata is not None
+            connection = machine.metadata
+            connection.lag()
             await asyncio.sleep(self._random.uniform(0.05, 3.0))
-            client.catch_up()
+            connection.catch_up()
 
         await self._with_machine(lag)
 

@@ -133,7 +133,7 @@ class LogMachine:
         self.segment = await asyncio.wait_for(self.process.start(start()), OPEN_TIMEOUT_S)
         return self.segment
 
-    def stop(self, *, power_loss: bool) -> None:
+    def crash(self, *, power_loss: bool) -> None:
         if self.process is None:
             return
         if power_loss:

@@ -207,13 +207,13 @@ class LogScenario:
             if self.random.random() < 0.2:
                 await asyncio.wait([opening], timeout=self.random.uniform(0, 0.02))
                 if not opening.done():
-                    self.stop(machine)
+                    self.crash_machine(machine)
             try:
                 segment = await opening
             except (RecoveryUnsafe, RecoveryConflict) as error:
                 raise PromiseBroken("I2", f"{machine.name} cannot open its own log again: {error}") from error
             except (BraidError, TimeoutError, asyncio.CancelledError):
-                self.stop(machine)
+                self.crash_machine(machine)
                 await asyncio.sleep(self.random.uniform(0, 0.5))
                 continue
             self.opened_epoch = self.epoch
@@ -233,17 +233,17 @@ class LogScenario:
         self.duplicates = [each for each in self.duplicates if each[0] is not None and each[0] < offset]
         self.seen = {base: batch for base, batch in self.seen.items() if batch.next_offset <= offset}
 
-    def stop(self, machine: LogMachine) -> None:
+    def crash_machine(self, machine: LogMachine) -> None:
         """The machine loses power, or only the process dies, as far as the durability level covers it."""
         if self.owner is machine:
             self.owner = None
         self.zombies = [zombie for zombie in self.zombies if zombie[0] is not machine.process]
         if self.survives_power_loss and self.random.random() < 0.7:
             self.counts.crashes += 1
-            machine.stop(power_loss=True)
+            machine.crash(power_loss=True)
         else:
             self.counts.kills += 1
-            machine.stop(power_loss=False)
+            machine.crash(power_loss=False)
 
     async def rest(self) -> None:
         await asyncio.sleep(self.random.uniform(0, 0.5))
@@ -260,7 +260,7 @@ class LogScenario:
                 for _ in range(self.random.choice([0, 10, 100]))
             ]
             await asyncio.sleep(self.random.uniform(0, 0.002))
-            self.stop(machine)
+            self.crash_machine(machine)
             await asyncio.gather(*burst, return_exceptions=True)
             await self.take_ownership(machine)
             again = self.random.random() < 0.4
@@ -269,7 +269,7 @@ class LogScenario:
         machine = self.owner
         assert machine is not None
         self.counts.kills += 1
-        machine.stop(power_loss=False)
+        machine.crash(power_loss=False)
         self.owner = None
         await self.take_ownership(machine)
 
@@ -282,7 +282,7 @@ class LogScenario:
             await asyncio.wait_for(machine.process.start(machine.segment.close()), OPEN_TIMEOUT_S)
         except (BraidError, TimeoutError):
             return await self.crash()
-        machine.stop(power_loss=self.survives_power_loss)
+        machine.crash(power_loss=self.survives_power_loss)
         self.owner = None
         return await self.take_ownership(machine)
 
@@ -300,7 +300,7 @@ class LogScenario:
             if self.random.random() < 0.3:
                 await asyncio.wait([moving], timeout=self.random.uniform(0, 0.05))
                 if not moving.done():
-                    self.stop(machine)
+                    self.crash_machine(machine)
                     await asyncio.wait([moving])
                     moving.cancelled() or moving.exception()
                     await asyncio.sleep(0.3)
@@ -312,7 +312,7 @@ class LogScenario:
                 continue
             self.counts.hand_overs += 1
             self.owner = None
-            machine.stop(power_loss=self.survives_power_loss and self.random.random() < 0.5)
+            machine.crash(power_loss=self.survives_power_loss and self.random.random() < 0.5)
             target = machine if self.mode is StorageMode.LOCAL else self.random.choice(self.machines)
             self.retire_zombie(target)
             return await self.take_ownership(target)
@@ -336,7 +336,7 @@ class LogScenario:
 
     def retire_zombie(self, machine: LogMachine) -> None:
         if machine is not self.owner and machine.process is not None:
-            self.stop(machine)
+            self.crash_machine(machine)
 
     async def bring_zombie_back(self) -> None:
         """A zombie tries to write history and to hand over. It may fail in any way, but it changes nothing."""
@@ -431,7 +431,7 @@ class LogScenario:
     async def check_the_end(self) -> None:
         machine = self.owner
         assert machine is not None
-        self.stop(machine)
+        self.crash_machine(machine)
         await self.take_ownership(machine)
         machine = self.owner
         assert machine is not None

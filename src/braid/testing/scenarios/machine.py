@@ -36,7 +36,7 @@ class BrokerMachine:
         self.frozen = False
         self.busy = False
         """A fault is stopping, starting or freezing this machine."""
-        self.client: MemoryStore | None = None
+        self.metadata: MemoryStore | None = None
         """The present process's connection to the metadata store."""
         self.objects: FaultyObjects | None = None
         """The present process's connection to the shared storage."""
@@ -68,20 +68,20 @@ class BrokerMachine:
     # ── its process ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> asyncio.Task[Broker]:
-        """Start a process that opens the broker. It may be stopped at any time."""
+        """Start a process that opens the broker. It may crash at any time."""
         assert self.process is None
         if self._shared is not None:
             self.objects = FaultyObjects(self._shared, self._random, self.object_faults)
         self.process = self._simulation.process(self.id)
-        self.client = self._store.client(self.id)
-        self.client.fault = self._metadata_fault
-        self.client.delay_s = lambda: self._random.uniform(*self.metadata_delay_s) if self.metadata_delay_s[1] else 0.0
+        self.metadata = self._store.client(self.id)
+        self.metadata.fault = self._metadata_fault
+        self.metadata.delay_s = self._draw_metadata_delay
         self.clock = self._simulation.clock.skewed(self._random.randrange(-5_000_000, 5_000_000))
         return self.process.start(
             Broker.open(
                 self._config,
                 network=self._network.host(self.id),
-                store=self.client,
+                store=self.metadata,
                 disk=self.disk.mount(),
                 clock=self.clock,
                 random=self._random,
@@ -95,7 +95,7 @@ class BrokerMachine:
         assert self.broker is not None
         return self.process.start(self.broker.close(), name="close broker")
 
-    def stop(self, *, power_loss: bool) -> None:
+    def crash(self, *, power_loss: bool) -> None:
         """The machine loses power, or the process is killed."""
         if self.process is None:
             return
@@ -110,10 +110,10 @@ class BrokerMachine:
             for peer in self._peers:
                 self._network.reset(self.id, peer)
         self._network.crash(self.id)
-        assert self.client is not None
-        self.client.disconnect()
+        assert self.metadata is not None
+        self.metadata.disconnect()
         self.process.kill()
-        self.process = self.broker = self.client = None
+        self.process = self.broker = self.metadata = None
         self.frozen = False
 
     def freeze(self) -> None:
@@ -163,9 +163,9 @@ class BrokerMachine:
         self.metadata_faults = 0.0
         self.metadata_delay_s = (0.0, 0.0)
         self._set_object_faults(Faults())
-        if self.client is not None:
-            self.client.reconnect()
-            self.client.catch_up()
+        if self.metadata is not None:
+            self.metadata.reconnect()
+            self.metadata.catch_up()
 
     def crash_at_write(self, number: int, crash: Callable[[], None]) -> None:
         """Call `crash` around the `number`th next write to the metadata store: before it arrives, or after."""
@@ -178,6 +178,9 @@ class BrokerMachine:
         self.object_faults = faults
         if self.objects is not None:
             self.objects.faults = faults
+
+    def _draw_metadata_delay(self) -> float:
+        return self._random.uniform(*self.metadata_delay_s) if self.metadata_delay_s[1] else 0.0
 
     def _metadata_fault(self, request: str) -> Fault:
         if request == "txn" and self._crash_at is not None:
