@@ -7,7 +7,7 @@ SEEDS ?= 2000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test check format simulate bench bench-peers lock clean
+.PHONY: help setup demo up lint test check format simulate mutants bench bench-peers lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage; Spark"
@@ -15,6 +15,7 @@ help:
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
 	@echo "make simulate  many seeds of the storage, broker and cluster simulations (SEEDS=$(SEEDS))"
+	@echo "make mutants   plant known defects in a copy of the code, and see a test notice each of them"
 	@echo "make bench     benchmarks against the limits of this machine"
 	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
 	@echo "make format    let ruff format and fix what it can"
@@ -67,6 +68,9 @@ simulate: setup
 	$(BIN)/python -m braid.testing.simulate log --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate cluster --seeds $(SEEDS)
+
+mutants: setup
+	$(BIN)/python -m tests.mutants
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -95,6 +95,13 @@ async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) 
     assert [batch.body for batch in await read_all(b)] == [b"x" * 100 + b"%d" % offset for offset in range(28)]
 
 
+async def test_an_owner_that_has_stored_nothing_is_known_by_its_first_batch(world: World) -> None:
+    await world.a.open()
+    segment = await world.a.crash().open()
+    assert (segment.start.source, segment.start.offset) == (RecoverySource.LOCAL, 0)
+    await segment.close()
+
+
 async def test_a_reopen_goes_on_where_the_files_end(world: World) -> None:
     segment = await world.a.open()
     assert (segment.start.source, segment.start.offset) == (RecoverySource.EMPTY, 0)

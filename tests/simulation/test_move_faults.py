@@ -351,6 +351,29 @@ async def test_acks_are_stored_when_a_segment_is_handed_over_not_some_time_later
             assert decode(Cursor, after.value).offset == 14
 
 
+async def test_no_ack_is_taken_once_the_cursors_are_stored_for_a_hand_over(simulation: Simulation) -> None:
+    """The owner would drop an ack that it took by then. The consumer brings it to the next owner."""
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with (
+            client.producer("orders") as producer,
+            client.stream_consumer("orders", "billing", name="worker", start="earliest") as consumer,
+        ):
+            await send(producer, *range(20))
+            messages = [message for _ in range(15) if (message := await consumer.receive(timeout=60)) is not None]
+            await consumer.ack(messages[13])
+            cursors = brokers.running["a"].segments.get(PATH, 0).cursors
+            await until(lambda: cursors.offset("billing") == 14)
+            brokers.store_of("a").delay_s = lambda: 0.2
+            await wish(brokers, "b")
+            await until(lambda: cursors._task is None)  # The hand-over has begun to store the cursors.
+            await consumer.ack(messages[14])
+            await until(lambda: brokers.owner(0) == "b")
+            assert cursors.offset("billing") == 14
+            after = brokers.running["b"].segments.get(PATH, 0).cursors
+            await until(lambda: after.offset("billing") == 15)
+
+
 @pytest.mark.parametrize("at", range(1, 9))
 async def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to_nothing(
     at: int, simulation: Simulation
@@ -387,6 +410,41 @@ async def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to
                 assert not brokers.running["b"].segments.all()
             assert record_of(brokers).owner == ("c" if given else "b")
         assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+async def test_a_segment_that_is_given_away_while_it_is_handed_over_is_not_sealed(
+    at: int, simulation: Simulation
+) -> None:
+    """I3: as after a recovery while its owner drains it. Before each of the owner's requests."""
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        name = segment_of(brokers)
+        key = paths.ownership(name.topic.path, name.descriptor)
+        server = brokers.store._server
+        given: list[Ownership] = []
+        requests = 0
+
+        def give_away(request: str) -> Fault:
+            nonlocal requests
+            entry = server.get(key)
+            record = Ownership.from_json(entry.value) if entry is not None else None
+            if request == "renew" or record is None or record.state is not OwnershipState.DRAINING:
+                return Fault.NONE
+            requests += 1
+            if requests == at:
+                given.append(record.assigned("c", accept_loss=True))
+                server.txn([], [Put(key, given[0].to_json())])
+            return Fault.NONE
+
+        async with client.producer("orders") as producer:
+            await send(producer, *range(5))
+            brokers.store_of("a").fault = give_away
+            await wish(brokers, "b")
+            await until(lambda: brokers.owner(0) not in ("", "a"))
+            assert brokers.owner(0) == ("c" if given else "b")
+            assert not brokers.running["a"].segments.all()
+            await producer.send(b"after")
 
 
 async def test_a_segment_whose_record_names_another_owner_is_let_go_at_once(simulation: Simulation) -> None:

@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
             if failure is not None:
                 failures.append((seed, failure))
             _show_progress(done, len(seeds), len(failures))
+            if failures and options.stop:
+                break
     _report(options.simulation, total, failures, slowest, time.monotonic() - started)
     return 1 if failures else 0
 
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("simulation", choices=sorted(SIMULATIONS))
     parser.add_argument("--seeds", type=_at_least_one, default=200, metavar="N", help="how many (default 200)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
+    parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
     return parser
 
