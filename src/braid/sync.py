@@ -15,8 +15,10 @@ collects. Submitted records gather until the loop takes all of them.
 
 A client may be used by several threads. A consumer belongs to one thread at a time.
 
-Without `with`, a client connects when it is first used, and `close` ends it. A client that is still open when the
-program ends is cut off: it does not wait for unconfirmed records and reports no error.
+Without `with`, everything opens when it is first used, and the client's `close` ends all of it. A client that is still
+open when the program ends is cut off: it does not wait for unconfirmed records and reports no error.
+
+A client belongs to the process that opened it. In a forked child it raises `ClientClosed`: connect again in the child.
 """
 
 from __future__ import annotations
@@ -137,6 +139,8 @@ class Client:
 
     def open(self) -> None:
         """Connect to one of the brokers; `with` and the first use call this."""
+        if self._thread is not None:
+            self._thread.check_running()  # Before the lock: in a forked child, nobody may be left to release it.
         with self._opening:
             if self._closed:
                 raise ClientClosed("the client is closed; connect again")
@@ -174,7 +178,7 @@ class Client:
     ) -> None:
         self._closed = True
         client, thread = self._client, self._thread
-        if client is None or thread is None:
+        if client is None or thread is None or thread.forked:
             return
 
         async def close() -> None:

@@ -182,6 +182,86 @@ def test_without_with_it_connects_at_the_first_use_and_close_ends_its_thread(tmp
                 call()
 
 
+def test_without_with_everything_opens_when_it_is_first_used(tmp_path: Path) -> None:
+    with broker_in_a_thread(str(tmp_path)) as url:
+        client = sync.connect(url, timeout=20)
+        client.admin.create_topic("orders")
+        receipts = [client.producer("orders").submit(b"paid") for _ in range(2)]
+        assert [receipt.result(timeout=20).offset for receipt in receipts] == [0, 1]
+        with pytest.raises(TopicNotFound):
+            client.producer("unknown").submit(b"paid")
+        consumer = client.stream_consumer("orders", "billing", start="earliest")
+        message = consumer.receive(timeout=20)
+        assert message is not None
+        consumer.ack(message)
+        reader = client.checkpoint_consumer("orders", start="earliest")
+        saved = reader.checkpoint()
+        assert [next(reader).offset, next(reader).offset] == [0, 1]
+        assert next(client.checkpoint_consumer("orders", start=saved)).offset == 0
+        client.close()
+        with sync.connect(url, timeout=20) as other:
+            assert next(other.stream_consumer("orders", "billing")).offset == 1, "closing the client stored the ack"
+
+
+FORKING = """
+import os, sys, asyncio
+import braid, braid.sync
+client = braid.sync.connect(sys.argv[1], timeout=20)
+unused = braid.sync.connect(sys.argv[1], timeout=20)
+producer = client.producer("orders")
+producer.send(b"before")
+consumer = client.stream_consumer("orders", "billing", start="earliest")
+assert consumer.receive(timeout=20).value == b"before"
+assert consumer.receive(timeout=0.01) is None  # A take is pending now.
+loop = asyncio.new_event_loop()
+asyncio_client = braid.connect(sys.argv[1], timeout=20)
+asyncio_producer = loop.run_until_complete(asyncio_client.producer("orders").open())
+asyncio_consumer = asyncio_client.checkpoint_consumer("orders")
+loop.run_until_complete(asyncio_consumer.start())
+
+def refused(what, call):
+    try:
+        call()
+    except braid.errors.ClientClosed as error:
+        assert "braid.sync.connect(" in str(error), error
+    else:
+        sys.exit(f"{what} did not raise")
+
+if (child := os.fork()) == 0:
+    refused("send", lambda: producer.send(b"from the child"))
+    refused("submit", lambda: producer.submit(b"from the child"))
+    refused("receive", consumer.receive)
+    refused("admin", lambda: client.admin.list_topics())
+    refused("producer", lambda: client.producer("orders"))
+    consumer.close(), producer.close(), client.close()
+    new = asyncio.new_event_loop()
+    refused("asyncio send", lambda: new.run_until_complete(asyncio_producer.send(b"from the child")))
+    refused("asyncio submit", lambda: asyncio_producer.submit(b"from the child"))
+    refused("asyncio receive", lambda: new.run_until_complete(asyncio_consumer.receive()))
+    refused("asyncio admin", lambda: new.run_until_complete(asyncio_client.admin.list_topics()))
+    refused("asyncio open", lambda: new.run_until_complete(asyncio_client.open()))
+    with unused.producer("orders") as own:
+        own.send(b"from the child")
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0
+assert consumer.receive(timeout=20).value == b"from the child"
+assert producer.send(b"after").offset == 2
+assert loop.run_until_complete(asyncio_producer.send(b"after")).offset == 3
+loop.run_until_complete(asyncio_client.close())
+client.close()
+print("done")
+"""
+
+
+def test_a_forked_child_is_told_to_connect_by_itself_and_the_parent_goes_on(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (url, _):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", FORKING, url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 def test_a_client_that_was_closed_before_its_first_use_stays_closed() -> None:
     client = sync.connect("braid://127.0.0.1:1")
     client.close()

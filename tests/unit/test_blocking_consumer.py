@@ -16,7 +16,7 @@ from tests.kits.scripted_broker import TOPIC, stamped
 class Idle(Consumer):
     """A consumer to which nothing comes; what its caller takes, the thread below says."""
 
-    async def start(self) -> None: ...
+    async def _begin(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -40,6 +40,8 @@ class LateFuture(concurrent.futures.Future[Fetched | None]):
 class LateThread(LoopThread):
     def __init__(self, *deliveries: Fetched) -> None:
         self._deliveries = list(deliveries)
+
+    def check_running(self) -> None: ...
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         work.close()

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
+from braid.client.forks import forked_error, tell_of_forks
 from braid.client.pool import Pool
 from braid.client.retry import Backoff, retrying
 from braid.client.routing import Routing
@@ -53,7 +54,7 @@ def connect(
     clock: Clock | None = None,
     random: random.Random | None = None,
 ) -> Client:
-    """Make a client for the cluster at `url`. Use it as `async with connect(…) as client`.
+    """Make a client for the cluster at `url`. Use it as `async with connect(…) as client`, or call `close`.
 
     `url` is `braid://host:port`, or several brokers separated by commas; the client finds the others. `token` is a
     bearer token, or a function that returns a token for each connection. `tls=True` trusts the system's certificate
@@ -69,9 +70,10 @@ def connect(
 
 
 class Client:
-    """Talks to one cluster; `connect` makes it. It belongs to one event loop.
+    """Talks to one cluster; `connect` makes it. It belongs to one event loop, and to the process that made it.
 
-    On exit from `async with`, the client flushes producers, stores acks and disconnects.
+    On exit from `async with`, the client flushes producers, stores acks and disconnects. Without it, the client
+    connects when it is first used, and `close` ends it.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class Client:
         )
         self.routing.pool = self.pool
         self.closed = False
+        self._closed_error = ClientClosed("the client is closed; connect again")
         self._producers: dict[Producer, None] = {}
         self._consumers: dict[Consumer, None] = {}
+        tell_of_forks(self)
 
     @property
     def admin(self) -> Admin:
@@ -136,7 +140,7 @@ class Client:
             "timeout_s": self.timeout_s if timeout is None else timeout,
         }
         options = ProducerOptions(**{option: value for option, value in given.items() if value is not None})
-        self._check_open()
+        self.check_open()
         producer = Producer(self, TopicName.parse(topic), options)
         self._producers[producer] = None
         return producer
@@ -160,7 +164,7 @@ class Client:
         from braid.client.producing.options import ProducerOptions
 
         options = ProducerOptions(compression=compression, timeout_s=self.timeout_s if timeout is None else timeout)
-        self._check_open()
+        self.check_open()
         repeatable = RepeatableProducer(self, TopicName.parse(topic), options, app=app, part=part, era=era)
         self._producers[repeatable.producer] = None
         return repeatable
@@ -180,7 +184,7 @@ class Client:
         """
         from braid.client.consuming.stream import StreamConsumer
 
-        self._check_open()
+        self.check_open()
         return StreamConsumer(
             self, TopicName.parse(topic), subscription, name=name, start=start, window_bytes=window_bytes
         )
@@ -202,11 +206,12 @@ class Client:
         """
         from braid.client.consuming.checkpoint import CheckpointConsumer
 
-        self._check_open()
+        self.check_open()
         return CheckpointConsumer(self, TopicName.parse(topic), start=start, window_bytes=window_bytes)
 
     async def open(self) -> None:
-        """Connect to one of the brokers; `async with` calls this."""
+        """Connect to one of the brokers. `async with` calls this; without it, the first use connects."""
+        self.check_open()
         deadline = asyncio.get_running_loop().time() + self.timeout_s
         await retrying(self.pool.any, deadline, self.backoff())
 
@@ -233,7 +238,7 @@ class Client:
 
     def add_consumer(self, consumer: Consumer) -> None:
         """Remember a consumer that has begun to receive."""
-        self._check_open()
+        self.check_open()
         self._consumers[consumer] = None
 
     def forget_consumer(self, consumer: Consumer) -> None:
@@ -243,6 +248,20 @@ class Client:
     def forget_producer(self, producer: Producer) -> None:
         """Forget a closed producer."""
         self._producers.pop(producer, None)
+
+    def on_fork(self) -> None:
+        self.closed = True
+        self._closed_error = forked_error()
+        self.pool.on_fork(self._closed_error)
+        for producer in self._producers:
+            producer.on_fork()
+        for consumer in self._consumers:
+            consumer.on_fork(self._closed_error)
+
+    def check_open(self) -> None:
+        """Raise if the client is closed, or belongs to the parent of this process."""
+        if self.closed:
+            raise self._closed_error.again()
 
     async def _close(self, *, wait: bool) -> None:
         if self.closed:
@@ -266,10 +285,6 @@ class Client:
     def _everyone(self) -> list[Producer | Consumer]:
         """Return the producers and consumers that are not closed."""
         return [*self._producers, *self._consumers]
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClientClosed("the client is closed; connect again")
 
 
 def _tls_context(tls: bool | str | ssl.SSLContext | None) -> ssl.SSLContext | None:

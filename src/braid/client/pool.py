@@ -61,6 +61,7 @@ class Pool:
         """Timers that close links, unless a route names the broker again."""
         self._checks: dict[Link, asyncio.Task[None]] = {}
         self.closed = False
+        self._closed_error = ClientClosed("the client is closed")
 
     async def link(self, address: Address) -> Link:
         """Return the link to this broker. Callers that ask at the same time share one attempt to connect."""
@@ -68,6 +69,7 @@ class Pool:
 
     async def any(self, but: Collection[Link] = ()) -> Link:
         """Return a connected link, or a link to the first address that works; none of the links in `but`."""
+        self._check_open()
         tried = {link.address for link in but}
         if (link := next((link for link in self.links() if link.address not in tried), None)) is not None:
             return link
@@ -153,9 +155,17 @@ class Pool:
         for link in links:
             await link.lost
 
-    def _attempt(self, address: Address) -> asyncio.Task[Link]:
+    def on_fork(self, error: ClientClosed) -> None:
+        """Use no link any more, in a forked child: the links, and the loop that serves them, belong to the parent."""
+        self.closed = True
+        self._closed_error = error
+
+    def _check_open(self) -> None:
         if self.closed:
-            raise ClientClosed("the client is closed")
+            raise self._closed_error.again()
+
+    def _attempt(self, address: Address) -> asyncio.Task[Link]:
+        self._check_open()
         task = self._links.get(address)
         if task is not None and task.done() and (task.cancelled() or task.exception() or not task.result().alive):
             task = None

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.checkpoint import CheckpointConsumer
 from braid.client.consuming.consumer import NO_MESSAGES, Consumer, Fetched
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.stream import ACK_DELAY_S, StreamConsumer
-from braid.model.errors import ClientClosed
+from braid.model.errors import BraidError, ClientClosed
 from braid.model.message import Message
 
 C = TypeVar("C", bound=Consumer)
@@ -87,13 +87,14 @@ class BlockingConsumer(Generic[C]):
         return message
 
     def _take(self, timeout: float | None) -> Fetched | None:
+        self._thread.check_running()
         if self._taking is None:
             self._taking = self._thread.begin(self._consumer.take())
         try:
             taken = self._taking.result(timeout)
-        except TimeoutError:
-            return None  # If the delivery has just arrived, the next call gets it.
         except Exception as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, BraidError):
+                return None  # If the delivery has just arrived, the next call gets it.
             self._taking = None
             if isinstance(error, concurrent.futures.CancelledError):
                 raise ClientClosed("the consumer is closed; make another one") from None
@@ -102,12 +103,12 @@ class BlockingConsumer(Generic[C]):
         return taken
 
     def start(self) -> None:
-        """Begin to receive; `with` calls this."""
+        """Begin to receive. `with` and the first `receive` call this."""
         self._thread.call(self._consumer.start())
 
     def close(self) -> None:
-        """End receiving. Closing twice is fine."""
-        self._thread.call(self._consumer.close())
+        """End receiving. Closing twice is fine. In a forked child this does nothing: the parent has the consumer."""
+        self._run_at_end(self._consumer.close())
 
     def __enter__(self) -> Self:
         self.start()
@@ -116,7 +117,13 @@ class BlockingConsumer(Generic[C]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.call(self._consumer.__aexit__(kind, error, trace))
+        self._run_at_end(self._consumer.__aexit__(kind, error, trace))
+
+    def _run_at_end(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._thread.forked:
+            work.close()
+        else:
+            self._thread.call(work)
 
 
 class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
@@ -160,12 +167,12 @@ class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
 
     def close(self) -> None:
         """Store all acks, then leave the subscription. Other consumers get its segments immediately."""
-        self._thread.call(self._close())
+        self._run_at_end(self._close())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.call(self._exit(kind, error, trace))
+        self._run_at_end(self._exit(kind, error, trace))
 
     # On the loop.
 
@@ -203,4 +210,6 @@ class BlockingCheckpointConsumer(BlockingConsumer[CheckpointConsumer]):
         return self._thread.call(self._checkpoint())
 
     async def _checkpoint(self) -> bytes:
+        if not self._consumer.started:
+            await self._consumer.start()
         return self._consumer.checkpoint()

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from braid.client.blocking.loop_thread import LoopThread
+from braid.client.forks import forked_error
 from braid.client.producing.open_batch import MessageIds, ProducerBatch, Receipt
 from braid.client.producing.producer import Producer
 from braid.model.batch.encode import Headers
@@ -96,6 +97,7 @@ class BlockingProducer:
         self._producer: Final = producer
         self._lock = threading.Lock()
         self._gathered: _Gathered | None = None
+        self._opened = False
         self._closed = False
         # Used only on the loop.
         self._handing_over: Final = asyncio.Lock()
@@ -132,7 +134,11 @@ class BlockingProducer:
         timestamp: int | datetime.datetime | None = None,
     ) -> BlockingReceipt:
         """Publish a record without waiting, unless too much is unconfirmed. Errors in the record itself also come by
-        the receipt, or by `flush`."""
+        the receipt, or by `flush`. The first record opens the producer, if the program did not."""
+        if self._thread.forked:  # Before the lock: another thread may have held it during the fork.
+            raise forked_error()
+        if not self._opened:
+            self.open()
         while True:
             with self._lock:
                 if self._closed:
@@ -153,6 +159,8 @@ class BlockingProducer:
         waiting = self._thread.begin(work)
         try:
             waiting.result(timeout)
+        except BraidError:
+            raise
         except TimeoutError:
             raise TimedOut(f"what became of the record was not known after {timeout:g} s") from None
         except concurrent.futures.CancelledError:
@@ -165,14 +173,14 @@ class BlockingProducer:
         self._thread.call(self._flush())
 
     def open(self) -> None:
-        """Learn where the topic's segments are; `with` calls this."""
+        """Learn where the topic's segments are. `with` and the first record call this. Raises `TopicNotFound`."""
         self._thread.call(self._producer.open())
+        self._opened = True
 
     def close(self) -> None:
-        """Take no more records, wait for the given records, and raise as `flush` does. Closing twice is fine."""
-        with self._lock:
-            self._closed = True
-        self._thread.call(self._close(None, None, None))
+        """Take no more records, wait for the given records, and raise as `flush` does. Closing twice is fine. In a
+        forked child this does nothing: the parent has the producer."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         self.open()
@@ -181,6 +189,8 @@ class BlockingProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._thread.forked:
+            return
         with self._lock:
             self._closed = True
         self._thread.call(self._close(kind, error, trace))

@@ -143,21 +143,19 @@ class CheckpointConsumer(Consumer):
         self._ending: dict[SegmentReader, None] = {}
         """Readers whose last delivery is on its way to the application."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._started = False
         self._closed = False
 
     def checkpoint(self) -> bytes:
         """Return the positions of the application: in each segment, after the last record that it got."""
-        if not self._started:
-            raise InvalidArgument("the consumer has not begun, so it has no positions: use it in `async with`")
+        if not self.started:
+            raise InvalidArgument(
+                "the consumer has not begun, so it has no positions: call `await consumer.start()` first, or use it as "
+                "`async with client.checkpoint_consumer(…) as consumer`"
+            )
         positions = self._positions | {segment: reader.delivered for segment, reader in self._readers.items()}
         return ConsumerCheckpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
 
-    async def start(self) -> None:
-        if self._closed:
-            raise closed_error("the consumer")
-        if self._started:
-            return
+    async def _begin(self) -> None:
         self._client.add_consumer(self)
         deadline = asyncio.get_running_loop().time() + self._client.timeout_s
         try:
@@ -169,7 +167,6 @@ class CheckpointConsumer(Consumer):
         if isinstance(self._failure, ClientClosed):  # It was closed meanwhile.
             await self.end()
             raise self._failure.again()
-        self._started = True
 
     async def close(self) -> None:
         """End reading. `checkpoint` still works."""
@@ -185,6 +182,7 @@ class CheckpointConsumer(Consumer):
         self._closed = True
         self._client.forget_consumer(self)
         self._fail(closed_error("the consumer"))
+        await self._end_opening()
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Self
 
 from braid.client.consuming.channel import ClientChannel
 from braid.client.consuming.delivery import ReceivedBatch
+from braid.client.shared import result_of
 from braid.model.errors import BraidError, ClientClosed, TimedOut
 from braid.model.message import Message
 
@@ -66,14 +67,21 @@ class Fetched(NamedTuple):
 
 
 class Consumer(ABC):
-    """Receives records of one topic. Use it with `async with`, in its client's event loop; one task at a time
-    receives."""
+    """Receives records of one topic, in its client's event loop. One task at a time receives.
+
+    `async with` begins to receive, and closes the consumer at the end. Without it, the first `receive` begins, and the
+    program closes the consumer or its client.
+    """
 
     def __init__(self, topic: str) -> None:
         self.topic: Final = topic
         """The path `tenant/namespace/name`."""
         self._failure: BraidError | None = None
         """The error that ended receiving."""
+        self.started = False
+        self._starts = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
+        """Starts the consumer for a `receive`. It outlives a `receive` that timed out or was cancelled."""
         self._news = asyncio.Event()
         self._turns: deque[SegmentReader] = deque()
         self._current: Fetched | None = None
@@ -183,13 +191,31 @@ class Consumer(ABC):
         """Called when this reader had its turn and its channel had nothing."""
 
     async def _news_before(self, deadline: float | None) -> bool:
-        self._news.clear()
+        """Wait for a reason to look again. False after the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
-                await self._news.wait()
+                if self.started:
+                    self._news.clear()
+                    await self._news.wait()
+                else:
+                    await self._begin_by_receive()
+        except BraidError:
+            raise
         except TimeoutError:
             return False
         return True
+
+    async def _begin_by_receive(self) -> None:
+        """Start the consumer, because the program did not. After a failure, the next call tries again."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self.start(), name=f"open {self.topic}")
+            self._opening.add_done_callback(_look_at)
+        opening = self._opening
+        try:
+            await result_of(opening)
+        finally:
+            if opening.done():
+                self._opening = None
 
     # Ending.
 
@@ -199,9 +225,26 @@ class Consumer(ABC):
             self._failure = error
             self._news.set()
 
-    @abstractmethod
     async def start(self) -> None:
-        """Begin to receive; `async with` calls this."""
+        """Begin to receive. `async with` and the first `receive` call this."""
+        async with self._starts:
+            self.check_usable()
+            if not self.started:
+                await self._begin()
+                self.started = True
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Begin to receive."""
+
+    async def _end_opening(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+
+    def on_fork(self, error: BraidError) -> None:
+        """Refuse everything with this error, in a forked child."""
+        self._failure = error
 
     @abstractmethod
     async def close(self) -> None:
@@ -232,6 +275,12 @@ def closed_error(what: str) -> ClientClosed:
 def may_pass(error: BraidError) -> bool:
     """Whether trying again may help. A request that timed out may succeed the next time."""
     return error.retriable or isinstance(error, TimedOut)
+
+
+def _look_at(opening: asyncio.Task[None]) -> None:
+    """Note the error, so that asyncio does not report it: the next `receive` raises it."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def _deadline(timeout: float | None) -> float | None:

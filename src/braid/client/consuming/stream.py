@@ -196,11 +196,7 @@ class StreamConsumer(Consumer):
 
     # The session.
 
-    async def start(self) -> None:
-        if self._closed:
-            raise closed_error("the consumer")
-        if self._keeper is not None:
-            return
+    async def _begin(self) -> None:
         self._client.add_consumer(self)
         try:
             await self._session.join_until(asyncio.get_running_loop().time() + self._client.timeout_s)
@@ -237,6 +233,7 @@ class StreamConsumer(Consumer):
 
     async def _end_tasks(self) -> None:
         self._session.end()
+        await self._end_opening()
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from braid.client.producing.segment_writer import SegmentWriter
-from braid.model.errors import InvalidArgument
 from braid.model.hashing import key_hash, key_hashes
 
 
@@ -33,8 +32,6 @@ class Partitioner:
         """The writer that takes records without a key now."""
 
     def writer_of(self, key: bytes | None) -> SegmentWriter:
-        if not self.writers:
-            raise InvalidArgument("the producer is not open yet: use it as `async with client.producer(…) as producer`")
         if self.only is not None:
             return self.only
         if key is None:

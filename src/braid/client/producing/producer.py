@@ -121,6 +121,7 @@ class Producer:
     async def open(self) -> Self:
         """Learn where the topic's segments are. `async with` and `send` call this. Raises `TopicNotFound`."""
         if not self.partitioner.writers:
+            self.client.check_open()
             if self._opening is None:
                 self._opening = asyncio.get_running_loop().create_task(self._open(), name=f"open {self.topic.path}")
             await result_of(self._opening)
@@ -201,6 +202,12 @@ class Producer:
             await writer.stop()
         self.client.forget_producer(self)
 
+    def on_fork(self) -> None:
+        """Take no more records, in a forked child: the writers belong to the parent."""
+        self._closed = True
+        self._only = self._fast = None
+        self.partitioner = Partitioner()
+
     # One record.
 
     async def send(
@@ -277,7 +284,7 @@ class Producer:
         """Publish a record without waiting. Await the receipt, ask it later, or let `flush` report every failure.
 
         A program that submits without end must `await flush()` now and then: `submit` raises `ProducerFull` when far
-        more than `max_in_flight_bytes` is unconfirmed. The producer must be open (`async with`).
+        more than `max_in_flight_bytes` is unconfirmed. The producer must be open: `submit` cannot wait for that.
         """
         writer = self._only
         if (
@@ -314,6 +321,12 @@ class Producer:
         timestamp: int | datetime.datetime | None,
     ) -> Receipt:
         """Add a record of any type and size to the batch of its segment."""
+        if not self.partitioner.writers:
+            self.client.check_open()
+            raise InvalidArgument(
+                "the producer is not open yet: call `await producer.open()` before `submit`, or use it as "
+                "`async with client.producer(…) as producer`"
+            )
         data = as_bytes("value", value)
         key_data = None if key is None else as_bytes("key", key)
         header_bytes = headers_bytes(headers) if headers else 0
