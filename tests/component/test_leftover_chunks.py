@@ -20,6 +20,7 @@ from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
+from braid.storage.history.producer_objects import producers_name
 from braid.storage.segment import StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
@@ -114,6 +115,21 @@ async def test_what_the_catalog_names_goes_when_another_broker_serves_and_what_i
 ) -> None:
     world = World(simulation)
     await world.start(MOVING)
+    await world.put(SERVING)
+    await until(lambda: not world.copies._here)
+    assert await world.here() == [STRANGER]
+    await world.copies.stop()
+    await world.view.stop()
+
+
+async def test_producer_tables_go_with_the_chunks_also_those_that_the_owner_has_replaced(
+    simulation: Simulation,
+) -> None:
+    world = World(simulation)
+    await world.objects.create(f"{FOLDER}/{producers_name(5, 1)}", [b"table"])
+    await world.start(MOVING)
+    await asyncio.sleep(10)
+    assert producers_name(5, 1) in await world.here()
     await world.put(SERVING)
     await until(lambda: not world.copies._here)
     assert await world.here() == [STRANGER]

@@ -10,9 +10,11 @@ from braid.metadata.memory import Fault
 from braid.model.errors import (
     BrokenInvariant,
     Fenced,
+    LogClosed,
     MetadataUnavailable,
     ObjectStoreUnavailable,
     OffsetOutOfRange,
+    RecoveryUnsafe,
     SyncFailed,
 )
 from braid.model.ids import Offset
@@ -21,7 +23,7 @@ from braid.storage.log.wal import wal_name
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
-from braid.testing.sim.objects import Faults, FaultyObjects
+from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_offsets, with_files
 
 
@@ -237,3 +239,121 @@ async def test_a_log_refuses_to_forget_its_newest_closed_file(world: World) -> N
     segment = await exported(world, 40)
     with pytest.raises(BrokenInvariant, match="must not be removed"):
         segment.log.forget_files({segment.log.files[-1].name})
+
+
+# The producer table, when its chunk goes.
+
+
+async def producer_objects(world: World) -> list[str]:
+    return [stat.name for stat in await world.objects.list(SEGMENT_FOLDER) if stat.name.endswith(".producers")]
+
+
+async def known_after_a_move(world: World, segment: SegmentStorage) -> bool:
+    """Hand over to broker b and repeat the only batch of producer 7."""
+    await segment.hand_over()
+    moved = await world.b.open()
+    return moved.append(make_batch(producer=7)).duplicate
+
+
+async def test_the_table_of_producers_is_an_object_until_the_next_chunk_holds_it(world: World) -> None:
+    segment = await world.a.open()
+    await segment.log.confirm(segment.append(make_batch(producer=7)))
+    await segment.export_now()
+    assert await producer_objects(world) == []
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    name = "00000000000000000001-0000000001.producers"
+    assert await producer_objects(world) == [f"{SEGMENT_FOLDER}/{name}"]
+    manifest = await read_segment_manifest(world.objects, TOPIC, DESCRIPTOR)
+    assert manifest is not None
+    assert manifest.producers is not None
+    assert (manifest.producers.object, manifest.producers.next_offset) == (name, 1)
+    assert await segment.sweep() == 0, "the catalog names it"
+    await fill(segment, 3)
+    await segment.export_now()
+    assert segment.catalog.producers is None
+    assert await segment.sweep() == 1
+    assert await known_after_a_move(world, segment)
+
+
+async def test_no_table_is_stored_for_a_log_without_producers(world: World) -> None:
+    segment = await exported(world, 20)
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    assert segment.catalog.objects == []
+    assert await producer_objects(world) == []
+
+
+async def test_chunks_stay_while_the_table_of_producers_cannot_be_stored(world: World) -> None:
+    objects = FaultyObjects(world.objects, world.simulation.random, Faults())
+    world.a.start(objects=objects)
+    segment = await world.a.open()
+    await segment.log.confirm(segment.append(make_batch(producer=7)))
+    await segment.export_now()
+    objects.faults = Faults(fails_before=1)
+    with pytest.raises(ObjectStoreUnavailable):
+        await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    objects.faults = Faults()
+    assert len(segment.catalog.chunks) == 1
+    assert await known_after_a_move(world, segment)
+
+
+async def test_a_table_whose_transaction_never_happened_is_swept_by_the_next_owner(world: World) -> None:
+    segment = await world.a.open()
+    await segment.log.confirm(segment.append(make_batch(producer=7)))
+    await segment.export_now()
+    world.a.store.fault = lambda _request: Fault.UNAVAILABLE
+    with pytest.raises(MetadataUnavailable):
+        await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    world.a.store.fault = lambda _request: Fault.NONE
+    assert len(await producer_objects(world)) == 1
+    await segment.exporter.stop()
+    segment = await world.a.crash().open()
+    assert await segment.sweep() == 1
+    assert await producer_objects(world) == []
+    assert segment.append(make_batch(producer=7)).duplicate
+
+
+async def test_a_chunk_that_is_exported_while_the_last_one_expires_carries_the_table_on(world: World) -> None:
+    objects = FaultyObjects(world.objects, world.simulation.random, Faults())
+    world.a.start(objects=objects)
+    segment = await world.a.open()
+    await segment.log.confirm(segment.append(make_batch(producer=7)))
+    await segment.export_now()
+    objects.faults = Faults(slow=1, slowest_s=5.0)
+    deleting = asyncio.create_task(segment.apply_retention(RetentionPolicy(max_age_s=-1)))
+    await asyncio.sleep(0.001)
+    await segment.log.confirm(segment.append(make_batch(producer=8)))
+    objects.faults = Faults()
+    await segment.export_now()
+    await deleting
+    assert [chunk.base_offset for chunk in segment.catalog.chunks] == [1]
+    assert segment.catalog.producers is None
+    assert await known_after_a_move(world, segment)
+
+
+async def test_retention_leaves_a_log_alone_that_is_being_handed_over(world: World) -> None:
+    segment = await exported(world, 20)
+    await segment.finish()
+    with pytest.raises(LogClosed):
+        await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    assert len(segment.catalog.chunks) == 1
+    await segment.seal()
+
+
+async def test_in_local_mode_a_target_without_the_table_of_producers_does_not_begin(world: World) -> None:
+    world.a.start(mode=StorageMode.LOCAL)
+    segment = await world.a.open()
+    await segment.log.confirm(segment.append(make_batch(producer=7)))
+    await segment.export_now()
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    await segment.hand_over()
+    empty = MemoryObjects(world.clock)
+    world.b.start(mode=StorageMode.LOCAL, objects=empty)
+    with pytest.raises(RecoveryUnsafe, match=r"1 of 1 .* not on this broker's disk, .*\.producers"):
+        await world.b.open()
+    segment = await world.a.open()
+    assert segment.append(make_batch(producer=7)).duplicate
+    await segment.abandon()
+    successor = await world.b.open(accept_loss=True)
+    assert successor.catalog.objects == []
+    await successor.hand_over()
+    await world.b.start(mode=StorageMode.LOCAL, objects=empty).open()

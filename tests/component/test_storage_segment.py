@@ -157,7 +157,74 @@ async def taken_over(world: World, segment: SegmentStorage) -> SegmentStorage:
     return await world.b.open(accept_loss=True)
 
 
-WAYS = [reopened, crashed, rotated, reclaimed, moved, moved_without_checkpoint_reuse, taken_over]
+async def expire(segment: SegmentStorage) -> None:
+    """Let retention delete every chunk, with all footers."""
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    assert segment.catalog.chunks == []
+
+
+async def expired_and_crashed(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await expire(segment)
+    return await crashed(world, segment)
+
+
+async def expired_and_moved(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await expire(segment)
+    return await moved(world, segment)
+
+
+async def expired_and_moved_twice(world: World, segment: SegmentStorage) -> SegmentStorage:
+    segment = await expired_and_moved(world, segment)
+    await segment.hand_over()
+    return await world.a.open()
+
+
+async def expired_after_a_move(world: World, segment: SegmentStorage) -> SegmentStorage:
+    """The new owner's only file has no footer yet."""
+    segment = await moved(world, segment)
+    await expire(segment)
+    await fill(segment, 3)
+    await segment.exporter.stop()
+    world.b.crash()
+    return await world.b.open()
+
+
+async def expired_and_taken_over(world: World, segment: SegmentStorage) -> SegmentStorage:
+    """As by a broker that restarts with an empty disk."""
+    await expire(segment)
+    return await world.b.open(accept_loss=True)
+
+
+async def expired_and_swept(world: World, segment: SegmentStorage) -> SegmentStorage:
+    await expire(segment)
+    await segment.sweep()
+    segment = await moved(world, segment)
+    await segment.sweep()
+    return await reopened_at(world.b, segment)
+
+
+async def reopened_at(broker: Broker, segment: SegmentStorage) -> SegmentStorage:
+    await segment.close()
+    return await broker.start().open()
+
+
+WAYS = [
+    reopened,
+    crashed,
+    rotated,
+    reclaimed,
+    moved,
+    moved_without_checkpoint_reuse,
+    taken_over,
+    expired_and_crashed,
+    expired_and_moved,
+    expired_and_moved_twice,
+    expired_after_a_move,
+    expired_and_taken_over,
+    expired_and_swept,
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

@@ -14,12 +14,13 @@ from braid.model.batch.header import BatchHeader, padded
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer, Disk, DiskFile
 from braid.storage import segment
-from braid.storage.history.catalog import Catalog, Frontier
+from braid.storage.history.catalog import Catalog, ChunkDescriptor, Frontier
 from braid.storage.log import recovery
 from braid.storage.log.log import Log
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import RecoveredLog, Tail
 from braid.storage.log.writer import WalWriter
+from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.log_simulation import LogCounts, simulate_log
 
 SEEDS = [3, 17, 41, 97, *range(1_000, 1_021)]
@@ -125,13 +126,21 @@ def forget_producers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "__init__", forgetful)
 
 
+def drop_the_table_with_its_chunk(patch: pytest.MonkeyPatch) -> None:
+    async def keep_nothing(_segment: SegmentStorage, _leaving: Sequence[ChunkDescriptor]) -> None:
+        return None
+
+    patch.setattr(SegmentStorage, "_kept_producers", keep_nothing)
+
+
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
-    append_behind_torn_bytes: [1, 3, 11],
-    count_the_page_cache_as_durable: [49],
-    write_without_comparing: [0, 1, 4],
+    append_behind_torn_bytes: [3, 5, 7],
+    count_the_page_cache_as_durable: [6, 34],
+    write_without_comparing: [1, 6, 9],
     confirm_without_lease: [0, 1, 2],
-    store_retries_again: [3, 4, 5],
+    store_retries_again: [0, 1, 2],
     forget_producers: [0, 1, 2],
+    drop_the_table_with_its_chunk: [10],
     drop_syncs: [1, 3, 4],
 }
 """What is broken, and seeds that noticed it when this was written."""

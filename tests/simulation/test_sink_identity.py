@@ -280,3 +280,28 @@ async def test_a_repeat_after_a_later_era_says_so_and_one_that_has_fewer_rows_is
             with pytest.raises(RepeatDiffers, match="the first try had more rows"):
                 await attempt(client, later[:5], era=5)
             check_once_and_in_order(await everything(client), [*early, *later])
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared storage", "local storage"])
+async def test_a_repeat_is_recognised_after_its_only_chunk_has_expired_and_the_segment_has_moved(
+    shared: bool, simulation: Simulation
+) -> None:
+    """The chunk's footer had the producer table."""
+    tables = blocks(2)
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders", retention_ms=1_000)
+        await until(lambda: brokers.owner(0))
+        first, second, third = [brokers.owner(0), *sorted(brokers.running.keys() - {brokers.owner(0)})]
+        assert (await attempt(client, tables)).duplicates == 0
+        async with client.producer("orders") as producer:
+            await producer.send(b"ordinary")
+        await brokers.move(0, second)
+        await asyncio.sleep(200)  # Longer than the housekeeper's round.
+        (segment,) = brokers.running[second].segment_host.segments.all()
+        assert segment.earliest == segment.end
+        await brokers.move(0, third)
+        assert (await attempt(client, tables)).duplicates == 2 * ROWS
+        (segment,) = brokers.running[third].segment_host.segments.all()
+        assert segment.end == 2 * ROWS + 1
+        await brokers.move(0, first)
+        assert (await attempt(client, tables)).duplicates == 2 * ROWS

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from braid.model.errors import ChunkCorrupt, OutOfSequence
+from braid.model.identity import ERA_RECORDS, derived_id
 from braid.model.ids import Offset
 from braid.storage.log import producers
-from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable
+from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable, inherited
 from tests.kits.storage import make_header
 
 
@@ -151,3 +154,65 @@ def test_a_copy_goes_its_own_way() -> None:
     for sequence in range(2, 2 + 2 * REMEMBERED_BATCHES):
         twin.apply(make_header(producer=1, sequence=sequence), Offset(10 + sequence))
     assert len(rows_of(twin)) == (REMEMBERED_BATCHES + 1) * ROW_BYTES, "the copy has the same bound"
+
+
+# A log that continues other logs.
+
+
+def era(number: int, first: int = 0) -> int:
+    return number * ERA_RECORDS + first
+
+
+WRITER = derived_id("query", 1, 0)
+
+
+def test_a_log_that_continues_another_knows_its_batches_and_not_their_places() -> None:
+    table = inherited([table_of((7, 0, 5, 100), (7, 5, 5, 105))])
+    assert table.check(make_header(5, producer=7, sequence=5)) == Duplicate(None, Offset(0))
+    assert table.check(make_header(5, producer=7, sequence=0)) == Duplicate(None, Offset(0))
+    assert table.check(make_header(5, producer=7, sequence=10)) is None
+    with pytest.raises(OutOfSequence):
+        table.check(make_header(4, producer=7, sequence=6))
+    with pytest.raises(OutOfSequence):
+        table.check(make_header(1, producer=8, sequence=3))
+
+
+def test_batches_of_this_log_follow_those_of_the_logs_before_it() -> None:
+    table = inherited([table_of(*TEN_BATCHES)])
+    table.apply(make_header(5, producer=7, sequence=50), Offset(0))
+    assert table.check(make_header(5, producer=7, sequence=50)) == Duplicate(Offset(0), Offset(5))
+    assert table.check(make_header(5, producer=7, sequence=45)) == Duplicate(None, Offset(0))
+    assert table.check(make_header(5, producer=7, sequence=0)) == Duplicate(None, Offset(0))
+    again = ProducerTable.from_rows(b"".join(table.rows()))
+    assert list(again.rows()) == list(table.rows())
+    assert again.check(make_header(5, producer=7, sequence=45)) == Duplicate(None, Offset(0))
+
+
+def test_a_log_can_continue_several_logs_and_be_continued() -> None:
+    first, second = table_of((7, 0, 5, 0), (8, 0, 1, 5)), table_of((9, 0, 2, 0))
+    table = inherited([inherited([first, second]), table_of((10, 0, 1, 77))])
+    assert len(table) == 4
+    for producer, count in ((7, 5), (8, 1), (9, 2), (10, 1)):
+        assert table.check(make_header(count, producer=producer)) == Duplicate(None, Offset(0))
+        assert table.check(make_header(1, producer=producer, sequence=count)) is None
+    assert len(inherited([])) == 0
+
+
+def test_an_era_that_was_numbered_in_two_logs_cannot_be_judged_and_a_later_one_begins() -> None:
+    left = table_of((WRITER, era(4), 3, 0), (WRITER, era(5), 10, 3))
+    right = table_of((WRITER, era(5), 7, 0), (WRITER, era(5, 7), 2, 7))
+    table = inherited([left, right])
+    for first, count in ((0, 10), (0, 7), (7, 2), (0, 1), (10, 1), (9, 1), (0, 17)):
+        with pytest.raises(OutOfSequence):
+            table.check(make_header(count, producer=WRITER, sequence=era(5, first)))
+    assert table.check(make_header(3, producer=WRITER, sequence=era(4))) == Duplicate(None, Offset(0))
+    assert table.has_later_era(make_header(3, producer=WRITER, sequence=era(4)))
+    assert table.check(make_header(4, producer=WRITER, sequence=era(6))) is None
+
+
+def test_of_too_many_producers_those_that_wrote_last_in_each_log_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 4)
+    tables = [table_of(*((10 * n + each, 0, 1, each) for each in range(4))) for n in (1, 2)]
+    table = inherited(tables)
+    rows = [struct.unpack_from("<Q", row)[0] for row in table.rows()]
+    assert rows == [22, 12, 23, 13], "the longest idle producer first"

@@ -41,8 +41,8 @@ def expired(
     """Return how many of the oldest pieces have outlived the policy.
 
     `total_bytes` is the size of the whole log, of which `pieces` may be only the old part; `needed_from` is the lowest
-    cursor of all subscriptions, None when there is none. With `keep_newest`, size alone never takes the newest
-    piece: a chunk's footer knows the producers, and the next owner must recognise what they still retry (I10).
+    cursor of all subscriptions, None when there is none. With `keep_newest`, size alone never takes the newest piece:
+    a limit that is smaller than one chunk would delete each chunk as soon as it is exported.
     """
     count = 0
     for piece in pieces:

@@ -33,10 +33,11 @@ from braid.ports.disk import Disk, FolderLock, lock_folder
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Footer
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
-from braid.storage.history.catalog import Catalog, ChunkDescriptor, SealedState
+from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject, SealedState
 from braid.storage.history.compaction import check_joined, chosen, may_go
 from braid.storage.history.exporter import Exporter
 from braid.storage.history.manifest import segment_folder
+from braid.storage.history.producer_objects import is_outdated, store_producers
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
@@ -202,7 +203,8 @@ class SegmentStorage:
     async def finish(self) -> None:
         """Close the log and export all of it. If this fails, call it again."""
         await self.exporter.stop()
-        await self.log.close()
+        async with self._housekeeping:  # No retention changes the catalog from here on.
+            await self.log.close()
         if self.log.failure is not None:
             raise self.log.failure.again()
         await self.exporter.export_closed()
@@ -242,6 +244,8 @@ class SegmentStorage:
     ) -> int:
         """Delete what has outlived the policy, and local files that chunks cover; return how many were deleted."""
         async with self._housekeeping:
+            if self.log.ended is not None:
+                raise self.log.ended
             return await self._apply_retention(policy, needed_from, keep_local_bytes)
 
     async def _apply_retention(self, policy: RetentionPolicy, needed_from: Offset | None, keep_local_bytes: int) -> int:
@@ -254,7 +258,7 @@ class SegmentStorage:
         count = expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from, keep_newest=continuous)
         old = chunks[:count]
         if old:
-            await self.catalog.remove(old)
+            await self.catalog.remove(old, await self._kept_producers(old))
             await self.exporter.write_manifest()
             for chunk in old:
                 await self._context.objects.delete(f"{self._objects_folder}/{chunk.object}")
@@ -272,6 +276,14 @@ class SegmentStorage:
             await self._remove_files([name])
             self._leaving = [each for each in self._leaving if each != name]
         return len(old) + len(gone)
+
+    async def _kept_producers(self, leaving: Sequence[ChunkDescriptor]) -> ProducerObject | None:
+        """Store what the newest chunk's footer knows of producers, if that chunk is to be removed."""
+        stays = leaving[-1] is not self.catalog.chunks[-1]
+        if stays or self.catalog.producers is not None or not self.log.knows_producers:
+            return None
+        footer = await _last_footer(self._context, self.catalog, self._objects_folder)
+        return await store_producers(self._context.objects, self._objects_folder, footer, self.log.epoch)
 
     async def replace_chunks(self, old: Sequence[str], new: str) -> ChunkDescriptor:
         """Put the joined chunk `new`, an object that compaction has made (compaction.py), in the place of the chunks
@@ -309,15 +321,18 @@ class SegmentStorage:
             return removed
 
     def _may_go(self, name: str, stats: Mapping[str, ObjectStat], now_us: int) -> bool:
+        if not name.endswith(".chunk"):
+            return True
         holder = self.catalog.find(int(name.partition("-")[0]))
         return may_go(stats[name], stats.get(holder.object) if holder is not None else None, now_us)
 
     def _is_orphan(self, name: str) -> bool:
         """Ask the catalog as it is now: the exporter may have added the chunk since it was listed."""
         base = name.partition("-")[0]
-        if not name.endswith(".chunk") or not base.isdigit() or int(base) >= self.catalog.next_offset:
+        chunk = name.endswith(".chunk") and base.isdigit() and int(base) < self.catalog.next_offset
+        if not chunk and not is_outdated(name, self.catalog.next_offset, self.log.epoch):
             return False
-        return all(chunk.object != name for chunk in self.catalog.chunks)
+        return all(each.object != name for each in self.catalog.objects)
 
     async def close(self) -> None:
         """Stop in order: the same broker opens the segment again, from its files."""
@@ -365,8 +380,8 @@ async def _continue(
     if start.source is not RecoverySource.LOCAL:
         await _clear_folder(context, folder, found, catalog.sealed, epoch)
         continued = RecoveredLog(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
-    if not continued.producers_complete and catalog.chunks:
-        _add_earlier(continued, await _newest_footer(context, catalog, history))
+    if not continued.producers_complete and catalog.objects:
+        _add_earlier(continued, await _last_footer(context, catalog, history))
     if start.source is RecoverySource.LOCAL:
         await repair(context.disk, folder, continued)
     return continued
@@ -401,37 +416,40 @@ async def _remove(disk: Disk, path: str) -> None:
 
 
 def _add_earlier(recovered: RecoveredLog, footer: Footer) -> None:
-    """Add to the local files what the newest chunk says of producers and of a seal."""
+    """Add to the local files what history says of producers and of a seal."""
     recovered.producers = footer.producers.extended(recovered.producers)
     recovered.unclosed = [Unclosed(each.file, footer.producers.extended(each.producers)) for each in recovered.unclosed]
     recovered.sealed = recovered.sealed or footer.sealed
 
 
 async def _check_history(context: StorageContext, catalog: Catalog, history: str) -> None:
-    """Refuse to begin without all chunks: the last owner removes its copies as soon as this broker serves."""
+    """Refuse to begin without all of history: the last owner removes its copies as soon as this broker serves."""
     missing = await _missing(context, catalog, history)
     if missing:
         raise RecoveryUnsafe(
-            f"{len(missing)} of {len(catalog.chunks)} chunks of this log are not on this broker's disk, the first one "
-            f"is {catalog.chunks[missing[0]].object}; bring them back from a broker that holds them"
+            f"{len(missing)} of {len(catalog.objects)} chunks of this log are not on this broker's disk, the first one "
+            f"is {missing[0].object}; bring them back from a broker that holds them"
         )
 
 
 async def _forget_missing(context: StorageContext, catalog: Catalog, history: str) -> None:
     """Let history begin after the last chunk that lies only on the disk that was given up."""
     missing = await _missing(context, catalog, history)
-    if missing:
-        await catalog.remove(catalog.chunks[: missing[-1] + 1])
+    if catalog.producers in missing:
+        await catalog.forget_producers()
+    gone = max((at for at, chunk in enumerate(catalog.chunks, 1) if chunk in missing), default=0)
+    if gone:
+        await catalog.remove(catalog.chunks[:gone])
 
 
-async def _missing(context: StorageContext, catalog: Catalog, history: str) -> list[int]:
-    """Return which of the catalog's chunks are not in this broker's object store."""
+async def _missing(context: StorageContext, catalog: Catalog, history: str) -> list[ChunkDescriptor | ProducerObject]:
+    """Return which of the catalog's objects are not in this broker's object store."""
     here = {stat.name: stat.size for stat in await context.objects.list(history)}
-    return [at for at, chunk in enumerate(catalog.chunks) if here.get(f"{history}/{chunk.object}") != chunk.size]
+    return [each for each in catalog.objects if here.get(f"{history}/{each.object}") != each.size]
 
 
-async def _newest_footer(context: StorageContext, catalog: Catalog, history: str) -> Footer:
-    """Read the newest chunk's footer, which knows producers and a seal."""
-    chunk = catalog.chunks[-1]
-    name = f"{history}/{chunk.object}"
-    return await context.footers.get(NO_LOG, name, ObjectBytes(context.objects, name), chunk.size)
+async def _last_footer(context: StorageContext, catalog: Catalog, history: str) -> Footer:
+    """Read the footer that knows every producer, and a seal: that of the newest chunk, or what is left of it."""
+    last = catalog.producers or catalog.chunks[-1]
+    name = f"{history}/{last.object}"
+    return await context.footers.get(NO_LOG, name, ObjectBytes(context.objects, name), last.size)

@@ -159,8 +159,8 @@ class HandOver:
 
     async def _copy(self, segment: OwnedSegment, to: str) -> None:
         if self._context.mode is StorageMode.LOCAL:
-            chunks = list(segment.storage.catalog.chunks)
-            await self._history.copy(segment, to, chunks, self._record(segment).revision)
+            objects = segment.storage.catalog.objects
+            await self._history.copy(segment, to, objects, self._record(segment).revision)
 
     async def _change(self, segment: OwnedSegment, change: Callable[[Ownership], Ownership]) -> None:
         """Change the record; return when the view shows it."""

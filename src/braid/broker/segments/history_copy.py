@@ -1,5 +1,7 @@
 """Copying a segment's chunks to the broker that takes it over, where brokers share no storage.
 
+A producer table that is an object of its own (storage/history/producer_objects.py) is copied like a chunk.
+
 The owner asks which chunks the target has, and sends the others, each in pieces with a checksum. A chunk appears on the
 target whole or not at all, so an interrupted copy goes on with the first chunk that is missing. The target keeps the
 chunks until it is clear which broker serves the segment (leftover_chunks.py).
@@ -7,6 +9,7 @@ chunks until it is clear which broker serves the segment (leftover_chunks.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import crc32c
@@ -27,8 +30,9 @@ from braid.model.errors import (
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.ports.disk import Buffer
-from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.catalog import ChunkDescriptor, ProducerObject
 from braid.storage.history.manifest import segment_folder
+from braid.storage.history.producer_objects import SUFFIX as PRODUCERS
 from braid.storage.objects.disk import DiskObjects, ObjectDraft
 from braid.storage.segment import StorageContext
 
@@ -44,32 +48,40 @@ class OutgoingHistory:
         self._context = context
         self._peers = peers
 
-    async def copy(self, segment: OwnedSegment, target: str, chunks: list[ChunkDescriptor], revision: Revision) -> None:
-        """Return when the target's disk holds all these chunks, and will keep them while the segment's record is the
+    async def copy(
+        self,
+        segment: OwnedSegment,
+        target: str,
+        objects: Sequence[ChunkDescriptor | ProducerObject],
+        revision: Revision,
+    ) -> None:
+        """Return when the target's disk holds all these objects, and will keep them while the segment's record is the
         one of this revision."""
         about = {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": revision}
-        missing: list[ChunkDescriptor] = []
+        missing: list[ChunkDescriptor | ProducerObject] = []
         for _ in range(COPY_ROUNDS):
             there = await self._peers.call(target, "list_history", about)
-            missing = [chunk for chunk in chunks if there.get(chunk.object) != chunk.size]
+            missing = [each for each in objects if there.get(each.object) != each.size]
             if not missing:
                 return
-            for chunk in missing:
-                await self._send(segment.name, segment.topic_id, target, chunk)
+            for each in missing:
+                await self._send(segment.name, segment.topic_id, target, each)
         raise ObjectStoreUnavailable(
             f"broker {target} was sent {missing[0].object}, and does not have it as it was sent; look at its copy there"
         )
 
-    async def _send(self, name: SegmentName, topic_id: int, target: str, chunk: ChunkDescriptor) -> None:
-        path = f"{segment_folder(name.topic.path, name.descriptor)}/{chunk.object}"
-        for start in range(0, chunk.size, PIECE_BYTES):
+    async def _send(
+        self, name: SegmentName, topic_id: int, target: str, source: ChunkDescriptor | ProducerObject
+    ) -> None:
+        path = f"{segment_folder(name.topic.path, name.descriptor)}/{source.object}"
+        for start in range(0, source.size, PIECE_BYTES):
             piece = await self._context.objects.read(path, start, PIECE_BYTES)
             arguments = {
                 "segment": str(name),
                 "topic_id": topic_id,
-                "object": chunk.object,
+                "object": source.object,
                 "start": start,
-                "size": chunk.size,
+                "size": source.size,
                 "checksum": crc32c.crc32c(piece),
             }
             await self._peers.call(target, "put_history", arguments, piece)
@@ -98,8 +110,8 @@ class IncomingHistory:
     async def put_history(self, arguments: dict[str, Any], payload: Buffer) -> None:
         name = SegmentName.parse(arguments["segment"])
         leaf, start, size = arguments["object"], arguments["start"], arguments["size"]
-        if not isinstance(leaf, str) or "/" in leaf or not leaf.endswith(".chunk"):
-            raise InvalidArgument(f"{leaf!r} is no name of a chunk")
+        if not isinstance(leaf, str) or "/" in leaf or not leaf.endswith((".chunk", PRODUCERS)):
+            raise InvalidArgument(f"{leaf!r} is no name of a chunk or of a producer table")
         if crc32c.crc32c(payload) != arguments["checksum"]:
             raise BatchCorrupt(f"a piece of {leaf} was damaged on its way; send it again")
         self._check_topic(name, arguments["topic_id"])

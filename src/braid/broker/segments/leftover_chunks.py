@@ -22,6 +22,7 @@ from braid.model.ownership import OwnershipState
 from braid.ports.tasks import TaskScope
 from braid.storage.history.catalog import Catalog
 from braid.storage.history.manifest import segment_folder
+from braid.storage.history.producer_objects import SUFFIX as PRODUCERS
 from braid.storage.segment import StorageContext, StorageMode
 
 RETRY_S: Final = 5.0
@@ -46,7 +47,7 @@ class Copies:
             return
         for stat in await self._context.objects.list(""):
             match stat.name.split("/"):
-                case [tenant, namespace, topic, descriptor, leaf] if leaf.endswith(".chunk"):
+                case [tenant, namespace, topic, descriptor, leaf] if leaf.endswith((".chunk", PRODUCERS)):
                     self._here.add(SegmentName.at(f"{tenant}/{namespace}/{topic}", descriptor))
         self._owners.table.on_change.append(lambda key: self._reconcile(SegmentName.at(*key)))
         for name in list(self._here):
@@ -93,11 +94,12 @@ class Copies:
             try:
                 catalog = Catalog(self._context.store, name.topic.path, name.descriptor)
                 await catalog.load()
-                known = {chunk.object for chunk in catalog.chunks}
+                known = {each.object for each in catalog.objects}
                 for stat in await self._context.objects.list(folder):
                     if not self._may_go(name):
                         return
-                    if stat.name.rpartition("/")[2] in known:
+                    leaf = stat.name.rpartition("/")[2]
+                    if leaf in known or leaf.endswith(PRODUCERS):  # A producer table holds no records.
                         await self._context.objects.delete(stat.name)
                 if not self._may_go(name):
                     return

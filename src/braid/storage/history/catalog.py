@@ -63,6 +63,16 @@ class ChunkDescriptor(msgspec.Struct, frozen=True, rename="camel"):
     max_key_hash: int
 
 
+class ProducerObject(msgspec.Struct, frozen=True, rename="camel"):
+    """The log's producer table, as an object without batches (producer_objects.py)."""
+
+    object: str
+    """The object's name, relative to the segment's folder."""
+    size: int
+    next_offset: Offset
+    """The table knows every batch below this offset."""
+
+
 class Frontier(msgspec.Struct, frozen=True, rename="camel"):
     """How far durable history reaches, and which owner may extend it."""
 
@@ -78,6 +88,8 @@ class Frontier(msgspec.Struct, frozen=True, rename="camel"):
     digest: str = ""
     """Of what else the transaction did. Together with the count it tells one write from every other, so that reading
     the frontier back shows which of them happened."""
+    producers: ProducerObject | None = None
+    """Where the producer table is that reaches `next_offset`. None: in the newest chunk's footer, or there is none."""
 
     @property
     def last_writer(self) -> Epoch:
@@ -152,6 +164,15 @@ class Catalog:
         """Return the revision of the last write: it names the manifest that describes this catalog."""
         return self._frontier_revision
 
+    @property
+    def producers(self) -> ProducerObject | None:
+        return self.frontier.producers if self.frontier is not None else None
+
+    @property
+    def objects(self) -> list[ChunkDescriptor | ProducerObject]:
+        """Return every object that the catalog refers to."""
+        return [*self.chunks, *([self.producers] if self.producers is not None else [])]
+
     def find(self, offset: int) -> ChunkDescriptor | None:
         """Return the chunk that holds `offset`."""
         at = bisect_right(self.chunks, offset, key=lambda chunk: chunk.base_offset) - 1
@@ -171,6 +192,7 @@ class Catalog:
                 begun=False,
                 continues=self.last_writer,
                 next_offset=self.next_offset,
+                producers=self.producers,
             )
             await self._write(frontier, [])
 
@@ -203,7 +225,7 @@ class Catalog:
                     f"at {frontier.next_offset}"
                 )
             await self._write(
-                msgspec.structs.replace(frontier, next_offset=chunk.next_offset),
+                msgspec.structs.replace(frontier, next_offset=chunk.next_offset, producers=None),
                 [Put(paths.chunk(*self._keys, chunk.base_offset), msgspec.json.encode(chunk))],
             )
             self.chunks.append(chunk)
@@ -228,8 +250,10 @@ class Catalog:
             self.sealed = sealed
             return sealed
 
-    async def remove(self, chunks: Sequence[ChunkDescriptor]) -> None:
-        """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards."""
+    async def remove(self, chunks: Sequence[ChunkDescriptor], producers: ProducerObject | None = None) -> None:
+        """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards.
+
+        If the newest chunk is among them, `producers` holds what its footer knows, and is named from now on."""
         async with self._turn:
             await self._settle()
             chunks = [chunk for chunk in chunks if chunk in self.chunks]  # An earlier try may have removed some.
@@ -237,7 +261,10 @@ class Catalog:
                 raise BrokenInvariant("I1: only the oldest chunks can be removed")
             for first in range(0, len(chunks), MAX_REMOVED_CHUNKS):
                 some = chunks[first : first + MAX_REMOVED_CHUNKS]
-                await self._write(self._own(), [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in some])
+                frontier = self._own()
+                if producers is not None and producers.next_offset == frontier.next_offset:
+                    frontier = msgspec.structs.replace(frontier, producers=producers)
+                await self._write(frontier, [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in some])
                 self.chunks = self.chunks[len(some) :]
 
     async def replace(self, old: Sequence[ChunkDescriptor], new: ChunkDescriptor) -> None:
@@ -263,6 +290,12 @@ class Catalog:
             deletes = [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in old[1:]]
             await self._write(self._own(), [put, *deletes])
             self.chunks = [*self.chunks[:at], new, *self.chunks[at + len(old) :]]
+
+    async def forget_producers(self) -> None:
+        """Go on without the producer table, which lies only on a disk that was given up."""
+        async with self._turn:
+            await self._settle()
+            await self._write(msgspec.structs.replace(self._own(), producers=None), [])
 
     async def check_held(self) -> None:
         """Raise `Fenced` if another owner has the catalog now: this view is then too old to delete by."""

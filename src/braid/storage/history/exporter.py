@@ -14,7 +14,7 @@ import random
 from typing import Final
 
 from braid.model.batch.header import verify
-from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged, ObjectExists, ObjectStoreUnavailable
+from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged
 from braid.model.ids import Epoch
 from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
@@ -22,7 +22,7 @@ from braid.storage.history.catalog import Catalog, ChunkDescriptor
 from braid.storage.history.manifest import segment_folder, write_segment_manifest
 from braid.storage.log.log import Log
 from braid.storage.log.wal import WalFile
-from braid.storage.objects.store import Objects
+from braid.storage.objects.store import Objects, create_once
 
 BATCHES_PER_TURN: Final = 256
 """How many batches are checked before other tasks run: some hundred microseconds."""
@@ -116,7 +116,7 @@ class Exporter:
         data = await self._handles.read(self._log.number, f"{self._log.folder}/{file.name}", 0, file.size)
         footer = await self._check(file, data)
         name = chunk_name(file.base_offset, file.next_offset, self._log.epoch)
-        await self._store(f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
+        await create_once(self._objects, f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
         min_key_hash, max_key_hash = footer.index.key_hashes
         chunk = ChunkDescriptor(
             base_offset=file.base_offset,
@@ -155,19 +155,6 @@ class Exporter:
             text = f"{file.name} has been damaged at offset {expected} and is not exported: {error}"
             raise LogDamaged(text, expected, file.next_offset) from error
         return footer
-
-    async def _store(self, name: str, data: bytes) -> None:
-        try:
-            await self._objects.create(name, [data])
-        except ObjectExists:
-            same_size = (await self._objects.stat(name)).size == len(data)
-            if not same_size or await self._objects.read(name, 0, len(data)) != data:
-                raise ChunkCorrupt(f"object {name} exists and holds something else; nothing was overwritten") from None
-            return
-        stored = await self._objects.stat(name)
-        if stored.size != len(data):
-            await self._objects.delete(name)  # ours, and of no use: the next try stores it again
-            raise ObjectStoreUnavailable(f"object {name} was stored with {len(data)} bytes, but has {stored.size}")
 
     async def write_manifest(self) -> None:
         """Describe the catalog as it is now, for readers without a metadata store."""

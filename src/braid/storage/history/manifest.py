@@ -19,7 +19,7 @@ import msgspec
 from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
-from braid.storage.history.catalog import Catalog, ChunkDescriptor
+from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject
 from braid.storage.objects.store import Objects
 
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class SegmentManifest(msgspec.Struct, frozen=True, rename="camel"):
     """Whether the log has ended: nothing will ever follow `next_offset`."""
     chunks: tuple[ChunkDescriptor, ...]
     version: int = 1
+    producers: ProducerObject | None = None
+    """The producer table, where no chunk holds it."""
 
 
 class TopicManifest(msgspec.Struct, frozen=True, rename="camel"):
@@ -70,6 +72,7 @@ async def write_segment_manifest(
         next_offset=frontier.next_offset,
         sealed=sealed,
         chunks=tuple(catalog.chunks),
+        producers=frontier.producers,
     )
     await _write(objects, segment_folder(topic_path, descriptor), catalog.revision, manifest)
 

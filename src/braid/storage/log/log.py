@@ -156,6 +156,11 @@ class Log:
             case Durability.REPLICATED:
                 return self.replicated
 
+    @property
+    def knows_producers(self) -> bool:
+        """Tell whether a producer with an id has ever written to this log, as far as the log remembers."""
+        return len(self._producers) > 0
+
     def has_later_era(self, header: BatchHeader) -> bool:
         """Tell whether the batch's producer, a derived one, has begun a later era than that of the batch."""
         return self._producers.has_later_era(header)

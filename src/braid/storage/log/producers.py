@@ -2,7 +2,8 @@
 
 The table remembers, for each producer, its latest batches: enough to answer a retry with the offsets that the first try
 got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and all later batches are
-applied on top. Both bounds are limits with a price. A producer that 10,000 others have outlived is forgotten
+applied on top. Where retention has deleted that file, an object of its own holds the rows (producer_objects.py). Both
+bounds are limits with a price. A producer that 10,000 others have outlived is forgotten
 and has to start again under a new id. A retry of a batch older than the remembered ones is still recognised, but
 answered without its offsets.
 
@@ -17,22 +18,30 @@ two remembered ones, or is cut in another way than they are, is out of sequence 
 its number 0, and what is not known begins one (so a derived producer that was forgotten stores again what it repeats:
 the price of the first limit is higher for it). So an era that is repeated from its beginning, completely and cut in the
 same way, is stored once, however often and by however many programs at the same time.
+
+A log that continues other logs begins with their tables (`inherited`). Offsets of another log mean nothing here, so a
+retry of a batch that stands there is recognised and answered without offsets. A producer that numbered its batches in
+several of those logs has no single number to go on from: its last era is closed. What belongs to that era cannot be
+judged any more and is out of sequence, earlier eras are stored, and a later one may begin.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import ChunkCorrupt, OutOfSequence
-from braid.model.identity import begins_era, era_of, is_derived, leaves_era
+from braid.model.identity import ERA_BITS, ERA_RECORDS, begins_era, era_of, is_derived, leaves_era
 from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000
 REMEMBERED_BATCHES: Final = 8
+ELSEWHERE: Final = Offset((1 << 64) - 1)
+"""The offset of a batch that stands in another log."""
 
 _ROW: Final = struct.Struct(
     "<"
@@ -51,7 +60,7 @@ _Stored = tuple[Sequence, Offset, int]
 
 class Duplicate(NamedTuple):
     """Where a retried batch already stands. `base_offset` is None when that is no longer remembered; the batch then
-    lies somewhere below `next_offset`."""
+    lies somewhere below `next_offset`, or in another log if that is 0."""
 
     base_offset: Offset | None
     next_offset: Offset
@@ -92,10 +101,12 @@ class ProducerTable:
         if first + header.count <= expected:
             for first_sequence, base_offset, records in known:
                 if first_sequence == first and records == header.count:
+                    if base_offset == ELSEWHERE:
+                        return Duplicate(None, Offset(0))
                     return Duplicate(base_offset, Offset(base_offset + records))
             oldest_sequence, oldest_offset, _ = known[0]
             if first + header.count <= oldest_sequence:
-                return Duplicate(None, oldest_offset)
+                return Duplicate(None, oldest_offset if oldest_offset != ELSEWHERE else Offset(0))
         raise OutOfSequence(
             f"producer {producer:#x} sent sequences {first}–{header.last_sequence}, "
             f"but its next sequence in this log is {expected}"
@@ -155,3 +166,24 @@ class ProducerTable:
         twin = ProducerTable()
         twin._batches = {producer: deque(known, REMEMBERED_BATCHES) for producer, known in self._batches.items()}
         return twin
+
+
+def inherited(tables: Collection[ProducerTable]) -> ProducerTable:
+    """Return the table with which a log begins that continues the logs of these tables.
+
+    Of more than `MAX_PRODUCERS`, those are kept that wrote last; each of the logs counts the same."""
+    table = ProducerTable()
+    by_rank = zip_longest(*(reversed(other._batches) for other in tables))
+    newest_first = dict.fromkeys(producer for rank in by_rank for producer in rank if producer is not None)
+    for producer in reversed(list(newest_first)[:MAX_PRODUCERS]):
+        found = [other._batches[producer] for other in tables if producer in other._batches]
+        batches = [(first, ELSEWHERE, records) for first, _, records in found[0]]
+        if len(found) > 1:
+            batches = [_closed_era(max(known[-1][0] for known in found))]
+        table._batches[producer] = deque(batches, REMEMBERED_BATCHES)
+    return table
+
+
+def _closed_era(sequence: Sequence) -> _Stored:
+    """Return a batch that takes every number of the era of `sequence`: nothing repeats it and nothing continues it."""
+    return Sequence(era_of(sequence) << ERA_BITS), ELSEWHERE, ERA_RECORDS - 1

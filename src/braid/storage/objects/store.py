@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectStoreUnavailable
 from braid.ports.disk import Buffer
 
 
@@ -43,3 +44,18 @@ class Objects(Protocol):
         listing does not show any more may still come back with a crash, until a call has returned."""
 
     async def close(self) -> None: ...
+
+
+async def create_once(objects: Objects, name: str, data: bytes) -> None:
+    """Store an object and look whether it is there. An equal object of an earlier try counts as stored."""
+    try:
+        await objects.create(name, [data])
+    except ObjectExists:
+        same_size = (await objects.stat(name)).size == len(data)
+        if not same_size or await objects.read(name, 0, len(data)) != data:
+            raise ChunkCorrupt(f"object {name} exists and holds something else; nothing was overwritten") from None
+        return
+    stored = await objects.stat(name)
+    if stored.size != len(data):
+        await objects.delete(name)  # ours, and of no use: the next try stores it again
+        raise ObjectStoreUnavailable(f"object {name} was stored with {len(data)} bytes, but has {stored.size}")

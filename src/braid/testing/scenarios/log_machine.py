@@ -22,6 +22,8 @@ from braid.testing.sim.objects import Faults, FaultyObjects
 TOPIC, DESCRIPTOR = "public/default/simulated", "0000-ffff-0"
 LEASE_S = 3.0
 OPEN_TIMEOUT_S = 20.0
+LARGEST_SKEW_S = 5
+"""How much a machine's clock may be wrong, either way."""
 
 
 class LogSetting(msgspec.Struct):
@@ -114,7 +116,9 @@ class LogMachine:
             store=self.store,
             objects=self.objects,
             mode=setting.mode,
-            clock=setting.simulation.clock.skewed(self.random.randrange(-5_000_000, 5_000_000)),
+            clock=setting.simulation.clock.skewed(
+                self.random.randrange(-LARGEST_SKEW_S * 1_000_000, LARGEST_SKEW_S * 1_000_000)
+            ),
             cache=HotCache(self.random.choice([0, 2_000, 1 << 20])),
             handles=ReadHandles(disk, 2),
             footers=FooterCache(2),

@@ -1,10 +1,11 @@
 """One segment's storage under every fault, against a list as the model.
 
 Two brokers with disks of their own share an object store and a metadata store. Producers send numbered batches and
-send them again until they are confirmed. Meanwhile, as the seed decides: machines lose power in the middle of a write,
-a recovery or a hand-over; processes are killed; syncs fail; disks fill up; the object store is slow, fails or loses
-uploads; the metadata store does not answer or loses the answer; the owner loses its lease, is replaced, goes on as a
-zombie and comes back. All along and at the end, everything is read and compared (I1, I2, I3, I7, I10).
+send them again until they are confirmed, and sometimes later. Meanwhile, as the seed decides: machines lose power in
+the middle of a write, a recovery or a hand-over; processes are killed; syncs fail; disks fill up; the object store is
+slow, fails or loses uploads; the metadata store does not answer or loses the answer; retention deletes every chunk; the
+owner loses its lease, is replaced, goes on as a zombie and comes back. All along and at the end, everything is read and
+compared (I1, I2, I3, I7, I10).
 
 A forced take-over gives up what the old owner had confirmed but not exported. That is the one loss that Braid allows,
 when somebody accepts it by name; the model gives up exactly that, and nothing else.
@@ -32,7 +33,14 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageMode
 from braid.testing.batches import opaque_header
 from braid.testing.checkers.history import Confirmed, LogModel, PromiseBroken, Stored
-from braid.testing.scenarios.log_machine import DESCRIPTOR, OPEN_TIMEOUT_S, TOPIC, LogMachine, LogSetting
+from braid.testing.scenarios.log_machine import (
+    DESCRIPTOR,
+    LARGEST_SKEW_S,
+    OPEN_TIMEOUT_S,
+    TOPIC,
+    LogMachine,
+    LogSetting,
+)
 from braid.testing.sim.loop import Process, Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects
 
@@ -54,6 +62,7 @@ class LogCounts(msgspec.Struct):
     forced_takeovers: int = 0
     zombies_refused: int = 0
     chunks: int = 0
+    expired_chunks: int = 0
 
     def add(self, other: LogCounts) -> None:
         for field in self.__struct_fields__:
@@ -97,6 +106,10 @@ class LogScenario:
         self.next_producer = 0
         self.model = LogModel()
         self.duplicates: list[tuple[int | None, int, int, int]] = []
+        self.stored: dict[tuple[int, int], Offset] = {}
+        """Producer and first sequence of each batch that was confirmed, and where it ends."""
+        self.expired_to = Offset(0)
+        """Retention may have deleted what is below this offset."""
         self.seen: dict[int, Stored] = {}
         self.running = True
 
@@ -146,7 +159,10 @@ class LogScenario:
 
     async def produce(self) -> None:
         producer, losses = self.new_producer(), self.losses
+        last: tuple[int, bytes] | None = None
         while self.running:
+            if last is not None and self.random.random() < 0.2:
+                await self.repeat(producer, *last)
             count = self.random.choice([1, 1, 2, 10])
             body = self.random.randbytes(self.random.choice([1, 60, 700, 700, 6_000]))
             while True:
@@ -158,12 +174,28 @@ class LogScenario:
                         raise PromiseBroken("I10", f"nothing was given up, but {error}") from error
                     # What this producer had sent was given up with its owner; it starts again.
                     producer, losses = self.new_producer(), self.losses
+                    last = None
                 except (BraidError, TimeoutError):
                     await asyncio.sleep(self.random.uniform(0.001, 0.2))
             producer.sequence += count
+            last = count, body
             if self.random.random() < 0.7:
                 # The longer it goes on, the slower: what counts is how often things break, not how much is stored.
                 await asyncio.sleep(self.random.uniform(0, 0.2) * (1 + self.counts.confirms / 100))
+
+    async def repeat(self, producer: LogProducer, count: int, body: bytes) -> None:
+        """Send the last batch again, although it was confirmed: a sink does this when it starts again."""
+        producer.sequence -= count
+        losses = self.losses
+        try:
+            await self.send(producer, count, body)
+        except OutOfSequence as error:
+            if losses == self.losses and (producer.number, producer.sequence) in self.stored:
+                raise PromiseBroken("I10", f"nothing was given up, but {error}") from error
+        except (BraidError, TimeoutError):
+            pass
+        finally:
+            producer.sequence += count
 
     async def send(self, producer: LogProducer, count: int, body: bytes) -> None:
         segment = self.target()
@@ -179,6 +211,10 @@ class LogScenario:
         if segment.log.epoch < self.opened_epoch:
             raise PromiseBroken("I3", f"epoch {segment.log.epoch} confirmed after epoch {self.opened_epoch} had begun")
         self.counts.confirms += 1
+        batch_id = producer.number, producer.sequence
+        if producer.number and batch_id in self.stored and not appended.duplicate:
+            raise PromiseBroken("I10", f"batch {batch_id} was confirmed, and is stored again at {appended}")
+        self.stored[batch_id] = appended.next_offset
         if appended.duplicate:
             self.counts.retries_recognised += 1
             self.duplicates.append((appended.base_offset, producer.number, producer.sequence, crc32c(body)))
@@ -231,6 +267,8 @@ class LogScenario:
         self.losses += 1
         self.model.confirmed = [batch for batch in self.model.confirmed if batch.next_offset <= offset]
         self.duplicates = [each for each in self.duplicates if each[0] is not None and each[0] < offset]
+        self.stored = {batch: end for batch, end in self.stored.items() if end <= offset}
+        self.expired_to = min(self.expired_to, offset)
         self.seen = {base: batch for base, batch in self.seen.items() if batch.next_offset <= offset}
 
     def crash_machine(self, machine: LogMachine) -> None:
@@ -371,7 +409,13 @@ class LogScenario:
                 await segment.log.rotate()
             if self.mode.exports_continuously:
                 await segment.exporter.export_closed()
-            await segment.apply_retention(RetentionPolicy(), keep_local_bytes=self.random.choice([0, 20_000]))
+            chunks = len(segment.catalog.chunks)
+            policy = RetentionPolicy()
+            if self.random.random() < 0.15:
+                policy = RetentionPolicy(max_age_s=-LARGEST_SKEW_S)
+                self.expired_to = segment.log.end
+            await segment.apply_retention(policy, keep_local_bytes=self.random.choice([0, 20_000]))
+            self.counts.expired_chunks += max(0, chunks - len(segment.catalog.chunks))
             await segment.sweep()
 
         try:
@@ -402,30 +446,32 @@ class LogScenario:
         confirmed = list(self.model.confirmed)
         losses = self.losses
         try:
-            stored = await asyncio.wait_for(process.start(self.read_all(segment)), 120)
+            start, stored = await asyncio.wait_for(process.start(self.read_all(segment)), 120)
         except (BraidError, TimeoutError):
             return await self.reopen_if_failed()
         self.counts.reads += len(stored)
         model = LogModel()
         model.confirmed = confirmed
-        model.check(stored)
-        self.check_seen(stored)
+        model.check(stored, start)
+        self.check_seen(stored, start)
         if losses == self.losses:
             self.seen.update((batch.base_offset, batch) for batch in stored)
         return None
 
-    async def read_all(self, segment: SegmentStorage) -> list[Stored]:
-        reader = segment.reader(0)
+    async def read_all(self, segment: SegmentStorage) -> tuple[Offset, list[Stored]]:
+        """Read all that retention has left, and say where it begins."""
+        start = segment.earliest
+        reader = segment.reader(start)
         stored: list[Stored] = []
         while batches := await reader.read_available(self.random.choice([1, 1_000, 1 << 20])):
             stored.extend(_stored(batch) for batch in batches)
-        return stored
+        return start, stored
 
-    def check_seen(self, stored: list[Stored]) -> None:
-        """I7: what a reader was once shown is still there."""
+    def check_seen(self, stored: list[Stored], start: Offset) -> None:
+        """I7: what a reader was once shown is still there, unless retention has deleted it."""
         now = {batch.base_offset: batch for batch in stored}
         for base, batch in self.seen.items():
-            if now.get(base) != batch:
+            if base >= start and now.get(base) != batch:
                 raise PromiseBroken("I7", f"a reader was shown {batch}; now there is {now.get(base)}")
 
     async def check_the_end(self) -> None:
@@ -437,12 +483,14 @@ class LogScenario:
         assert machine is not None
         segment = machine.segment
         assert segment is not None
-        stored = await self.read_all(segment)
-        self.model.check(stored)
-        self.check_seen(stored)
+        start, stored = await self.read_all(segment)
+        self.model.check(stored, start)
+        self.check_seen(stored, start)
         by_sequence = {(batch.producer_id, batch.first_sequence): batch for batch in stored}
         for base, producer, sequence, digest in self.duplicates:
             found = by_sequence.get((producer, sequence))
+            if found is None and (base or 0) < start:
+                continue
             if found is None or found.digest != digest or base not in (None, found.base_offset):
                 raise PromiseBroken("I10", f"a retry of {producer}:{sequence} was confirmed at {base}, found {found}")
         await segment.hand_over()
@@ -456,10 +504,17 @@ class LogScenario:
         history = HistoryReader(self.objects, manifest)
         from_objects = [
             _stored(batch)
-            async for batches in history.read(0, history.next_offset, self.random.choice([1, 1_000, 1 << 20]))
+            async for batches in history.read(
+                history.earliest, history.next_offset, self.random.choice([1, 1_000, 1 << 20])
+            )
             for batch in batches
         ]
-        if from_objects != stored:
+        if history.earliest > self.expired_to and history.earliest > stored[0].base_offset:
+            raise PromiseBroken(
+                "I2", f"chunks begin at {history.earliest}, and nothing expired above {self.expired_to}"
+            )
+        # The newest closed file may still hold records whose chunk has expired.
+        if from_objects != [batch for batch in stored if batch.base_offset >= history.earliest]:
             raise PromiseBroken("I2", "the manifest's chunks do not hold what the log holds")
 
 
