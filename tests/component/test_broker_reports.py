@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from braid.broker.admin.reports import ANSWER_S, OwnerReport, why_unavailable
@@ -15,6 +16,7 @@ from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import ClientClosed, Moved, SubscriptionBusy, SubscriptionNotFound
+from braid.model.ids import SegmentId
 from braid.model.ownership import Move, Ownership
 from braid.ports.network import Address
 from braid.testing.batches import opaque_batch
@@ -188,6 +190,7 @@ async def test_consumers_are_shown_by_every_broker_wherever_their_group_is_run(s
 ASSIGNED = Ownership.first("a")
 SERVING = ASSIGNED.serving()
 ANSWERED = OwnerReport(segments={}, cursors={}, counts=TopicCounts(**dict.fromkeys(TopicCounts.__struct_fields__, 0)))
+ABSENT = msgspec.structs.replace(ANSWERED, absent={SegmentId(0): "the disk does not answer"})
 
 
 @pytest.mark.parametrize(
@@ -196,6 +199,9 @@ ANSWERED = OwnerReport(segments={}, cursors={}, counts=TopicCounts(**dict.fromke
         (None, ANSWERED, "no broker was given it so far"),
         (ASSIGNED, ANSWERED, "broker a is opening it"),
         (ASSIGNED, "broker a is gone", "broker a is gone"),
+        (ASSIGNED.unopened("no files", lasting=True), ANSWERED, "broker a cannot open it: no files"),
+        (ASSIGNED.unopened("no files", lasting=True), "broker a is gone", "broker a is gone"),
+        (ASSIGNED, ABSENT, "broker a cannot open it: the disk does not answer"),
         (SERVING, ANSWERED, "its owner does not serve it at the moment"),
         (SERVING.moving(Move(to="b")).draining(), ANSWERED, "broker a is handing it over"),
         (SERVING.moving(Move(to="b")).draining().sealed(), ANSWERED, "it is moving from broker a to broker b"),
@@ -205,4 +211,12 @@ ANSWERED = OwnerReport(segments={}, cursors={}, counts=TopicCounts(**dict.fromke
 def test_a_segment_that_nobody_serves_says_why(
     record: Ownership | None, answer: OwnerReport | str, reason: str
 ) -> None:
-    assert why_unavailable(record, {"a": answer}).reason == reason
+    assert why_unavailable(record, {"a": answer}, SegmentId(0)).reason == reason
+
+
+def test_a_segment_whose_holders_are_all_gone_names_them() -> None:
+    sealed = SERVING.moving(Move(to="b")).draining().sealed(("a", "b"))
+    found = why_unavailable(sealed, {"a": "broker a is gone"}, SegmentId(0), ["a", "b"])
+    assert found.reason == "its history is only on a and b, which are down"
+    found = why_unavailable(sealed, {"a": "broker a is gone"}, SegmentId(0), ["a"])
+    assert found.reason == "it is moving from broker a to broker b"

@@ -36,7 +36,7 @@ from braid.model.registration import Registration
 from braid.model.topic import TopicPolicies
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.loop import Process, Simulation
-from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, Owner, names_of, record
+from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, Owner, names_of, record, unable
 from tests.kits.waiting import until
 
 
@@ -278,6 +278,96 @@ async def test_whoever_recovers_a_segment_whose_history_is_on_one_disk_is_told_t
     recovered = cluster.find(name)
     assert recovered is not None
     assert (recovered.owner, recovered.holders) == ("c", ())
+
+
+async def test_a_segment_that_its_owner_cannot_open_is_recovered_although_the_owner_is_there(
+    simulation: Simulation,
+) -> None:
+    cluster = await started(simulation)
+    (name,) = await cluster.serve(1)
+    lost = record("ASSIGNED", "b", 4, failures=unable("b"))
+    cluster.owners["b"].cannot_open = "b has no files"
+    await cluster.candidates["a"].put(name, lost)
+    with pytest.raises(MoveRefused, match=r"its owner b cannot open it: b has no files.*recover the segment"):
+        await cluster.move(to="c")
+    with pytest.raises(InvalidArgument, match="what b confirmed from there on is lost"):
+        await cluster.recover()
+    assert cluster.find(name) == lost
+    (found,) = await cluster.recover(accept_loss=True)
+    assert (found["from"], found["to"], found["epoch"]) == ("b", "a", 5)
+    assert cluster.find(name).failures == ()
+
+
+async def test_a_segment_that_its_owner_cannot_open_moves_if_another_broker_can_read_all_of_it(
+    simulation: Simulation,
+) -> None:
+    """The leader has tried every broker; an operator has mended one."""
+    cluster = await started(simulation)
+    (name,) = await cluster.serve(1)
+    cluster.owners["b"].cannot_open = "b has no files"
+    failed = record("ASSIGNED", "b", 4, clean=True, failures=unable("a", "b", "c"))
+    await cluster.candidates["a"].put(name, failed)
+    (found,) = await cluster.move(to="c")
+    assert (found["from"], found["to"], found["epoch"]) == ("b", "c", 5)
+
+
+async def test_a_segment_moves_only_to_a_broker_that_holds_its_history(simulation: Simulation) -> None:
+    cluster = await started(simulation)
+    (name,) = await cluster.serve(1)
+    cluster.owners["b"].cannot_open = "b has no files"
+    failed = record("ASSIGNED", "b", 4, clean=True, holders=("b", "d"), failures=unable("b"))
+    await cluster.candidates["a"].put(name, failed)
+    with pytest.raises(MoveRefused, match="only b and d hold its history"):
+        await cluster.move(to="c")
+    with pytest.raises(MoveRefused, match="no other broker that is active can have it"):
+        await cluster.move()
+    assert cluster.find(name) == failed
+
+
+async def test_a_segment_whose_holders_are_all_gone_is_recovered(simulation: Simulation) -> None:
+    cluster = await started(simulation)
+    (name,) = await cluster.serve(1)
+    cluster.owners["b"].opens = False
+    await cluster.candidates["a"].put(name, record("SEALED", "b", 4, to="c", holders=("b", "c")))
+    await cluster.gone("b")
+    with pytest.raises(MoveRefused, match="nothing of topic"):
+        await cluster.recover(accept_loss=True, segment=0)
+    await cluster.candidates["a"].put(name, record("SEALED", "b", 6, to="c", holders=("b", "c")))
+    await cluster.gone("c")
+    with pytest.raises(InvalidArgument, match="all of its history lies on b and c and is lost"):
+        await cluster.recover()
+    (found,) = await cluster.recover(accept_loss=True)
+    assert found["to"] == "a"
+
+
+async def test_an_accepted_loss_is_not_carried_out_if_the_lost_broker_is_back_and_the_next_one_has_died(
+    simulation: Simulation,
+) -> None:
+    cluster = await started(simulation)
+    (name,) = await cluster.serve(1, owner="b")
+    await cluster.gone("b")
+    cluster.owners["c"].opens = cluster.owners["a"].opens = False
+    recovering = asyncio.create_task(cluster.recover(to="c", accept_loss=True))
+    await until(lambda: cluster.find(name).owner == "c")
+    await cluster.gone("c")
+    await until(lambda: cluster.find(name).owner == "a")
+    await cluster.start("b")
+    with pytest.raises(MoveRefused, match=r"did not get to c.*b serves it"):
+        await recovering
+    assert (cluster.find(name).owner, cluster.find(name).state) == ("b", OwnershipState.SERVING)
+
+
+async def test_a_move_that_takes_too_long_says_what_it_waits_for(simulation: Simulation) -> None:
+    cluster = await started(simulation)
+    await cluster.serve(1)
+    cluster.owners["a"].hands_over = False
+    with pytest.raises(TimedOut, match="segment 0: broker a is preparing to hand it over"):
+        await cluster.move(to="b", timeout=3)
+    cluster.owners["b"].opens = False
+    cluster.owners["a"].hands_over = True
+    cluster.owners["a"]._changed.set()
+    with pytest.raises(TimedOut, match="segment 0: broker b is opening it"):
+        await cluster.move(to="b", timeout=3)
 
 
 async def test_what_is_not_there_cannot_move(simulation: Simulation) -> None:

@@ -23,7 +23,7 @@ from braid.model.ids import Epoch, Revision
 from braid.model.layout import Layout
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Move, Ownership, OwnershipState
+from braid.model.ownership import Move, OpeningFailure, Ownership, OwnershipState
 from braid.model.registration import Registration
 from braid.model.topic import Topic, TopicPolicies
 from braid.testing.sim.loop import Simulation
@@ -53,17 +53,23 @@ def record(state: str, owner: str, epoch: int = 3, **fields: Any) -> Ownership:
     )
 
 
+def unable(*brokers: str, lasting: bool = True) -> tuple[OpeningFailure, ...]:
+    """Failures of these brokers to open a segment."""
+    return tuple(OpeningFailure(broker=each, reason=f"{each} has no files", lasting=lasting) for each in brokers)
+
+
 def snapshot_of(
     records: Iterable[Ownership | None] = (),
     *,
     live: Iterable[str] = ("a", "b", "c"),
     drained: Iterable[str] = (),
     gone_since: Mapping[str, float] | None = None,
+    unable_since: Mapping[str, float] | None = None,
     policies: TopicPolicies | None = None,
     deleting: bool = False,
     loads: Mapping[str, LoadReport] | None = None,
 ) -> Snapshot:
-    """One topic with as many segments as there are records."""
+    """One topic with as many segments as there are records. `unable_since` is by broker, and for all segments."""
     found = list(records)
     topic = Topic(id=1, layout=Layout.initial(len(found)), policies=policies or TopicPolicies(), deleting=deleting)
     drains = set(drained)
@@ -79,6 +85,11 @@ def snapshot_of(
         },
         loads=loads or {},
         gone_since=gone_since or {},
+        unable_since={
+            (key_of(name), broker): since
+            for name in names_of(len(found))
+            for broker, since in (unable_since or {}).items()
+        },
     )
 
 
@@ -93,6 +104,7 @@ def applied(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
         brokers=snapshot.brokers,
         loads=snapshot.loads,
         gone_since=snapshot.gone_since,
+        unable_since=snapshot.unable_since,
     )
 
 
@@ -142,6 +154,8 @@ class Owner:
         self.refuses = ""
         """Why it hands over nothing; empty: it does."""
         self.opens = True
+        self.cannot_open = ""
+        """Why it opens nothing, as it says in the records; empty: it does."""
         self.hands_over = True
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -166,6 +180,9 @@ class Owner:
 
     def _next(self, found: Ownership) -> Ownership | None:
         match found.state:
+            case OwnershipState.ASSIGNED if self.cannot_open:
+                told = found.unopened(self.cannot_open, lasting=True)
+                return told if told != found else None
             case OwnershipState.ASSIGNED if self.opens:
                 return found.serving()
             case OwnershipState.SERVING if found.move is not None and self.hands_over:

@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.cluster.ownership.leader_step import DRAINED_AT_ONCE, Reason, decide, waiting
+from braid.cluster.ownership.leader_step import DRAINED_AT_ONCE, Reason, decide, is_lost, is_served, waiting
 from braid.cluster.snapshot import Snapshot
 from braid.model.ids import Epoch
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.topic import OwnerLoss, TopicPolicies
 from tests.kits.examples import share
-from tests.kits.leader import applied, key_of, snapshot_of
+from tests.kits.leader import applied, key_of, snapshot_of, unable
 
 BROKERS = ("a", "b", "c", "d", "e")
 NOW = 100.0
@@ -24,19 +24,23 @@ some_brokers = st.sets(brokers).map(sorted).map(tuple)
 
 @st.composite
 def ownerships(draw: st.DrawFn) -> Ownership:
-    """As they can be: sealed is clean, serving and draining are not, draining has a move."""
+    """As they can be: sealed is clean, serving and draining are not, draining has a move; an accepted loss gives the
+    holders up; only a segment that is to be opened can have failed to."""
     state = draw(st.sampled_from(OwnershipState))
     serves = state in (OwnershipState.SERVING, OwnershipState.DRAINING)
     clean = state is OwnershipState.SEALED or (not serves and draw(st.booleans()))
     moves = state in (OwnershipState.DRAINING, OwnershipState.SEALED) or draw(st.booleans())
+    accept_loss = clean and state is OwnershipState.ASSIGNED and draw(st.booleans())
     return Ownership(
         state=state,
         owner=draw(brokers),
         epoch=Epoch(draw(st.integers(1, 1000))),
         move=Move(to=draw(st.sampled_from(["", *BROKERS]))) if moves else None,
-        holders=draw(some_brokers),
+        holders=() if accept_loss else draw(some_brokers),
         clean=clean,
-        accept_loss=clean and state is OwnershipState.ASSIGNED and draw(st.booleans()),
+        accept_loss=accept_loss,
+        given_up=draw(some_brokers) if accept_loss else (),
+        failures=unable(*draw(some_brokers)) if state is OwnershipState.ASSIGNED else (),
     )
 
 
@@ -52,6 +56,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         live=live,
         drained=draw(some_brokers),
         gone_since=gone,
+        unable_since={broker: draw(st.sampled_from([0.0, 60.0, 99.5])) for broker in BROKERS},
         policies=policies,
         deleting=draw(st.integers(0, 9)) == 0,
     )
@@ -67,8 +72,12 @@ def test_no_record_that_is_not_clean_goes_to_another_broker_without_an_accepted_
             assert decision.record.accept_loss
             assert decision.reason is Reason.CONTINUED
             assert topic.policies.on_owner_loss is OwnerLoss.CONTINUE
-            assert not snapshot.is_live(before.value.owner)
-            assert NOW - snapshot.gone_since[before.value.owner] >= topic.policies.owner_loss_after_ms / 1000
+            owner = before.value.owner
+            assert is_lost(snapshot, before.value)
+            assert decision.gone == (() if snapshot.is_live(owner) else (owner,))
+            unable_since = snapshot.unable_since[key_of(decision.segment), owner] if before.value.failures else NOW
+            since = min(unable_since, snapshot.gone_since.get(owner, NOW))
+            assert NOW - since >= topic.policies.owner_loss_after_ms / 1000
 
 
 @settings(max_examples=share(400), deadline=None)
@@ -79,6 +88,10 @@ def test_segments_go_only_to_holders_that_are_live_and_active(snapshot: Snapshot
         if decision.record.move is not None:
             assert snapshot.is_active(decision.record.move.to)
             assert decision.record.move.to != decision.record.owner
+        elif decision.reason is Reason.RETURNED:
+            assert before is not None
+            assert decision.record.owner in before.value.given_up
+            assert snapshot.is_live(decision.record.owner)
         else:
             assert snapshot.is_active(decision.record.owner)
             if before is not None and before.value.holders and not decision.record.accept_loss:
@@ -128,13 +141,13 @@ def test_each_segment_is_decided_once_and_drains_are_bounded(snapshot: Snapshot)
 @settings(max_examples=share(400), deadline=None)
 @given(snapshots())
 def test_what_nobody_serves_is_assigned_or_waits_visibly(snapshot: Snapshot) -> None:
-    """Nothing is forgotten: a segment is a live broker's, or was just decided, or is shown as waiting."""
+    """Nothing is forgotten: a live broker serves it or will, or it was just decided, or it is shown as waiting."""
     decided = {decision.segment for decision in decide(snapshot, NOW)}
     shown = {each.segment for each in waiting(snapshot)}
     for each in snapshot.segments():
         record: Any = each.known.value if each.known is not None else None
-        with_live_owner = (
-            record is not None and record.state is not OwnershipState.SEALED and snapshot.is_live(record.owner)
+        will_be_served = (
+            record is not None and record.state is not OwnershipState.SEALED and is_served(snapshot, record)
         )
-        assert with_live_owner or each.name in decided | shown
-        assert not (with_live_owner and each.name in shown)
+        assert will_be_served or each.name in decided | shown
+        assert not (will_be_served and each.name in shown)

@@ -13,13 +13,17 @@ from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad
 from braid.model.ownership import Ownership
 from braid.model.topic import OwnerLoss, TopicPolicies
-from tests.kits.leader import ORDERS, applied, names_of, record, snapshot_of
+from tests.kits.leader import ORDERS, applied, names_of, record, snapshot_of, unable
 
 NOW = 1_000.0
 CONTINUE = TopicPolicies(on_owner_loss=OwnerLoss.CONTINUE, owner_loss_after_ms=30_000)
 GONE: dict[str, Any] = {"live": ("b", "c"), "gone_since": {"a": NOW - 29}}
 """Broker a, 29 s ago."""
 LONG_GONE: dict[str, Any] = {"live": ("b", "c"), "gone_since": {"a": NOW - 30}}
+UNABLE: dict[str, Any] = {"policies": CONTINUE, "unable_since": {"a": NOW - 29}}
+LONG_UNABLE: dict[str, Any] = {"policies": CONTINUE, "unable_since": {"a": NOW - 30}}
+ALL_GONE: dict[str, Any] = {"live": ("b",), "policies": CONTINUE, "gone_since": {"a": NOW - 60, "c": NOW - 30}}
+GIVEN_UP: dict[str, Any] = {"clean": True, "accept_loss": True, "given_up": ("a",)}
 
 
 def outcome(state: Ownership | None, **cluster: Any) -> tuple[str, str, int, bool] | tuple[str, str] | None:
@@ -74,6 +78,39 @@ def outcome(state: Ownership | None, **cluster: Any) -> tuple[str, str, int, boo
         (record("ASSIGNED", "a"), {**LONG_GONE, "policies": CONTINUE}, ("continued", "b", 4, True)),
         (record("SERVING", "a", holders=("a",)), {**LONG_GONE, "policies": CONTINUE}, ("continued", "b", 4, True)),
         (record("SERVING", "a"), {**LONG_GONE, "policies": CONTINUE, "drained": ("b", "c")}, None),
+        # The owner is there and cannot open it: no other broker needs its disk.
+        (record("ASSIGNED", "a", clean=True, failures=unable("a")), {}, ("reassigned", "b", 4, False)),
+        (record("ASSIGNED", "a", clean=True, failures=unable("a", "b")), {}, ("reassigned", "c", 4, False)),
+        (record("ASSIGNED", "a", clean=True, failures=unable("a", "b", "c")), {}, None),
+        (record("ASSIGNED", "a", clean=True, failures=unable("b")), {}, None),
+        (
+            record("ASSIGNED", "a", clean=True, holders=("a", "c"), failures=unable("a")),
+            {},
+            ("reassigned", "c", 4, False),
+        ),
+        (record("ASSIGNED", "a", clean=True, holders=("a", "c"), failures=unable("a", "c")), {}, None),
+        (record("ASSIGNED", "a", clean=True, failures=unable("a", "b", "c")), GONE, ("reassigned", "b", 4, False)),
+        # The owner is there and cannot open it: what only it had may be lost.
+        (record("ASSIGNED", "a", failures=unable("a")), {}, None),
+        (record("ASSIGNED", "a", failures=unable("a")), UNABLE, None),
+        (record("ASSIGNED", "a", failures=unable("a")), LONG_UNABLE, ("continued", "b", 4, True)),
+        (record("ASSIGNED", "a", failures=unable("a", lasting=False)), {"policies": CONTINUE}, None),
+        (record("ASSIGNED", "a", failures=unable("a"), holders=("a",)), LONG_UNABLE, ("continued", "a", 4, True)),
+        (record("ASSIGNED", "a", failures=unable("a")), {**LONG_UNABLE, "live": ("a",)}, ("continued", "a", 4, True)),
+        # All that hold it are gone.
+        (record("SEALED", "a", to="c", holders=("a", "c")), ALL_GONE, ("continued", "b", 4, True)),
+        (record("SEALED", "a", to="c", holders=("a", "c")), {**ALL_GONE, "policies": None}, None),
+        (record("SEALED", "a", to="c", holders=("a", "c")), {**ALL_GONE, "gone_since": {"a": 0, "c": NOW - 29}}, None),
+        (record("SEALED", "a", to="c", holders=("a", "c")), {**ALL_GONE, "live": ("b", "c"), "drained": ("c",)}, None),
+        # A loss is accepted, and the broker that was given up is back before another one served.
+        (record("ASSIGNED", "b", **GIVEN_UP), {}, ("returned", "a", 4, True)),
+        (record("ASSIGNED", "b", **GIVEN_UP), {"live": ("a", "c")}, ("returned", "a", 4, True)),
+        (record("ASSIGNED", "b", **GIVEN_UP), {"live": ("a", "c"), "drained": ("a",)}, ("returned", "a", 4, True)),
+        (record("ASSIGNED", "b", **GIVEN_UP), {"live": ("b", "c")}, None),
+        (record("ASSIGNED", "b", **GIVEN_UP), {"live": ("c",)}, ("reassigned", "c", 4, True)),
+        (record("ASSIGNED", "b", **GIVEN_UP, failures=unable("a")), {"live": ("a", "b")}, None),
+        (record("ASSIGNED", "a", **GIVEN_UP), {}, None),
+        (record("ASSIGNED", "a", **GIVEN_UP, failures=unable("a")), {}, ("reassigned", "b", 4, True)),
         # The owner is there.
         (record("SERVING", "a"), {"policies": CONTINUE}, None),
         (record("SERVING", "a", to="gone"), {}, None),
@@ -89,6 +126,25 @@ def outcome(state: Ownership | None, **cluster: Any) -> tuple[str, str, int, boo
 )
 def test_decision_for_one_segment(state: Ownership | None, cluster: dict[str, Any], expected: object) -> None:
     assert outcome(state, **cluster) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "cluster", "gone"),
+    [
+        (record("SERVING", "a"), {**LONG_GONE, "policies": CONTINUE}, ("a",)),
+        (record("SEALED", "a", holders=("a", "c")), ALL_GONE, ("a", "c")),
+        (record("ASSIGNED", "a", failures=unable("a")), LONG_UNABLE, ()),
+        (record("ASSIGNED", "b", **GIVEN_UP), {"live": ("c",)}, ("a",)),
+        (record("ASSIGNED", "b", **GIVEN_UP), {}, ()),
+        (record("ASSIGNED", "a", clean=True), GONE, ()),
+    ],
+)
+def test_a_loss_is_accepted_only_while_the_brokers_that_it_gives_up_are_gone(
+    state: Ownership, cluster: dict[str, Any], gone: tuple[str, ...]
+) -> None:
+    (decision,) = decide(snapshot_of([state], **cluster), NOW)
+    assert decision.gone == gone
+    assert set(gone) <= set(decision.record.given_up)
 
 
 def test_a_topics_new_segments_go_to_different_brokers() -> None:
@@ -172,6 +228,20 @@ def test_what_waits_says_for_whom_and_since_when() -> None:
     assert [(each.segment.id, each.brokers, each.since, each.until) for each in found] == [
         (0, ("a",), 7.0, None),
         (1, ("a", "d"), 5.0, None),
+    ]
+
+
+def test_a_segment_that_its_owner_cannot_open_waits_visibly_and_says_why() -> None:
+    records = [
+        record("ASSIGNED", "a", failures=unable("a")),
+        record("ASSIGNED", "a", clean=True, failures=unable("a")),
+        record("ASSIGNED", "a", clean=True, failures=unable("a", "b", "c")),
+        record("ASSIGNED", "a"),
+    ]
+    found = waiting(snapshot_of(records, unable_since={"a": NOW - 7}, policies=CONTINUE))
+    assert [(each.segment.id, each.brokers, each.since, each.until, each.reason) for each in found] == [
+        (0, ("a",), NOW - 7, NOW + 23, "a has no files"),
+        (2, ("a",), NOW - 7, None, "a has no files"),
     ]
 
 

@@ -62,6 +62,44 @@ def test_a_move_that_is_given_up_leaves_its_reason_and_no_wish() -> None:
     assert kept.moving(Move(to="b3")).refusal == ""
 
 
+def test_an_owner_that_cannot_open_says_why_and_keeps_its_epoch() -> None:
+    told = SERVING.taken_again().unopened("no files", lasting=True)
+    assert (told.state, told.owner, told.epoch, told.clean) == (OwnershipState.ASSIGNED, "b1", 2, False)
+    failure = told.failure_of("b1")
+    assert failure is not None
+    assert (failure.reason, failure.lasting) == ("no files", True)
+    assert told.unopened("no files", lasting=True) == told, "it is written once"
+    assert told.taken_again().failures == told.failures
+    assert told.serving().failures == ()
+    assert len(told.unopened("x" * 10_000, lasting=True).to_json()) < 2_000
+
+
+def test_brokers_that_could_not_open_are_remembered_until_one_is_to_try_again() -> None:
+    first = SEALED.assigned("b2").unopened("no chunks", lasting=True)
+    second = first.assigned("b1").unopened("no disk", lasting=False)
+    assert [each.broker for each in second.failures] == ["b1", "b2"]
+    assert [each.broker for each in second.assigned("b2").failures] == ["b1"]
+
+
+def test_only_an_owner_that_is_to_open_can_fail_to() -> None:
+    for record in (SERVING, DRAINING, SEALED):
+        with pytest.raises(BrokenInvariant, match="I3"):
+            record.unopened("no files", lasting=True)
+
+
+def test_disks_that_are_given_up_are_named_until_the_segment_is_served() -> None:
+    lost = SERVING.assigned("b2", accept_loss=True, given_up=("b1",))
+    assert lost.given_up == ("b1",)
+    assert lost.assigned("b3").given_up == ("b1",)
+    assert lost.assigned("b3").serving().given_up == ()
+
+
+def test_what_no_other_disk_holds_is_kept_by_the_owner_or_if_the_record_is_clean_by_its_holders() -> None:
+    assert SERVING.keepers == ("b1",)
+    assert SEALED.keepers == ("b1", "b2")
+    assert DRAINING.sealed().keepers == ()
+
+
 def test_owner_and_epoch_hold_it_until_it_is_sealed() -> None:
     for record in (SERVING, MOVING, DRAINING):
         assert record.is_held_by("b1", Epoch(1))

@@ -145,14 +145,6 @@ CONTRADICTIONS: dict[str, tuple[Evidence, tuple[str, str]]] = {
         (sealed(21, 1), frontier(1, 22), local(0, 23, 1)),
         ("last record is 21", "reach offset 23"),
     ),
-    "chunks reach further than the files they were made from": (
-        (None, frontier(1, 30), local(0, 22, 1)),
-        ("chunks reach offset 30", "end at 22"),
-    ),
-    "a hole between chunks and local batches": (
-        (None, frontier(1, 10), local(12, 22, 1)),
-        ("chunks end at offset 10", "begin at 12"),
-    ),
 }
 
 
@@ -165,3 +157,30 @@ def test_evidence_that_contradicts_itself_opens_nothing_and_both_sides_are_named
             resolve_recovery_start(sealed=evidence[0], frontier=evidence[1], local=evidence[2], accept_loss=accept_loss)
         for side in both:
             assert side in str(caught.value)
+
+
+DAMAGED_FILES: dict[str, tuple[Evidence, tuple[str, str], int]] = {
+    "chunks reach further than the files they were made from": (
+        (None, frontier(1, 30), local(0, 22, 1)),
+        ("chunks reach offset 30", "end at 22"),
+        30,
+    ),
+    "a hole between chunks and local batches": (
+        (None, frontier(1, 10), local(12, 22, 1)),
+        ("chunks end at offset 10", "begin at 12"),
+        10,
+    ),
+}
+
+
+@pytest.mark.parametrize(("evidence", "both", "chunks_end"), DAMAGED_FILES.values(), ids=DAMAGED_FILES)
+def test_files_that_do_not_fit_to_the_chunks_stop_the_opening_until_somebody_accepts_the_loss(
+    evidence: Evidence, both: tuple[str, str], chunks_end: int
+) -> None:
+    state, front, here = evidence
+    with pytest.raises(RecoveryConflict) as caught:
+        resolve_recovery_start(sealed=state, frontier=front, local=here)
+    for side in both:
+        assert side in str(caught.value)
+    start = resolve_recovery_start(sealed=state, frontier=front, local=here, accept_loss=True)
+    assert start == Start(Offset(chunks_end), RecoverySource.CHUNKS, loss_accepted=True)

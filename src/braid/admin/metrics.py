@@ -200,7 +200,7 @@ class Exposition:
         # Of the whole cluster, so that a sum over brokers is right: only one of them tells.
         yield _gauge(
             "braid_cluster_segments_waiting",
-            "Segments that wait for a broker that is gone, as the leader sees it; 0 elsewhere.",
+            "Segments that no broker serves: theirs is gone, or cannot open them. On the leader; 0 elsewhere.",
             len(leader.waiting()) if leading else 0,
         )
 

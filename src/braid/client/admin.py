@@ -158,8 +158,9 @@ class Admin:
         accept_loss: bool = False,
         timeout: float = MOVE_TIMEOUT_S,
     ) -> Json:
-        """Let other brokers continue the segments of a lost broker, without the records that only its disk had. The
-        result names the loss of each segment. Without `accept_loss` nothing changes, and the error names the loss."""
+        """Let other brokers continue the segments of a broker that is gone or cannot open them, without the records
+        that only its disk had. The result names the loss of each segment. Without `accept_loss` nothing changes, and
+        the error names the loss."""
         arguments = {"topic": topic, "segment": segment, "to": to, "acceptLoss": accept_loss, "timeout": timeout}
         return await self._change("recover_topic", arguments, timeout_s=timeout)
 

@@ -26,13 +26,13 @@ from braid.cluster.balancing.plan import BalancePlan
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import RecentMoves
 from braid.cluster.downtime import Downtime
-from braid.cluster.members import Members
+from braid.cluster.members import Members, still_gone
 from braid.cluster.owners import Owners
 from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, balancing_decisions, decide, waiting
 from braid.cluster.snapshot import KnownTopics, Snapshot, taken
 from braid.metadata import paths
 from braid.metadata.election import Election, Leadership
-from braid.metadata.store import Compare, Condition, Lease
+from braid.metadata.store import Condition, Lease
 from braid.metadata.view import Table, View
 from braid.model.cluster import SegmentRef
 from braid.model.errors import LeaseLost, MetadataError, ShuttingDown, TopicNotFound
@@ -90,7 +90,7 @@ class Leader:
         self._members = members
         self._clock = clock
         self._id = broker_id
-        self._downtime = Downtime(members, clock)
+        self._downtime = Downtime(members, owners, clock)
         self._past = RecentMoves(owners, clock)
         self._leaders: Table[str, str] = view.add(
             Table(paths.CLUSTER_LEADER, _is_leader, lambda value: value.decode("utf-8", "replace"), lambda key: key)
@@ -237,12 +237,7 @@ class Leader:
             conditions.append(self._topics.unchanged(path))
         except TopicNotFound:
             return None
-        if decision.reason is Reason.CONTINUED:
-            # The loss was accepted because the owner is gone. An owner that has come back meanwhile has lost nothing.
-            known = self._owners.known(decision.segment)
-            if known is None:
-                return None
-            conditions.append(Compare(paths.broker(known.value.owner), Revision(0)))
+        conditions += still_gone(decision.gone)
         revision = await self._owners.swap(decision.segment, decision.revision, decision.record, conditions=conditions)
         if revision is not None:
             self.decisions[decision.reason] += 1

@@ -8,11 +8,14 @@ with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from braid.metadata import paths
+from braid.metadata.store import Compare
 from braid.metadata.view import Table, View
 from braid.model.cluster import BrokerState
+from braid.model.ids import Revision
 from braid.model.load import LoadReport
 from braid.model.registration import Registration
 
@@ -43,3 +46,9 @@ class Members:
         """Return the broker's address; empty if the broker is not there."""
         registration = self.brokers.get(broker_id)
         return registration.address if registration is not None else ""
+
+
+def still_gone(brokers: Iterable[str]) -> list[Compare]:
+    """Return the conditions of a write that gives up the disks of these brokers: a broker that is back has lost
+    nothing."""
+    return [Compare(paths.broker(broker), Revision(0)) for broker in brokers]

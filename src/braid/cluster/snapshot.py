@@ -1,7 +1,7 @@
 """The cluster at one moment, as plain values, for decisions.
 
-Everything in a snapshot comes from one view, so from one revision. Only `gone_since` does not: no store has it, so this
-broker watches itself (downtime.py).
+Everything in a snapshot comes from one view, so from one revision. Only `gone_since` and `unable_since` do not: no
+store has them, so this broker watches itself (downtime.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from braid.cluster.downtime import Downtime
+from braid.cluster.downtime import Downtime, Unable
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.placement import Tally
@@ -46,6 +46,10 @@ class Placed(NamedTuple):
         return SegmentName.of(TopicName.parse(self.path), self.info)
 
     @property
+    def key(self) -> SegmentKey:
+        return self.path, f"{self.info.hash_range}-{self.info.segment_id}"
+
+    @property
     def ref(self) -> SegmentRef:
         return SegmentRef(self.path, self.info.segment_id)
 
@@ -59,6 +63,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     loads: Mapping[str, LoadReport] = {}
     gone_since: Mapping[str, float] = {}
     """When brokers that are not live were last seen so, on a clock that never goes back."""
+    unable_since: Mapping[Unable, float] = {}
+    """When a broker was first seen to be unable to open a segment, on the same clock. Only failures that last."""
 
     def segments(self) -> Iterator[Placed]:
         """Yield the segments of all topics that are not being deleted, in order."""
@@ -126,6 +132,7 @@ def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downt
         brokers=brokers,
         loads=members.loads.all(),
         gone_since=downtime.since(owning | _wanted(records)),
+        unable_since=downtime.unable_since(),
     )
 
 
@@ -136,5 +143,5 @@ def broker_state(id_: str, members: Members, owning: set[str]) -> BrokerState:
 
 
 def _wanted(records: Mapping[SegmentKey, Known[Ownership]]) -> set[str]:
-    """Return the brokers whose own disks hold a segment's history."""
-    return {holder for known in records.values() for holder in known.value.holders}
+    """Return the brokers whose own disks hold a segment's history, or were given up."""
+    return {broker for known in records.values() for broker in (*known.value.holders, *known.value.given_up)}

@@ -19,10 +19,14 @@ the rightful owner. The package cluster/ownership has the table of which broker 
 `clean` tells whether records are lost with an owner that is gone. While it is true, any broker (of `holders`, if these
 are named) can read everything that was ever confirmed, so the leader may give the segment to another one by itself. It
 is false from the first confirm of an owner until the owner seals.
+
+An owner that cannot open the segment says why in `failures`, and goes on trying. What counts for everybody else is
+whether the segment is served, not whether its owner's process lives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 from typing import Final
 
@@ -47,6 +51,20 @@ TRANSITIONS: Final[dict[OwnershipState, frozenset[OwnershipState]]] = {
 }
 
 
+MAX_REASON_CHARS: Final = 500
+"""How much of an error a record keeps. Every broker watches every record."""
+
+
+class OpeningFailure(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Why a broker could not open the segment that was assigned to it."""
+
+    broker: str
+    reason: str
+    lasting: bool = False
+    """Whether time alone does not mend it: records are missing on the broker's disk, or are damaged, or the disk is
+    broken."""
+
+
 class Move(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A request that another broker serve the segment."""
 
@@ -68,17 +86,31 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     accept_loss: bool = False
     """Of an assigned segment: an operator or the topic's policy has accepted the loss of the records that only the last
     owner's disk held."""
+    given_up: tuple[str, ...] = ()
+    """With `accept_loss`: the brokers whose disks are given up, because they are gone. A broker of these that comes
+    back before the segment is served has lost nothing, and gets the segment."""
     refusal: str = ""
     """Why the owner gave the last move up; empty again with the next move."""
+    failures: tuple[OpeningFailure, ...] = ()
+    """The brokers that could not open the segment since it was served last, in the order of their ids."""
 
     @classmethod
     def first(cls, owner: str) -> Ownership:
         """Return the first record of a segment."""
         return cls(state=OwnershipState.ASSIGNED, owner=owner, epoch=Epoch(1), clean=True)
 
-    def assigned(self, owner: str, *, accept_loss: bool = False) -> Ownership:
+    @property
+    def keepers(self) -> tuple[str, ...]:
+        """The brokers whose own disks hold what no other disk does; empty if there are none."""
+        return self.holders if self.clean else (self.owner,)
+
+    def failure_of(self, broker: str) -> OpeningFailure | None:
+        return next((each for each in self.failures if each.broker == broker), None)
+
+    def assigned(self, owner: str, *, accept_loss: bool = False, given_up: Collection[str] = ()) -> Ownership:
         """Assign the segment to its next owner; the leader does this. A loss that was accepted once stays accepted
-        until a broker serves the segment; with it, the disks that held the history are given up."""
+        until a broker serves the segment; with it, the disks that held the history are given up (`given_up` names those
+        of brokers that are gone)."""
         if not self.clean and owner != self.owner and not accept_loss:
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, {owner} cannot continue it")
         return self._to(
@@ -89,7 +121,18 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             holders=() if accept_loss else self.holders,
             clean=self.clean or accept_loss,
             accept_loss=self.accept_loss or accept_loss,
+            given_up=tuple(sorted({*self.given_up, *given_up})),
+            failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
         )
+
+    def unopened(self, reason: str, *, lasting: bool) -> Ownership:
+        """Note why the owner cannot open the segment in this epoch; the owner does this, and goes on trying."""
+        if self.state is not OwnershipState.ASSIGNED:
+            raise BrokenInvariant(f"I3: a segment that is {self.state.value} was opened by {self.owner}")
+        failure = OpeningFailure(broker=self.owner, reason=reason[:MAX_REASON_CHARS], lasting=lasting)
+        others = [each for each in self.failures if each.broker != self.owner]
+        failures = tuple(sorted([*others, failure], key=lambda each: each.broker))
+        return self._to(OwnershipState.ASSIGNED, failures=failures)
 
     def taken_again(self) -> Ownership:
         """Assign the segment to its owner again; an owner that has restarted, or failed to open it, does this. What the
@@ -104,7 +147,9 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1), move=None, refusal=refusal)
 
     def serving(self, holders: tuple[str, ...] = ()) -> Ownership:
-        return self._to(OwnershipState.SERVING, holders=holders, clean=False, accept_loss=False)
+        return self._to(
+            OwnershipState.SERVING, holders=holders, clean=False, accept_loss=False, given_up=(), failures=()
+        )
 
     def moving(self, move: Move) -> Ownership:
         return self._to(OwnershipState.SERVING, move=move, refusal="")

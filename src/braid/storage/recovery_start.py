@@ -14,6 +14,9 @@ Four kinds of evidence, from the strongest to the weakest:
 
 Where two pieces contradict each other, the log does not open; the error names both. An error while *reading* evidence
 is not "nothing": it is raised long before this function is called.
+
+A loss that is accepted includes local batches that do not fit to the chunks: they are damaged, chunks are the log.
+Metadata that contradicts itself, or is older than the disk, is no loss, and stays a contradiction.
 """
 
 from __future__ import annotations
@@ -69,7 +72,11 @@ def resolve_recovery_start(
     if sealed is not None:
         return _from_seal(sealed, frontier, local)
     if local is not None and frontier.last_writer in local.epochs:
-        return _from_local(frontier, local)
+        try:
+            return _from_local(frontier, local)
+        except RecoveryConflict:
+            if not accept_loss:
+                raise
     if frontier.last_writer == 0:
         return Start(Offset(0), RecoverySource.EMPTY)
     if accept_loss:

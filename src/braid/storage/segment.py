@@ -25,7 +25,7 @@ import msgspec
 
 from braid.metadata.store import Condition, Operation, Store
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import FileMissing, InvalidArgument, LogBusy, NotAvailable, RecoveryUnsafe
+from braid.model.errors import FileMissing, InvalidArgument, LogBusy, NotAvailable, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.ports.clock import Clock
@@ -143,15 +143,15 @@ class SegmentStorage:
             undo.push_async_callback(lock.release)
             catalog = Catalog(context.store, topic_path, descriptor)
             await catalog.load()
-            found = await recover(context.disk, folder)
+            found = await _recover(context.disk, folder, accept_loss=accept_loss)
             start = resolve_recovery_start(
                 sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
             )
             history = segment_folder(topic_path, descriptor)
-            if start.source is RecoverySource.SEALED and context.mode is StorageMode.LOCAL:
+            if start.source is RecoverySource.SEALED and context.mode is StorageMode.LOCAL and not accept_loss:
                 await _check_history(context, catalog, history)
             await catalog.claim(epoch, context.broker_id)
-            if start.loss_accepted and context.mode is StorageMode.LOCAL:
+            if accept_loss and start.source is not RecoverySource.LOCAL and context.mode is StorageMode.LOCAL:
                 await _forget_missing(context, catalog, history)
             continued = await _continue(context, catalog, history, folder, epoch, start, found)
             file_closed = asyncio.Event()
@@ -357,6 +357,16 @@ class SegmentStorage:
             await self._context.handles.forget(self.log.number, path)
             self._context.footers.forget(self.log.number, path)
             await _remove(self._context.disk, path)
+
+
+async def _recover(disk: Disk, folder: str, *, accept_loss: bool) -> RecoveredLog:
+    """Find out what the folder holds. Files that contradict each other count for nothing if a loss is accepted."""
+    try:
+        return await recover(disk, folder)
+    except RecoveryConflict:
+        if not accept_loss:
+            raise
+        return RecoveredLog()
 
 
 def _evidence(recovered: RecoveredLog) -> LocalEvidence | None:

@@ -1,4 +1,5 @@
-"""The calls that give segments to other brokers: `move_topic`, and `recover_topic` for those whose owner is gone.
+"""The calls that give segments to other brokers: `move_topic`, and `recover_topic` for those whose owner is gone or
+cannot open them.
 
 Any broker takes them: all that they do is to change ownership records, and to wait until the segments are served where
 they were to go. Asking again for the same is fine: who asks second waits for the same move. When the time is over
@@ -19,11 +20,19 @@ from braid.broker.admin.results import MovedSegment, MovedTopic, RecoveredSegmen
 from braid.broker.admin.route import NO_CONTENT, TOPIC, BrokerName, HttpRoute, SegmentNumber
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
-from braid.cluster.ownership.leader_step import target_of
-from braid.cluster.ownership.move_request import MoveRequest, check_target, move_result, plan_move, select_segments
+from braid.cluster.members import still_gone
+from braid.cluster.ownership.leader_step import given_up, is_lost, target_of
+from braid.cluster.ownership.move_request import (
+    MoveRequest,
+    check_target,
+    move_progress,
+    move_result,
+    plan_move,
+    select_segments,
+)
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.metadata import paths
-from braid.metadata.store import Compare, Condition
+from braid.metadata.store import Condition
 from braid.model.errors import (
     BraidError,
     InvalidArgument,
@@ -31,9 +40,8 @@ from braid.model.errors import (
     MoveRefused,
     TimedOut,
 )
-from braid.model.ids import Revision
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Move, Ownership
+from braid.model.ownership import Ownership, OwnershipState
 from braid.ports.tasks import all_of
 from braid.storage.history.catalog import Frontier
 
@@ -68,7 +76,7 @@ class MoveTopic(_PlaceTopic, frozen=True):
 
 
 class RecoverTopic(_PlaceTopic, frozen=True, rename="camel"):
-    """Segments whose broker is gone continue on another one, without what only that broker's disk had."""
+    """Segments whose broker is gone, or cannot open them, continue without what only that broker's disk had."""
 
     http = HttpRoute(
         "POST", TOPIC + "/recover", tag="layout", query=("segment", "to", "acceptLoss"), errors=(404, 409, 412)
@@ -127,7 +135,7 @@ async def _begin(services: CallServices, name: TopicName, segment: int | None, t
 
 
 async def _write(services: CallServices, made: MoveRequest) -> bool:
-    return await _swap(services, made, made.record.moving(Move(to=made.target, id=ASKED)))
+    return await _swap(services, made, made.begun(ASKED))
 
 
 async def _swap(services: CallServices, made: MoveRequest, record: Ownership, *conditions: Condition) -> bool:
@@ -170,13 +178,12 @@ async def _give_away(
         tally.add(each.ref, target)
         requests.append(MoveRequest(each.name, record.owner, target, each.known.revision, record, begins=True))
     for made in requests:
+        gone = given_up(snapshot, made.record)
+        new = made.record.assigned(made.target, accept_loss=True, given_up=gone)
         # This broker's view may be behind: an owner that is back has lost nothing, and may be confirming (I3).
-        gone = Compare(paths.broker(made.source), Revision(0))
-        if not await _swap(services, made, made.record.assigned(made.target, accept_loss=True), gone):
-            raise MoveRefused(
-                f"{made.segment} was not recovered: its record has changed just now, or {made.source} is back; "
-                "look again"
-            )
+        if not await _swap(services, made, new, *still_gone(gone)):
+            back = f", or {' or '.join(gone)} is back" if gone else ""
+            raise MoveRefused(f"{made.segment} was not recovered: its record has changed just now{back}; look again")
     return requests
 
 
@@ -200,15 +207,24 @@ async def _wait(
         return len(results) + len(failures) == len(requests)
 
     if not await owners.view.until(all_known, began + timeout_s - _now()):
-        late = [f"segment {each.segment.id}" for each in requests if each.segment not in results]
+        late = [_late(services, each) for each in requests if each.segment not in results]
         raise TimedOut(
-            f"{len(results)} of {len(requests)} segments have arrived within {timeout_s:g} s; {', '.join(late[:5])}"
-            f"{', …' if len(late) > 5 else ''} will be served when the move has ended, or its broker is back"
+            f"{len(results)} of {len(requests)} segments have arrived within {timeout_s:g} s; the others are still on "
+            f"their way: {'; '.join(late[:5])}{'; …' if len(late) > 5 else ''}"
         )
     if failures:
         reasons = "; ".join(str(error) for error in list(failures.values())[:3])
         raise MoveRefused(f"{len(results)} of {len(requests)} segments have moved: {reasons}")
     return [results[each.segment] for each in requests]
+
+
+def _late(services: CallServices, made: MoveRequest) -> str:
+    record = services.owners.find(made.segment)
+    if record is None:
+        return f"segment {made.segment.id}: it was deleted"
+    if record.state is not OwnershipState.SEALED and not services.members.is_live(record.owner):
+        return f"segment {made.segment.id}: its owner {record.owner} is down"
+    return f"segment {made.segment.id}: {move_progress(record)}"
 
 
 def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> MovedSegment:
@@ -223,19 +239,15 @@ def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> MovedSegme
 
 
 def _lost(snapshot: Snapshot, name: TopicName, segment: int | None) -> list[Placed]:
-    """The segments that wait for owners that are gone with what only they had."""
+    """The segments whose records are only on disks of brokers that are gone or cannot open them."""
     found = select_segments(snapshot, name.path, segment)
-    lost = [
-        each
-        for each in found
-        if each.known is not None and not each.known.value.clean and not snapshot.is_live(each.known.value.owner)
-    ]
+    lost = [each for each in found if each.known is not None and is_lost(snapshot, each.known.value)]
     if lost:
         return lost
     owners = {each.known.value.owner for each in found if each.known is not None}
     raise MoveRefused(
         f"nothing of topic {name} is to be recovered: no segment that was asked for waits for an owner that is gone "
-        f"(owners: {', '.join(sorted(owners)) or 'none yet'}); to give it to another broker, move it"
+        f"or cannot open it (owners: {', '.join(sorted(owners)) or 'none yet'}); to give it to another broker, move it"
     )
 
 

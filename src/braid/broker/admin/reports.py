@@ -7,7 +7,7 @@ nothing: its segments are named as unavailable, with the owner and what is wrong
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -41,6 +41,8 @@ class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
     counts: TopicCounts
     consumers: dict[str, dict[str, ConsumerStatus]] = {}
     """By subscription and name, of the topic's controller."""
+    absent: dict[SegmentId, str] = {}
+    """Why the broker does not serve segments that are its own."""
 
 
 class Unavailable(msgspec.Struct, frozen=True):
@@ -123,7 +125,7 @@ class Reports:
             cursors |= report.cursors
             consumers |= report.consumers
         unavailable = {
-            segment_id: why_unavailable(record, by_owner)
+            segment_id: why_unavailable(record, by_owner, segment_id, self._down(record))
             for segment_id, record in records.items()
             if segment_id not in segments
         }
@@ -131,6 +133,9 @@ class Reports:
         return TopicReport(
             segments=segments, cursors=cursors, counts=counts, consumers=consumers, unavailable=unavailable
         )
+
+    def _down(self, record: Ownership | None) -> list[str]:
+        return [broker for broker in record.holders if not self._members.is_live(broker)] if record is not None else []
 
     async def _of_broker(self, broker_id: str, topic: TopicName, topic_id: int) -> OwnerReport | str:
         """Its report, or why there is none."""
@@ -157,18 +162,35 @@ class Reports:
             cursors={each.name.id: each.cursors.all() for each in self._segments.of_topic(topic.path)},
             counts=topic_counts(self._metrics, topic),
             consumers=self._groups.of_topic(topic.path),
+            absent={
+                SegmentId(segment_id): str(error)
+                for (path, segment_id), error in self._segments.absent().items()
+                if path == topic.path
+            },
         )
 
 
-def why_unavailable(record: Ownership | None, answers: Mapping[str, OwnerReport | str]) -> Unavailable:
+def why_unavailable(
+    record: Ownership | None,
+    answers: Mapping[str, OwnerReport | str],
+    segment_id: SegmentId,
+    down: Collection[str] = (),
+) -> Unavailable:
+    """Say why a segment is unavailable. `down` are those of the record's holders that are gone."""
     if record is None:
         return Unavailable("", "no broker was given it so far")
     answer = answers[record.owner]
-    if record.state is OwnershipState.SEALED:  # Whatever its last owner says or does.
+    if record.clean and record.holders and len(down) == len(record.holders):
+        reason = f"its history is only on {' and '.join(record.holders)}, which {'are' if len(down) > 1 else 'is'} down"
+    elif record.state is OwnershipState.SEALED:  # Whatever its last owner says or does.
         to = record.move.to if record.move is not None else ""
         reason = f"it is moving from broker {record.owner} to {f'broker {to}' if to else 'another one'}"
     elif isinstance(answer, str):
         reason = answer
+    elif (absent := answer.absent.get(segment_id)) is not None:
+        reason = f"broker {record.owner} cannot open it: {absent}"
+    elif (failure := record.failure_of(record.owner)) is not None:
+        reason = f"broker {record.owner} cannot open it: {failure.reason}"
     elif record.state is OwnershipState.ASSIGNED:
         reason = f"broker {record.owner} is opening it"
     elif record.move is not None:

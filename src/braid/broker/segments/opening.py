@@ -2,7 +2,10 @@
 
 The record becomes SERVING in one transaction with the storage's *begin*. From then on the segment is this broker's in
 this epoch, and every write about it (cursors, chunks) compares that record. An opening that fails leaves nothing but
-the epoch that it used up; the next opening takes another epoch.
+the epoch, if it came far enough to claim the catalog in it; the next opening then takes another epoch.
+
+Where a loss was accepted, the same transaction carries it out. So it compares that the brokers that were given up are
+still gone. A broker that is back gets the segment from the leader (cluster/ownership/leader_step.py).
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
@@ -19,14 +24,16 @@ from braid.broker.segments.folders import own_folder
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics
+from braid.cluster.members import still_gone
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import Compare, Put
 from braid.model.errors import BraidError, ConditionFailed, Fenced
-from braid.model.ids import Offset, Revision
+from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic
+from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
 from braid.storage.log.context import FileConfig, LogConfig
@@ -99,6 +106,11 @@ class Opening:
         _log_recovery(name, storage)
         return OwnedSegment(name, topic, record.epoch, storage, cursors, publishes, on_failure)
 
+    async def has_claimed(self, name: SegmentName, epoch: Epoch) -> bool:
+        """Tell whether an opening in this epoch has claimed the catalog: the epoch cannot be used again."""
+        entry = await self._context.store.get(paths.current_chunk(name.topic.path, name.descriptor))
+        return entry is not None and msgspec.json.decode(entry.value, type=Frontier).epoch >= epoch
+
     def forget(self, path: str) -> None:
         """Forget a topic that was deleted."""
         self._manifests.pop(path, None)
@@ -119,6 +131,7 @@ class Opening:
             on_sync=self._metrics.sync_latency_s.observe,
         )
         ownership = paths.ownership(name.topic.path, name.descriptor)
+        given_up = self._still_given_up(record)
         holders = (self._context.broker_id,) if self._context.mode is StorageMode.LOCAL else ()
         try:
             return await SegmentStorage.open(
@@ -129,11 +142,21 @@ class Opening:
                 config,
                 may_confirm=self._may_act,
                 accept_loss=record.accept_loss,
-                conditions=[Compare(ownership, revision)],
+                conditions=[Compare(ownership, revision), *still_gone(given_up)],
                 operations=[Put(ownership, record.serving(holders).to_json())],
             )
         except ConditionFailed as error:
-            raise Fenced(f"{name} was given to another owner while it was being opened") from error
+            back = f", or {' or '.join(given_up)} is back with what was given up" if given_up else ""
+            raise Fenced(f"{name} was given to another owner while it was being opened{back}") from error
+
+    def _still_given_up(self, record: Ownership) -> list[str]:
+        """Return the brokers that must be gone if this broker is to serve the segment without their records. A broker
+        that is back and cannot open the segment is no reason to wait."""
+        return [
+            broker
+            for broker in record.given_up
+            if broker != self._context.broker_id and record.failure_of(broker) is None
+        ]
 
     async def _load_cursors(
         self,

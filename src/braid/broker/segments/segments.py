@@ -14,6 +14,10 @@ holds (I3); cursors and chunks are written only while the record names this owne
 write or a sync did, the segment is abandoned and opened again in the next epoch: recovery finds out what the disk
 really holds. Until then requests are answered with *not serving*, which clients retry.
 
+A segment that cannot be opened is tried again and again, with longer and longer pauses, in one epoch as long as no try
+has claimed the catalog in it. The record says why (`failures`): immediately if records are missing or contradict each
+other, otherwise when it has lasted for TELL_AFTER_S.
+
 One task at a time works on a segment (`_work`), until the broker stops; everything runs on the broker's loop.
 """
 
@@ -43,6 +47,7 @@ from braid.model.errors import (
     DiskError,
     DiskFull,
     Fenced,
+    MetadataError,
     Moved,
     NotServing,
     SegmentNotFound,
@@ -63,6 +68,8 @@ MAX_OPENING: Final = 16
 MAX_HANDING_OVER: Final = 8
 REOPEN_FIRST_S: Final = 0.1
 REOPEN_MAX_S: Final = 10.0
+TELL_AFTER_S: Final = 10.0
+"""How long an opening may fail for a reason that time may mend before the record says so."""
 ROOM_BYTES: Final = 16 << 20
 ROOM_PROBE_S: Final = 1.0
 
@@ -104,6 +111,9 @@ class Segments:
         self._endings = TaskScope[OwnedSegment]()
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when the first attempt to open a segment has ended."""
+        self._pauses: dict[Key, tuple[Epoch, asyncio.Event]] = {}
+        """Of each segment that could not be opened: the epoch that was tried. Another epoch in its record ends the
+        pause before the next try."""
         self._removals = KeyedLocks()
         """By a topic's path: the removal of its files. No segment of a new topic of that name is opened meanwhile."""
         self._slots = asyncio.Semaphore(MAX_OPENING)
@@ -141,6 +151,8 @@ class Segments:
             )
         if record.state is not OwnershipState.SEALED and not self._members.is_live(owner):
             return NotServing(f"segment {segment_id} of topic {path} waits for its owner {owner}, which is down")
+        if (failure := record.failure_of(owner)) is not None:
+            return NotServing(f"segment {segment_id} of topic {path}: broker {owner} cannot open it: {failure.reason}")
         if record.state is OwnershipState.SERVING:
             address = self._members.address(owner)
             return Moved(f"broker {owner} serves segment {segment_id} of topic {path}", address, record.epoch)
@@ -179,6 +191,8 @@ class Segments:
         if self._stopped or self._closing:
             return
         record = self._owners.find(name)
+        if (pause := self._pauses.get(key)) is not None and (record is None or record.epoch != pause[0]):
+            pause[1].set()
         segment = self._served.get(key)
         topic = self._topics.find(path)
         failure = (
@@ -236,6 +250,7 @@ class Segments:
         """Try to open a segment until it is served, or until it is not this broker's any more."""
         pause_s = REOPEN_FIRST_S
         tried_epoch = Epoch(0)
+        failing_since: float | None = None
         while True:
             async with self._removals.of(name.topic.path):  # Waits without a slot, which the removal may need.
                 pass
@@ -246,7 +261,9 @@ class Segments:
             try:
                 async with self._slots:
                     record, revision = known.value, known.revision
-                    if record.state is not OwnershipState.ASSIGNED or record.epoch == tried_epoch:
+                    if record.state is not OwnershipState.ASSIGNED or (
+                        record.epoch == tried_epoch and await self._opening.has_claimed(name, record.epoch)
+                    ):
                         record = record.taken_again()
                         taken = await self._owners.swap(name, revision, record)
                         if taken is None:
@@ -255,10 +272,45 @@ class Segments:
                     tried_epoch = record.epoch
                     return await self._open(key, name, topic, record, revision)
             except BraidError as error:
+                failing_since = self._context.clock.monotonic() if failing_since is None else failing_since
                 self._note_absent(key, name, error)
+                await self._tell(name, tried_epoch, error, failing_since)
             self._tried[key].set()
-            await asyncio.sleep(pause_s)
+            await self._pause(key, tried_epoch, pause_s)
             pause_s = min(2 * pause_s, REOPEN_MAX_S)
+
+    async def _tell(self, name: SegmentName, epoch: Epoch, error: BraidError, since: float) -> None:
+        """Write into the record why this broker cannot open the segment, unless that is there already."""
+        if isinstance(error, Fenced):
+            return  # The segment is not this broker's any more.
+        mendable = error.retriable or isinstance(error, DiskError)  # A disk may fail once and then work.
+        if mendable and self._context.clock.monotonic() - since < TELL_AFTER_S:
+            return
+        try:
+            known = self._owners.known(name)
+            if known is None or known.value.state is not OwnershipState.ASSIGNED:
+                return
+            if not known.value.is_held_by(self._context.broker_id, epoch):
+                return
+            told = known.value.unopened(str(error), lasting=not error.retriable)
+            if told == known.value:
+                return
+            revision = await self._owners.swap(name, known.revision, told)
+            if revision is not None:
+                await self._owners.view.caught_up(revision)
+        except MetadataError as failure:
+            _log.warning("%s: the record does not say that it cannot be opened: %s", name, failure)
+
+    async def _pause(self, key: Key, epoch: Epoch, pause_s: float) -> None:
+        """Return after a while, or when the record is assigned anew: perhaps a loss was accepted."""
+        changed = asyncio.Event()
+        self._pauses[key] = epoch, changed
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await changed.wait()
+        finally:
+            del self._pauses[key]
 
     def _note_absent(self, key: Key, name: SegmentName, error: BraidError) -> None:
         if str(self._absent.get(key)) != str(error):

@@ -50,7 +50,7 @@ def move(target: Target, name: str, segment: int | None, to: str | None, timeout
 
 @click.command()
 @click.argument("name")
-@click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all whose broker is gone]")
+@click.option("--segment", type=int, metavar="ID", help="Only this segment. [default: all that are lost]")
 @click.option("--to", metavar="BROKER", help="The broker that takes over. [default: the least loaded]")
 @click.option("--accept-loss", is_flag=True, help="Accept the loss of records that only the lost broker's disk had.")
 @click.option("--timeout", type=WAIT, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait.")
@@ -65,7 +65,7 @@ def recover(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Let another broker continue segments whose broker is lost for good.
+    """Let another broker continue segments whose broker is gone for good, or cannot open them.
 
     The new owner continues after the records in shared storage. Records that only the lost broker's disk had are lost.
     Without --accept-loss nothing changes, and the error says how far the stored records reach.

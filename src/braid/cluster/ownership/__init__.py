@@ -24,8 +24,14 @@ The record says whose turn it is:
     restarted        takes it again → ASSIGNED,       —                                 —
                      epoch + 1
     down             —                                clean: assigns it to another;     refuses, unless SEALED
-                                                      not clean: waits, or continues
-                                                      by the topic's policy
+                                                      lost: waits, or continues by
+                                                      the topic's policy
+    unable to open   says why, tries on               the same                          clean: assigns it to the target;
+                                                                                        else refuses
+    back, after it   opens it again                   assigns it to that owner          —
+    was given up
+
+Lost: all brokers whose disks hold what no other disk does are down or unable to open the segment (leader_step.py).
 
 Every change of a record is a compare-and-swap, so that two reactors that act at the same time cannot both succeed.
 """

@@ -4,7 +4,10 @@
     missing                                            it is assigned to the least loaded broker
     SEALED                                             it is assigned: to `move.to` if that broker can have it
     ASSIGNED, clean, to a broker that is gone          it is assigned anew
-    not clean, of a broker that is gone                it waits; if the topic's policy is `continue`, for its time only
+    ASSIGNED, clean, to a broker that cannot open it   it is assigned to a broker that has not tried yet
+    ASSIGNED, a loss is accepted, and a broker that    it is assigned to that broker: nothing needs to be lost
+    was given up for it is back
+    lost (below)                                       it waits; if the topic's policy is `continue`, for its time only
     SERVING, of a live broker that drains              it gets a move, a few at a time
     SERVING, of a live broker with too much load       it gets a move, when nothing of the above is to do (balancing/)
 
@@ -15,10 +18,14 @@ at the records and comes to the same result; deciding again on decided records d
 A broker *can have* a segment if it is live, is not to be drained, and is one of the record's holders where these are
 named. A segment that no broker can have waits (`waiting` tells for which brokers).
 
-A loss that is accepted includes the disks of the holders: then any broker can have the segment.
+A segment is *lost* when its records are only on disks of brokers that are gone or cannot open it: of its owner, or, if
+the record is clean, of its holders. A loss that is accepted gives these disks up: then any broker can have the segment.
+An owner that is there and cannot open the segment is the same as an owner that is gone, with one difference. The policy
+`continue` accepts a loss only for failures that last: it does not give up records because a disk is full for a while.
 
 I2: a record that is not clean goes to another broker only with `accept_loss`, which only the topic's policy (here) or
-an operator (by a call) can say.
+an operator (by a call) can say. The write compares that the brokers that are given up are still gone (`Decision.gone`).
+An owner that cannot open the segment needs no such comparison: it would have changed the record.
 """
 
 from __future__ import annotations
@@ -55,9 +62,11 @@ class Reason(Enum):
     HANDED_OVER = "handed-over"
     """It was sealed."""
     REASSIGNED = "reassigned"
-    """Its owner went before it served."""
+    """Its owner went before it served, or cannot open it."""
+    RETURNED = "returned"
+    """A loss was accepted, and the broker that was given up came back before another one served the segment."""
     CONTINUED = "continued"
-    """Its owner is gone for as long as the topic's policy waits; a loss is accepted."""
+    """It is lost for as long as the topic's policy waits; a loss is accepted."""
     DRAINED = "drained"
     """Its owner is to own nothing."""
     BALANCED = "balanced"
@@ -71,6 +80,8 @@ class Decision(msgspec.Struct, frozen=True):
     record: Ownership
     """That is to stand instead."""
     reason: Reason
+    gone: tuple[str, ...] = ()
+    """Brokers that must still be gone when this is written: one that is back has lost nothing."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +96,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """When the first of them was seen to be gone; None: they are there, but may not be given segments."""
     until: float | None = None
     """When the topic's policy lets another broker continue, if one can; None: it does not."""
+    reason: str = ""
+    """Why its owner, which is there, cannot open it."""
 
 
 def decide(
@@ -132,30 +145,75 @@ def waiting(snapshot: Snapshot) -> list[Waiting]:
         if record is None:
             if not _able(snapshot, ()):
                 found.append(Waiting(segment=each.name, state=None, brokers=()))
-        elif record.clean and (record.state is OwnershipState.SEALED or not snapshot.is_live(record.owner)):
-            if not _able(snapshot, record.holders):
-                found.append(_waits(snapshot, each, record, record.holders))
-        elif not snapshot.is_live(record.owner):
+        elif record.state is not OwnershipState.SEALED and is_served(snapshot, record):
+            continue
+        elif not record.clean:
             found.append(_waits(snapshot, each, record, (record.owner,)))
+        elif not _untried(snapshot, record):
+            tries = (record.owner,) if record.failure_of(record.owner) is not None else ()
+            found.append(_waits(snapshot, each, record, record.holders or tries))
     return found
 
 
 def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[str, ...]) -> Waiting:
-    gone = [snapshot.gone_since[broker] for broker in brokers if broker in snapshot.gone_since]
-    since = min(gone, default=None)
+    gone = [since for broker in brokers if (since := _unavailable_since(snapshot, each, record, broker)) is not None]
+    lost_since = _lost_since(snapshot, each, record)
     policies = each.topic.policies
-    ends = not record.clean and policies.on_owner_loss is OwnerLoss.CONTINUE and since is not None
+    ends = policies.on_owner_loss is OwnerLoss.CONTINUE and lost_since is not None
+    failure = record.failure_of(record.owner) if snapshot.is_live(record.owner) else None
     return Waiting(
         segment=each.name,
         state=record.state,
         brokers=brokers,
-        since=since,
-        until=since + policies.owner_loss_after_ms / 1000 if ends and since is not None else None,
+        since=min(gone, default=None),
+        until=lost_since + policies.owner_loss_after_ms / 1000 if ends and lost_since is not None else None,
+        reason=failure.reason if failure is not None else "",
     )
+
+
+def is_served(snapshot: Snapshot, record: Ownership) -> bool:
+    """Tell whether the record's owner serves the segment, or is about to: it is there, and has not failed to open
+    it."""
+    return snapshot.is_live(record.owner) and record.failure_of(record.owner) is None
+
+
+def is_lost(snapshot: Snapshot, record: Ownership) -> bool:
+    """Tell whether records of the segment are only on disks of brokers that are gone or cannot open it."""
+    return bool(record.keepers) and all(
+        not snapshot.is_live(broker) or record.failure_of(broker) is not None for broker in record.keepers
+    )
+
+
+def given_up(snapshot: Snapshot, record: Ownership) -> tuple[str, ...]:
+    """Return the brokers that a loss gives up because they are gone."""
+    return tuple(broker for broker in record.keepers if not snapshot.is_live(broker))
+
+
+def _lost_since(snapshot: Snapshot, each: Placed, record: Ownership) -> float | None:
+    """Return since when the segment is lost; None if it is not, or if time may mend it."""
+    since = [_unavailable_since(snapshot, each, record, broker) for broker in record.keepers]
+    known = [at for at in since if at is not None]
+    return max(known) if known and len(known) == len(since) else None
+
+
+def _unavailable_since(snapshot: Snapshot, each: Placed, record: Ownership, broker: str) -> float | None:
+    """Return since when the broker is gone or has a failure that lasts; None if neither is so."""
+    failure = record.failure_of(broker)
+    unable = snapshot.unable_since.get((each.key, broker)) if failure is not None and failure.lasting else None
+    gone = snapshot.gone_since.get(broker) if not snapshot.is_live(broker) else None
+    return min((at for at in (unable, gone) if at is not None), default=None)
 
 
 def _able(snapshot: Snapshot, holders: Collection[str]) -> list[str]:
     return [broker for broker in snapshot.brokers if snapshot.is_active(broker) and (not holders or broker in holders)]
+
+
+def _untried(snapshot: Snapshot, record: Ownership) -> list[str]:
+    """Return the brokers that can have a segment which its owner does not serve. A broker that could not open it is
+    asked again only if the owner is gone: otherwise the owner goes on trying."""
+    able = _able(snapshot, record.holders)
+    untried = [broker for broker in able if record.failure_of(broker) is None]
+    return untried if untried or snapshot.is_live(record.owner) else able
 
 
 def _assign(
@@ -167,31 +225,46 @@ def _assign(
     now: float,
 ) -> Decision | None:
     """Decide about a segment that no broker serves or will serve."""
+    back = _returned(snapshot, record)
+    if back is not None:
+        _give(tally(), each.ref, back)
+        return Decision(each.name, revision, record.assigned(back), Reason.RETURNED)
     accept_loss = False
+    gone = tuple(broker for broker in record.given_up if not snapshot.is_live(broker))
     if record.state is OwnershipState.SEALED:
         reason = Reason.HANDED_OVER
-    elif snapshot.is_live(record.owner):
+    elif is_served(snapshot, record):
         return None
-    elif record.clean:
-        reason = Reason.REASSIGNED
-    elif _may_continue(snapshot, each, record, now):
-        reason, accept_loss = Reason.CONTINUED, True
     else:
-        return None
+        reason = Reason.REASSIGNED
+    if not record.clean or not _untried(snapshot, record):
+        if not _may_continue(snapshot, each, record, now):
+            return None
+        reason, accept_loss, gone = Reason.CONTINUED, True, given_up(snapshot, record)
     target = target_of(snapshot, each.ref, record, tally(), anyone=accept_loss)
     if target is None:
         return None
     _give(tally(), each.ref, target)
-    return Decision(each.name, revision, record.assigned(target, accept_loss=accept_loss), reason)
+    new = record.assigned(target, accept_loss=accept_loss, given_up=gone if accept_loss else ())
+    return Decision(each.name, revision, new, reason, gone)
+
+
+def _returned(snapshot: Snapshot, record: Ownership) -> str | None:
+    """Return a broker that was given up and is back before another one served the segment."""
+    if record.owner in record.given_up and is_served(snapshot, record):
+        return None
+    return next(
+        (broker for broker in record.given_up if snapshot.is_live(broker) and record.failure_of(broker) is None), None
+    )
 
 
 def _may_continue(snapshot: Snapshot, each: Placed, record: Ownership, now: float) -> bool:
     policies = each.topic.policies
-    gone_since = snapshot.gone_since.get(record.owner)
+    since = _lost_since(snapshot, each, record)
     return (
         policies.on_owner_loss is OwnerLoss.CONTINUE
-        and gone_since is not None
-        and now - gone_since >= policies.owner_loss_after_ms / 1000
+        and since is not None
+        and now - since >= policies.owner_loss_after_ms / 1000
     )
 
 
@@ -199,13 +272,18 @@ def target_of(
     snapshot: Snapshot, ref: SegmentRef, record: Ownership, tally: Tally, *, anyone: bool = False
 ) -> str | None:
     """Return the broker that gets a segment which its owner does not serve any more; None if none can have it now. With
-    `anyone`, also a broker that has nothing of its history, because that loss is accepted.
+    `anyone`, also a broker that has nothing of its history, because that loss is accepted; but first a broker that
+    keeps a part of it.
 
     The last owner gets the segment only if no other broker can: it was to leave there, or the owner is about to stop.
     """
     wanted = record.move.to if record.move is not None else ""
-    allowed = record.holders if record.holders and not anyone else None
-    if snapshot.is_active(wanted) and (allowed is None or wanted in allowed):
+    if anyone:
+        allowed = _able(snapshot, record.holders) if record.holders else []
+        allowed = allowed or _able(snapshot, ())
+    else:
+        allowed = _untried(snapshot, record)
+    if wanted in allowed:
         return wanted
     return tally.least_loaded(ref, allowed=allowed, avoid=record.owner)
 

@@ -3,18 +3,22 @@
 A request puts a `Move` into the record; the owner and the leader do the rest (model/ownership.py). The caller watches
 the record. A move has arrived when the segment is SERVING at the target. A move has failed when the owner keeps the
 segment, for a reason that the record tells, or when the segment came to another broker.
+
+A segment that its owner cannot open has nothing to hand over. If its record is clean, a request assigns it directly;
+otherwise only an accepted loss gives it to another broker.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from braid.cluster.ownership.leader_step import target_of
 from braid.cluster.placement import Tally
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.model.errors import BraidError, BrokerNotActive, BrokerNotFound, MoveRefused, NotServing, SegmentNotFound
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
-from braid.model.ownership import Ownership, OwnershipState
+from braid.model.ownership import Move, OpeningFailure, Ownership, OwnershipState
 
 
 class MoveRequest(NamedTuple):
@@ -32,6 +36,12 @@ class MoveRequest(NamedTuple):
     @property
     def is_there(self) -> bool:
         return self.source == self.target and self.record.state is OwnershipState.SERVING
+
+    def begun(self, id_: str) -> Ownership:
+        """Return the record with the request in it."""
+        if self.record.state is OwnershipState.SERVING:
+            return self.record.moving(Move(to=self.target, id=id_))
+        return self.record.assigned(self.target)
 
 
 def select_segments(snapshot: Snapshot, path: str, segment_id: int | None) -> list[Placed]:
@@ -86,7 +96,40 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
         return made._replace(target=target, begins=True)
     if record.state is OwnershipState.ASSIGNED and owner == to:
         return made
+    if (failure := record.failure_of(owner)) is not None:
+        return made._replace(target=_instead_of(snapshot, each, failure, to, tally), begins=True)
     raise NotServing(f"{each.name} cannot move now: no broker serves it yet; try again in a moment")
+
+
+def _instead_of(snapshot: Snapshot, each: Placed, failure: OpeningFailure, to: str | None, tally: Tally) -> str:
+    """Return the broker that gets a segment which its owner cannot open. `MoveRefused` if none can have it."""
+    assert each.known is not None
+    record = each.known.value
+    why = f"{each.name} cannot move: its owner {record.owner} cannot open it: {failure.reason}"
+    if not record.clean:
+        raise MoveRefused(f"{why}; mend that, or recover the segment and accept what is lost")
+    if to is not None and record.holders and to not in record.holders:
+        raise MoveRefused(f"{why}; only {' and '.join(record.holders)} hold its history")
+    target = to if to is not None else target_of(snapshot, each.ref, record, tally)
+    if target is None:
+        raise MoveRefused(f"{why}; no other broker that is active can have it")
+    return target
+
+
+def move_progress(now: Ownership) -> str:
+    """Say what a move that has not ended waits for."""
+    failure = now.failure_of(now.owner)
+    match now.state:
+        case OwnershipState.ASSIGNED if failure is not None:
+            return f"broker {now.owner} cannot open it: {failure.reason}"
+        case OwnershipState.ASSIGNED:
+            return f"broker {now.owner} is opening it"
+        case OwnershipState.SERVING:
+            return f"broker {now.owner} is preparing to hand it over"
+        case OwnershipState.DRAINING:
+            return f"broker {now.owner} is handing it over"
+        case OwnershipState.SEALED:
+            return "it is handed over, and no broker was given it so far"
 
 
 def move_result(request: MoveRequest, now: Ownership | None) -> Ownership | BraidError | None:

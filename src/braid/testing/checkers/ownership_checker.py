@@ -3,7 +3,8 @@
 It sees what the store has applied, one transaction after the other, so it misses nothing and needs to trust nobody:
 
 - an ownership record goes only where `model/ownership.py` lets it go; owner and epoch change only by an assignment, by
-  one epoch; another broker gets a segment only if its record was clean, or a loss was accepted (I2, I3);
+  one epoch; another broker gets a segment only if its record was clean, or a loss was accepted (I2, I3); an owner that
+  cannot open the segment changes nothing but the reason;
 - SEALED comes in one transaction with the sealed state, and the last record that it names is where chunks end; SERVING
   comes in one with the storage's begin, which takes the sealed state away;
 - the frontier of the chunks never goes back to an earlier epoch, nor back in offsets, and an epoch has one holder;
@@ -146,7 +147,10 @@ class OwnershipChecker:
 def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     if new.state not in TRANSITIONS[old.state]:
         raise PromiseBroken("I3", f"{segment} went from {old.state.value} to {new.state.value}")
-    if new.state is OwnershipState.ASSIGNED:
+    if new.failures != old.failures and new == msgspec.structs.replace(old, failures=new.failures):
+        if new.state is not OwnershipState.ASSIGNED:
+            raise PromiseBroken("I3", f"{segment} is {new.state.value}, and its owner cannot open it: {new.failures}")
+    elif new.state is OwnershipState.ASSIGNED:
         if new.epoch != old.epoch + 1:
             raise PromiseBroken("I3", f"{segment} was assigned in epoch {new.epoch}, after {old.epoch}")
         if new.owner != old.owner and not old.clean and not new.accept_loss:
