@@ -52,3 +52,37 @@ async def test_nothing_moves_by_itself_unless_somebody_asked_for_it(simulation: 
         assert plan["moves"], "the dry run tells what would be done"
         assert {move["from"] for move in plan["moves"]} == {"a"}
         assert brokers.any().topics.find(PATH) is not None
+
+
+async def idle_at_one_broker(brokers: Brokers) -> None:
+    await brokers.start("a")
+    await brokers.call("a", "create_topic", topic="orders", segments=SEGMENTS)
+    await until(lambda: owners(brokers) == {"a"})
+    await brokers.start("b", "c")
+    await until(lambda: len(brokers.any().cluster.members.loads.all()) == 3)
+
+
+def numbers(brokers: Brokers) -> list[int]:
+    """How many segments each broker serves, the fewest first."""
+    served = [brokers.owner(segment) for segment in range(SEGMENTS)]
+    return sorted(served.count(broker) for broker in brokers.running)
+
+
+async def test_idle_segments_are_distributed_when_somebody_asks_for_it(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ()) as brokers:
+        await idle_at_one_broker(brokers)
+        begun = await brokers.call("b", "balance")
+        assert begun["begun"] == 2
+        assert {move["from"] for move in begun["moves"]} == {"a"}
+        await until(lambda: numbers(brokers) == [1, 1, 2])
+        assert (await brokers.call("b", "balance"))["notes"][0]["remark"] == "balanced"
+
+
+async def test_idle_segments_are_distributed_by_themselves_when_the_cluster_was_calm_for_a_while(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, (), balance=True) as brokers:
+        await idle_at_one_broker(brokers)
+        began = simulation.clock.monotonic()
+        await until(lambda: numbers(brokers) == [1, 1, 2], 600)
+        assert simulation.clock.monotonic() - began > 240

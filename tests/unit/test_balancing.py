@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from braid.cluster.balancing.balance import plan, remembered
-from braid.cluster.balancing.plan import Remark
+from braid.cluster.balancing.plan import BalancePlan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.model.cluster import BrokerState, RecentMove, SegmentRef
 from braid.model.errors import InvalidConfig
@@ -135,6 +136,78 @@ def test_one_broker_alone_has_nowhere_to_move_to() -> None:
     assert remarks(plan(cluster({"a": UNEVEN["a"]}), ONE, (), NOON_US)) == ["alone"]
     assert remarks(plan(cluster(UNEVEN, dead=["b", "c"]), ONE, (), NOON_US)) == ["alone"]
     assert remarks(plan(cluster({}), ONE, (), NOON_US)) == ["alone"]
+
+
+# ── idle segments ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def idle(**numbers: int) -> dict[str, dict[SegmentRef, int]]:
+    """Brokers with so many segments that have no load."""
+    number = itertools.count()
+    return {broker: {ref(next(number)): 0 for _ in range(count)} for broker, count in numbers.items()}
+
+
+def counted(found: BalancePlan) -> dict[str, int]:
+    return {each.broker: each.segments_after for each in found.brokers}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": 3, "b": 0, "c": 3}, {"a": 2, "b": 2, "c": 2}),
+        ({"a": 9, "b": 0, "c": 0}, {"a": 3, "b": 3, "c": 3}),
+        ({"a": 2, "b": 0}, {"a": 1, "b": 1}),
+        ({"a": 3, "b": 1, "c": 4}, {"a": 3, "b": 2, "c": 3}),
+    ],
+)
+def test_the_numbers_of_idle_segments_become_even(before: dict[str, int], after: dict[str, int]) -> None:
+    found = plan(cluster(idle(**before)), MANY, (), NOON_US, even_numbers=True)
+    assert counted(found) == after
+    assert remarks(found) == []
+
+
+@pytest.mark.parametrize("numbers", [{"a": 2, "b": 1, "c": 2}, {"a": 1, "b": 0}, {"a": 0, "b": 0}])
+def test_numbers_that_differ_by_one_are_even(numbers: dict[str, int]) -> None:
+    found = plan(cluster(idle(**numbers)), MANY, (), NOON_US, even_numbers=True)
+    assert (found.moves, remarks(found)) == ((), ["balanced"])
+
+
+def test_idle_segments_move_a_few_at_a_time_and_say_why() -> None:
+    found = plan(cluster(idle(a=9, b=0, c=0)), BalancePolicy(), (), NOON_US, even_numbers=True)
+    assert moved(found) == [(ref(0), "a", "b"), (ref(1), "a", "c")]
+    assert found.moves[0].reason == "a has 9 segments and b 0; this one is idle"
+    assert remarks(found) == ["in-flight"]
+
+
+def test_only_idle_segments_move_to_make_the_numbers_even() -> None:
+    rates = {"a": {ref(0): 3 * MB, ref(1): 3 * MB, ref(2): 10}, "b": {ref(3): 6 * MB}}
+    assert moved(plan(cluster(rates), MANY, (), NOON_US, even_numbers=True)) == [(ref(2), "a", "b")]
+    busy = {"a": {ref(0): 2 * MB, ref(1): 2 * MB, ref(2): 2 * MB}, "b": {ref(3): 6 * MB}}
+    assert remarks(plan(cluster(busy), MANY, (), NOON_US, even_numbers=True)) == ["balanced"]
+
+
+def test_the_idle_segment_with_the_least_to_copy_moves() -> None:
+    found = plan(
+        cluster(idle(a=2, b=0), history={ref(0): 5 * MB, ref(1): MB}, copies_history=True),
+        ONE,
+        (),
+        NOON_US,
+        even_numbers=True,
+    )
+    assert moved(found) == [(ref(1), "a", "b")]
+
+
+def test_idle_segments_and_their_brokers_rest_like_others() -> None:
+    rests = past(ref(0), "a", "b", 60)
+    found = plan(cluster(idle(a=2, b=0)), MANY, [rests], NOON_US, even_numbers=True)
+    assert (found.moves, remarks(found)) == ((), ["cooling"])
+    later = past(ref(0), "a", "b", 600)
+    assert moved(plan(cluster(idle(a=2, b=0)), MANY, [later], NOON_US, even_numbers=True)) == [(ref(1), "a", "b")]
+
+
+def test_numbers_stay_uneven_unless_they_are_asked_to_be_even() -> None:
+    found = plan(cluster(idle(a=3, b=0, c=3)), MANY, (), NOON_US)
+    assert (found.moves, remarks(found)) == ((), ["balanced"])
 
 
 # ── one segment too hot for any broker ───────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from braid.cluster.balancing.balance import plan
-from braid.cluster.balancing.plan import BalancePlan
+from braid.cluster.balancing.plan import BalancePlan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import RecentMoves
 from braid.cluster.downtime import Downtime
@@ -48,6 +48,8 @@ other things to do."""
 AGAIN_S: Final = 0.5
 """The pause after a store that did not answer."""
 WRITES_AT_ONCE: Final = 16
+CALM_INTERVALS: Final = 10
+"""For so many intervals no load was to be moved before the leader moves idle segments: rates have settled by then."""
 DRAIN_AGAIN_S: Final = 10.0
 """How long a segment rests after its owner gave a move up, before the leader asks again: the cause may last."""
 RESIGN_S: Final = 2.0
@@ -100,6 +102,8 @@ class Leader:
         self._lease: Lease | None = None
         self._task: asyncio.Task[None] | None = None
         self._balanced_at: float | None = None
+        self._calm_since: float | None = None
+        """Since when no load was to be moved, as far as this leader has looked."""
         self._thought_s = 0.0
         """How long the last pass has kept the loop."""
         self._drained_at: dict[SegmentRef, float] = {}
@@ -121,10 +125,12 @@ class Leader:
         """Return the segments that wait for a broker. Every broker can tell."""
         return waiting(self.snapshot())
 
-    def balance_plan(self) -> BalancePlan:
-        """Return what balancing would do now, whether or not it is enabled. Every broker can tell."""
-        view = self.snapshot().cluster_load(copies_history=self.config.copies_history)
-        return plan(view, self.config.policy, self._past.remembered(self.config.policy), self._clock.now_us())
+    def balance_plan(self, *, even_numbers: bool = True) -> BalancePlan:
+        """Return what balancing would do now, whether or not it is enabled. Every broker can tell. `even_numbers` tells
+        whether idle segments are to be distributed too."""
+        view, policy = self.snapshot().cluster_load(copies_history=self.config.copies_history), self.config.policy
+        past = self._past.remembered(policy)
+        return plan(view, policy, past, self._clock.now_us(), even_numbers=even_numbers)
 
     def start(self, lease: Lease) -> None:
         """Become a candidate. The lease is renewed by its owner; when it is lost, the candidacy ends by itself."""
@@ -262,7 +268,14 @@ class Leader:
         if self._balanced_at is not None and now - self._balanced_at < self.config.policy.interval_s:
             return []
         self._balanced_at = now
-        return balancing_decisions(snapshot, self.balance_plan())
+        found = self.balance_plan(even_numbers=False)
+        if not any(note.remark in (Remark.BALANCED, Remark.QUIET) for note in found.notes):
+            self._calm_since = None
+        elif self._calm_since is None:
+            self._calm_since = now
+        elif now - self._calm_since >= CALM_INTERVALS * self.config.policy.interval_s:
+            found = self.balance_plan()
+        return balancing_decisions(snapshot, found)
 
 
 def described(decision: Decision) -> str:

@@ -11,6 +11,13 @@ gain is positive only if T + x < S, so no move raises the maximum, and a move th
 broker of all is no candidate. So one segment hotter than everything else stays where it is: any other broker would
 become the busiest. The plan names it instead (`unbalanceable`): only a split would help.
 
+**Idle segments** have next to no load, so they say nothing about the spread; but they may get load later, and a broker
+without segments is of no use. With `even_numbers`, while the spread is small or the cluster is quiet, idle segments
+move from the broker with most segments to the broker with fewest, until these two differ by at most one. Such a move
+changes no load, so it never leads to the moves above, and it makes the numbers only more even: nothing swings. An
+operator may ask for it at any time. The leader waits until the cluster was calm for a while: rates of a cluster that
+has just started say nothing yet.
+
 Balancing stays calm. Nothing happens below the threshold, or for a gain below `min_gain`. A segment that moved rests
 for a while, so that it cannot swing back and forth. A broker that took part rests until its reports show the move. Caps
 bound the moves at the same time and per hour, and old reports decide nothing.
@@ -21,8 +28,8 @@ swaps of two segments, which reach a little further with twice the moves and pla
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from braid.cluster.balancing.plan import BalancePlan, Note, PlanDraft, Remark
 from braid.cluster.balancing.policy import BalancePolicy
@@ -30,6 +37,8 @@ from braid.cluster.placement import Tally
 from braid.model.cluster import ClusterLoad, RecentMove, SegmentRef
 
 HOUR_S: Final = 3_600
+IDLE_BYTES_PER_S: Final = 16 << 10
+"""A segment with less load than this counts as idle: some records a second."""
 _US: Final = 1_000_000
 
 
@@ -39,23 +48,31 @@ def remembered(history: Iterable[RecentMove], policy: BalancePolicy, now: int) -
     return tuple(move for move in history if now - move.at < keep_us)
 
 
-def plan(view: ClusterLoad, policy: BalancePolicy, history: Sequence[RecentMove], now: int) -> BalancePlan:
+def plan(
+    view: ClusterLoad,
+    policy: BalancePolicy,
+    history: Sequence[RecentMove],
+    now: int,
+    *,
+    even_numbers: bool = False,
+) -> BalancePlan:
     """Plan what to move now; `now` is in µs since 1970. `history` has all moves that were begun lately."""
     draft = PlanDraft(view)
     obstacle = _obstacle(view, policy, draft.tally, now)
     if obstacle is not None:
         return draft.finish([obstacle])
     cooling_down = _cooling_down(view, policy, history, now)
-    in_flight = sum(segment.moving for segment in view.owned)
     begun = sum(move.automatic and now - move.at < HOUR_S * _US for move in history)
-    notes: list[Note] = []
+    limits = _Limits(sum(segment.moving for segment in view.owned), begun)
+    calm = _calm(policy, draft.tally)
+    if calm is not None:
+        notes = _even_numbers(policy, draft, cooling_down, limits) if even_numbers else []
+        return draft.finish(notes or ([] if draft.moves else [calm]))
+    notes = []
     while draft.tally.spread() > policy.threshold:
-        if in_flight + len(draft.moves) >= policy.moves_at_once:
-            notes.append(_in_flight(policy.moves_at_once))
-            break
-        if begun + len(draft.moves) >= policy.moves_per_hour:
-            text = f"{policy.moves_per_hour} moves have begun within an hour, the most that may"
-            notes.append(Note(remark=Remark.CAPPED, text=text))
+        reached = limits.reached(policy, draft)
+        if reached is not None:
+            notes.append(reached)
             break
         found = _best(view, policy, draft, cooling_down)
         if found is None:
@@ -63,6 +80,73 @@ def plan(view: ClusterLoad, policy: BalancePolicy, history: Sequence[RecentMove]
             break
         draft.move(found.segment, found.source, found.target, _too_much(draft.tally, found.source))
     return draft.finish([*notes, *_too_hot(policy, draft)])
+
+
+class _Limits(NamedTuple):
+    """How many moves are in flight, and how many were begun within an hour, before this plan."""
+
+    in_flight: int
+    begun: int
+
+    def reached(self, policy: BalancePolicy, draft: PlanDraft) -> Note | None:
+        """Tell which limit allows no further move."""
+        if self.in_flight + len(draft.moves) >= policy.moves_at_once:
+            limit = policy.moves_at_once
+            text = f"at most {limit} moves run at the same time; more follow when these end"
+            return Note(remark=Remark.IN_FLIGHT, text=text)
+        if self.begun + len(draft.moves) >= policy.moves_per_hour:
+            text = f"{policy.moves_per_hour} moves have begun within an hour, the most that may"
+            return Note(remark=Remark.CAPPED, text=text)
+        return None
+
+
+# Evening out the numbers.
+
+
+def _even_numbers(policy: BalancePolicy, draft: PlanDraft, cooling_down: _CoolingDown, limits: _Limits) -> list[Note]:
+    """Move idle segments to brokers that have fewer."""
+    while (found := _most_to_fewest(policy, draft, cooling_down)) is not None:
+        reached = limits.reached(policy, draft)
+        if reached is not None:
+            return [reached]
+        segment, source, target = found
+        most, fewest = len(draft.tally.segments[source]), len(draft.tally.segments[target])
+        draft.move(segment, source, target, f"{source} has {most} segments and {target} {fewest}; this one is idle")
+    rested = _most_to_fewest(policy, draft, _CoolingDown((), ()))
+    if rested is None or draft.moves:
+        return []
+    segment, source, target = rested
+    text = f"{segment} would move from {source} to {target}, but the last move is too recent"
+    return [Note(remark=Remark.COOLING, text=text, segment=segment, broker=source)]
+
+
+def _most_to_fewest(
+    policy: BalancePolicy, draft: PlanDraft, cooling_down: _CoolingDown
+) -> tuple[SegmentRef, str, str] | None:
+    """Find the idle segment whose move makes the numbers of segments most even."""
+    tally = draft.tally
+    counts = {broker: len(tally.segments[broker]) for broker in tally.available}
+    target = _coolest(policy, draft, cooling_down, lambda broker: (counts[broker], tally.bytes_per_s[broker], broker))
+    if target is None:
+        return None
+    for source in sorted(tally.available, key=lambda broker: (-counts[broker], broker)):
+        if counts[source] - counts[target] < 2:
+            return None
+        if source in cooling_down.brokers or source in draft.targets:
+            continue
+        idle = [
+            segment
+            for segment in tally.segments[source]
+            if tally.rate(segment) < IDLE_BYTES_PER_S and segment not in cooling_down.segments
+        ]
+        if idle:  # The one with the least to copy.
+            return min(idle, key=lambda segment: (_history_bytes(tally, segment), segment)), source, target
+    return None
+
+
+def _history_bytes(tally: Tally, segment: SegmentRef) -> int:
+    load = tally.reported.get(segment)
+    return 0 if load is None else load.history_bytes
 
 
 # What may move.
@@ -95,6 +179,11 @@ def _obstacle(view: ClusterLoad, policy: BalancePolicy, tally: Tally, now: int) 
             when = f"{age_s:.0f} s old" if age_s > 0 else f"from {-age_s:.0f} s in the future: clocks differ"
             text = f"the load report of {broker} is {when}; nothing moves unless it is within {limit_s:g} s"
             return Note(remark=Remark.STALE, text=text, broker=broker)
+    return None
+
+
+def _calm(policy: BalancePolicy, tally: Tally) -> Note | None:
+    """Tell why no load is to be moved."""
     spread = tally.spread()
     if spread <= policy.threshold:
         text = f"the busiest broker has {spread:.2f} times the mean load, at most {policy.threshold:g} is even enough"
@@ -127,7 +216,7 @@ def _best(view: ClusterLoad, policy: BalancePolicy, draft: PlanDraft, cooling_do
         if loads[source] <= policy.threshold * mean or source in cooling_down.brokers or source in draft.targets:
             continue
         # The same target is best for every segment: the less it has, the higher the gain and the lower its new load.
-        target = _coolest(policy, draft, source, cooling_down)
+        target = _coolest(policy, draft, cooling_down, lambda broker: (loads[broker], broker), but=source)
         if target is None:
             continue
         others = _most_of_others(tally, source, target)
@@ -143,18 +232,26 @@ def _best(view: ClusterLoad, policy: BalancePolicy, draft: PlanDraft, cooling_do
     return best
 
 
-def _coolest(policy: BalancePolicy, draft: PlanDraft, source: str, cooling_down: _CoolingDown) -> str | None:
+def _coolest(
+    policy: BalancePolicy,
+    draft: PlanDraft,
+    cooling_down: _CoolingDown,
+    order: Callable[[str], tuple[Any, ...]],
+    *,
+    but: str | None = None,
+) -> str | None:
+    """Return the broker that may get a segment and comes first in this order."""
     tally = draft.tally
     return min(
         (
             broker
             for broker in tally.available
-            if broker != source
+            if broker != but
             and broker not in cooling_down.brokers
             and broker not in draft.sources
             and tally.cpu[broker] <= policy.max_target_cpu
         ),
-        key=lambda broker: (tally.bytes_per_s[broker], broker),
+        key=order,
         default=None,
     )
 
@@ -169,10 +266,6 @@ def _cost(view: ClusterLoad, policy: BalancePolicy, tally: Tally, segment: Segme
 
 
 # Why not.
-
-
-def _in_flight(limit: int) -> Note:
-    return Note(remark=Remark.IN_FLIGHT, text=f"at most {limit} moves run at the same time; more follow when these end")
 
 
 def _too_much(tally: Tally, broker: str) -> str:
