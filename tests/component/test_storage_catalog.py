@@ -101,6 +101,25 @@ async def test_the_frontier_remembers_the_last_epoch_that_began(world: World) ->
     assert c.last_writer == 3
 
 
+async def test_the_frontier_remembers_which_epoch_wrote_which_offsets(world: World) -> None:
+    a = await loaded(world.store)
+    await a.claim(Epoch(1), "a")
+    assert a.epochs == ()
+    await a.begin(first=Offset(0))
+    await a.commit(chunk(0, 10))
+    unborn = await loaded(world.store)
+    await unborn.claim(Epoch(2), "b")
+    assert unborn.epochs == ((1, 0),), "an owner that has not begun has written nothing"
+    c = await loaded(world.store)
+    await c.claim(Epoch(3), "c")
+    await c.begin(first=Offset(25))
+    lossy = await loaded(world.store)
+    assert lossy.epochs == ((1, 0), (3, 25))
+    await lossy.claim(Epoch(4), "d")
+    await lossy.begin(first=Offset(10))
+    assert (await loaded(world.store)).epochs == ((1, 0), (4, 10))
+
+
 async def test_a_seal_stands_until_the_next_owner_has_begun(world: World) -> None:
     a = await owned(world.store, 1)
     await a.commit(chunk(0, 10))

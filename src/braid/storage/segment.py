@@ -173,7 +173,7 @@ class SegmentStorage:
                 log, catalog, context.objects, context.handles, topic_path, descriptor, file_closed, context.random
             )
             await log.open()
-            begun_at = await catalog.begin(conditions, operations, ended=log.sealed)
+            begun_at = await catalog.begin(conditions, operations, first=log.end, ended=log.sealed)
             if context.mode.exports_continuously:
                 exporter.start()
             undo.pop_all()

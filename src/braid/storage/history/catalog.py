@@ -28,6 +28,7 @@ import msgspec
 
 from braid.metadata import paths
 from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete, Entry, Operation, Put, Store
+from braid.model.batch.epochs import EpochStarts, begin_epoch
 from braid.model.errors import (
     BrokenInvariant,
     ConditionFailed,
@@ -90,6 +91,8 @@ class Frontier(msgspec.Struct, frozen=True, rename="camel"):
     the frontier back shows which of them happened."""
     producers: ProducerObject | None = None
     """Where the producer table is that reaches `next_offset`. None: in the newest chunk's footer, or there is none."""
+    epochs: EpochStarts = ()
+    """Which epoch has written which offsets; see epochs.py."""
 
     @property
     def last_writer(self) -> Epoch:
@@ -160,6 +163,11 @@ class Catalog:
         return self.frontier.last_writer if self.frontier is not None else Epoch(0)
 
     @property
+    def epochs(self) -> EpochStarts:
+        """Which epoch has written which offsets."""
+        return self.frontier.epochs if self.frontier is not None else ()
+
+    @property
     def revision(self) -> Revision:
         """Return the revision of the last write: it names the manifest that describes this catalog."""
         return self._frontier_revision
@@ -193,14 +201,20 @@ class Catalog:
                 continues=self.last_writer,
                 next_offset=self.next_offset,
                 producers=self.producers,
+                epochs=self.epochs,
             )
             await self._write(frontier, [])
 
     async def begin(
-        self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = (), *, ended: bool = False
+        self,
+        conditions: Sequence[Condition] = (),
+        operations: Sequence[Operation] = (),
+        *,
+        first: Offset | None = None,
+        ended: bool = False,
     ) -> Revision:
-        """Note that this owner's first batch is durable: its records count from now on, and the seal before them goes.
-        One transaction does this together with the caller's operations; returns its revision.
+        """Note that this owner's first batch is durable: its records count from now on, from offset `first`, and the
+        seal before them goes. One transaction does this together with the caller's operations; returns its revision.
 
         No owner begins after the seal of a log that has `ended`: the owner that sealed it stays the last writer."""
         async with self._turn:
@@ -208,6 +222,8 @@ class Catalog:
                 await self._write(self._own(), operations, conditions)
                 return self._frontier_revision
             begun = msgspec.structs.replace(self._own(), begun=True)
+            if first is not None:
+                begun = msgspec.structs.replace(begun, epochs=begin_epoch(begun.epochs, begun.epoch, first))
             await self._write(begun, [Delete(paths.sealed_state(*self._keys)), *operations], conditions)
             self.sealed = None
             return self._frontier_revision

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
@@ -44,6 +45,8 @@ class SegmentManifest(msgspec.Struct, frozen=True, rename="camel"):
     version: int = 1
     producers: ProducerObject | None = None
     """The producer table, where no chunk holds it."""
+    epochs: EpochStarts = ()
+    """Which epoch has written which offsets; empty in manifests that do not say."""
 
 
 class TopicManifest(msgspec.Struct, frozen=True, rename="camel"):
@@ -73,6 +76,7 @@ async def write_segment_manifest(
         sealed=sealed,
         chunks=tuple(catalog.chunks),
         producers=frontier.producers,
+        epochs=frontier.epochs,
     )
     await _write(objects, segment_folder(topic_path, descriptor), catalog.revision, manifest)
 
