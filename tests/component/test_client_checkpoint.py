@@ -13,6 +13,7 @@ from braid.client.consuming.checkpoint import (
     CheckpointConsumer,
     ConsumerCheckpoint,
     Position,
+    epochs_before,
     first_positions,
     kept_positions,
     readable_segments,
@@ -25,6 +26,7 @@ from braid.model.errors import (
     SegmentNotFound,
     TopicNotFound,
 )
+from braid.model.ids import Epoch
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import SegmentPositions
 from tests.kits.client_stream import connected, with_records
@@ -102,11 +104,22 @@ def test_first_positions() -> None:
     assert first_positions(1_000_000, segments) == {0: 20, 1: 3}
 
 
+def test_first_positions_have_the_epochs_that_brokers_know() -> None:
+    starts = {0: ((1, 0), (4, 12)), 1: ((6, 8),)}
+    assert epochs_before({0: 12, 1: 9, 2: 5}, starts) == {0: 1, 1: 6}
+    assert epochs_before({0: END, 1: 8}, starts) == {}
+
+
 def test_a_checkpoint_is_readable_json_with_a_version() -> None:
     saved = ConsumerCheckpoint(topic=TOPIC, topic_id=7, positions={0: END, 1: 17}).to_bytes()
     assert saved == (
         b'{"version":1,"topic":"public/default/orders","topicId":7,"positions":{"0":"END","1":17}}'
     )  # people store these: the form does not change
+    saved = ConsumerCheckpoint(topic=TOPIC, topic_id=7, positions={0: END, 1: 17}, epochs={1: Epoch(3)}).to_bytes()
+    assert saved == (
+        b'{"version":1,"topic":"public/default/orders","topicId":7,"positions":{"0":"END","1":17},"epochs":{"1":3}}'
+    )
+    assert ConsumerCheckpoint.from_bytes(saved).epochs == {1: 3}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +132,8 @@ def test_a_checkpoint_is_readable_json_with_a_version() -> None:
         (b'{"version":1,"topic":"a","topicId":7}', "no checkpoint"),
         (b'{"version":1,"topic":"a","topicId":7,"positions":{"0":-1}}', "negative"),
         (b'{"version":1,"topic":"a","topicId":7,"positions":{"0":"BEGIN"}}', "no checkpoint"),
+        (b'{"version":1,"topic":"a","topicId":7,"positions":{"0":1},"epochs":{"0":-1}}', "negative epoch"),
+        (b'{"version":1,"topic":"a","topicId":7,"positions":{"0":1},"epochs":{"0":"END"}}', "no checkpoint"),
         (b'{"version":1,"topic":"a","topicId":7,"positions":{"x":1}}', "no checkpoint"),
     ],
 )

@@ -17,6 +17,7 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
 from braid.metadata.view import View
+from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName, TopicName
@@ -71,6 +72,7 @@ class PlainSegment:
         self.sealed = False
         self.cursors = cursors
         self.earliest = Offset(0)
+        self.epochs: EpochStarts = ()
         self.times = times
         """Of the records from offset 0 on, µs."""
         self.closed: list[tuple[str, str, Offset | None]] = []

@@ -10,6 +10,7 @@ from braid.model.errors import (
     LogDamaged,
     NotServing,
     OffsetOutOfRange,
+    PositionDiverged,
     ProtocolError,
     ServiceError,
     TopicNotFound,
@@ -100,6 +101,9 @@ def test_an_errors_own_fields_arrive_with_it() -> None:
     got = error_from(decode(ErrorBody, encode(error_body(OffsetOutOfRange("gone", 17, 40)))))
     assert isinstance(got, OffsetOutOfRange)
     assert (got.earliest, got.end) == (17, 40)
+    diverged = error_from(decode(ErrorBody, encode(error_body(PositionDiverged("other records", 17, 40, 21)))))
+    assert isinstance(diverged, PositionDiverged)
+    assert (diverged.earliest, diverged.end, diverged.parted_at) == (17, 40, 21)
     damaged = error_from(decode(ErrorBody, encode(error_body(LogDamaged("damaged", 3, 5)))))
     assert isinstance(damaged, LogDamaged)
     assert (damaged.first_offset, damaged.next_offset) == (3, 5)

@@ -65,7 +65,10 @@ def vectors() -> list[Vector]:
     topology = op.Topology(42, (op.TopicRoute(ORDERS, TOPIC_ID, 1, segments, "127.0.0.1:6661"),))
     gone = op.Topology(43, (op.TopicRoute(ORDERS, 0, 0, (), ""),))
     out_of_range = {"earliest": 1000, "end": 1235}
-    positions = (op.SegmentPositions(0, 1000, 1235, False, 1234), op.SegmentPositions(1, 0, 0, False, 0))
+    positions = (
+        op.SegmentPositions(0, 1000, 1235, False, 1234, ((1, 0), (3, 1100))),
+        op.SegmentPositions(1, 0, 0, False, 0),
+    )
     result = {"name": f"topic://{ORDERS}", "segments": {"0": {"state": "ACTIVE"}}}
     client, broker = "client", "broker"
     return [
@@ -98,6 +101,8 @@ def vectors() -> list[Vector]:
                op.Open(1, ORDERS, TOPIC_ID, 0, 1 << 20, 0, 0, "billing", 41, 1), 6),
         Vector("open-earliest", "without a session, from the earliest offset on", client, Kind.OPEN,
                op.Open(2, ORDERS, TOPIC_ID, 0, 1 << 20, 0, -1), 7),
+        Vector("open-after", "without a session, after a record that epoch 3 has stored", client, Kind.OPEN,
+               op.Open(3, ORDERS, TOPIC_ID, 0, 1 << 20, 0, 1234, after_epoch=3), 15),
         Vector("open-reply", "", broker, Kind.OPEN, op.Opened(1234, 1235, 57), 6, REPLY),
         Vector("open-error", "an error with fields of its own", broker, Kind.OPEN,
                op.ErrorBody("offset-out-of-range", "offset 3 is gone", False, out_of_range), 7, FAILED),

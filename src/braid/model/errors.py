@@ -22,6 +22,7 @@
     │   ├── LogDamaged                  a range of confirmed records cannot be read
     │   ├── OutOfSequence               a producer neither continues nor repeats what it stored
     │   ├── OffsetOutOfRange
+    │   │   └── PositionDiverged        the record before the position is not the one that the reader has read
     │   ├── DataLoss                    records that a reader was to read are gone
     │   ├── RecoveryConflict            two pieces of evidence contradict each other
     │   ├── RecoveryUnsafe              the last owner's unexported tail is not here
@@ -194,6 +195,13 @@ class OffsetOutOfRange(StorageError, code="offset-out-of-range"):
         super().__init__(message)
         self.earliest = earliest
         self.end = end
+
+
+class PositionDiverged(OffsetOutOfRange, code="position-diverged"):
+    def __init__(self, message: str, earliest: int, end: int, parted_at: int) -> None:
+        """`parted_at` is the first offset at which the log may hold other records than the reader has read."""
+        super().__init__(message, earliest, end)
+        self.parted_at = parted_at
 
 
 class DataLoss(StorageError, code="data-loss"):

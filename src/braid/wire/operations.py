@@ -230,6 +230,9 @@ class Open(_Body, frozen=True):
     """As the consumer's assignment says."""
     grant: int = 0
     """The segment's, as the consumer's assignment says."""
+    after_epoch: int = 0
+    """Without a subscription: the epoch of the record before `offset`, as the client has read it. The owner refuses a
+    position that is not on its log (`position-diverged`). 0: not known, and not checked."""
 
 
 class Opened(_Body, frozen=True):
@@ -303,6 +306,9 @@ class SegmentPositions(_Body, frozen=True):
     """The first offset that consumers may not see yet."""
     sealed: bool
     at_time: int = -1
+    epochs: tuple[tuple[int, int], ...] = ()
+    """Epochs that have written here, each with its first offset, in order. The list may begin late; empty: not
+    known."""
 
 
 class Positions(_Body, frozen=True):

@@ -31,6 +31,7 @@ from braid.broker.segments.read_grants import ReadGrant
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView, encoded_topology
+from braid.model.batch.epochs import parting
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -39,6 +40,7 @@ from braid.model.errors import (
     OffsetOutOfRange,
     Overloaded,
     PermissionDenied,
+    PositionDiverged,
     ProtocolError,
     ShuttingDown,
     StaleRoute,
@@ -426,6 +428,15 @@ class Session:
             return max(offset, segment.earliest)
         if request.offset == EARLIEST:
             return segment.earliest
+        parted_at = parting(segment.epochs, request.offset, request.after_epoch)
+        if parted_at is not None:
+            raise PositionDiverged(
+                f"offset {request.offset} of segment {request.segment} follows a record of epoch "
+                f"{request.after_epoch}, which is lost: from offset {parted_at} on this log holds other records",
+                segment.earliest,
+                segment.end,
+                parted_at,
+            )
         if not segment.earliest <= request.offset <= segment.end:
             raise OffsetOutOfRange(
                 f"offset {request.offset} of segment {request.segment} is not there: it holds {segment.earliest} "

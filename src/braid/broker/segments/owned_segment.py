@@ -10,6 +10,7 @@ from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants
+from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
@@ -53,6 +54,11 @@ class OwnedSegment:
     def end(self) -> Offset:
         """The first offset that consumers may not see yet."""
         return Offset(self.storage.log.confirmed.value)
+
+    @property
+    def epochs(self) -> EpochStarts:
+        """Which epoch has written which offsets: by this the segment judges the positions of readers."""
+        return self.storage.catalog.epochs
 
     @property
     def sealed(self) -> bool:

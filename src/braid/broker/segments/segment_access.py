@@ -25,6 +25,7 @@ from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
+from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import (
     BraidError,
     ConditionFailed,
@@ -82,6 +83,9 @@ class ServedSegment(Protocol):
     @property
     def sealed(self) -> bool: ...
 
+    @property
+    def epochs(self) -> EpochStarts: ...
+
     async def sync_to(self, offset: Offset) -> None: ...
 
     async def offset_at_time(self, timestamp_us: int) -> Offset: ...
@@ -121,7 +125,7 @@ class FindPositions(Question[SegmentPositions], frozen=True, tag=True):
 
     async def answer(self, segment: ServedSegment) -> SegmentPositions:
         at_time = -1 if self.timestamp_us is None else await segment.offset_at_time(self.timestamp_us)
-        return SegmentPositions(segment.name.id, segment.earliest, segment.end, segment.sealed, at_time)
+        return SegmentPositions(segment.name.id, segment.earliest, segment.end, segment.sealed, at_time, segment.epochs)
 
     def read(self, answer: Any) -> SegmentPositions:
         return msgspec.convert(answer, SegmentPositions)

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from braid.client.consuming.delivery import BatchSlice, ReceivedBatch, checked_slices
+from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
 from braid.wire.frame import Frame
 from braid.wire.link import Link, within
@@ -114,11 +115,20 @@ class ClientChannel:
         """The offset from which the next delivery is handed out."""
 
     async def open(
-        self, topic_id: int, *, timeout_s: float, read_grant: SegmentGrant | None = None, offset: int = 0
+        self,
+        topic_id: int,
+        *,
+        timeout_s: float,
+        read_grant: SegmentGrant | None = None,
+        offset: int = 0,
+        after_epoch: int = UNKNOWN_EPOCH,
     ) -> None:
-        """Open the channel at the subscription's cursor, or without a subscription at `offset`."""
+        """Open the channel at the subscription's cursor, or without a subscription at `offset`, if the record before it
+        is the one that was read in `after_epoch`."""
         subscription, term, grant = read_grant if read_grant is not None else ("", 0, 0)
-        request = Open(self.number, self.topic, topic_id, self.segment, 0, 0, offset, subscription, term, grant)
+        request = Open(
+            self.number, self.topic, topic_id, self.segment, 0, 0, offset, subscription, term, grant, after_epoch
+        )
         try:
             opened = await self.link.ask(Kind.OPEN, encode(request), Opened, timeout_s)
         except BaseException:

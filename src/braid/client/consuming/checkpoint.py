@@ -3,10 +3,13 @@
 It belongs to no subscription and leaves nothing on the brokers. `checkpoint()` returns the positions of the application
 as bytes, to be stored beside its results. A consumer that begins at those bytes continues exactly there. In them,
 
-    {"version": 1, "topic": "public/default/orders", "topicId": 7, "positions": {"0": "END", "1": 17, "2": 0}}
+    {"version": 1, "topic": "public/default/orders", "topicId": 7, "positions": {"0": "END", "1": 17, "2": 0},
+     "epochs": {"1": 3}}
 
 a number is the next offset of a segment, and END says that the segment is sealed and was read to its end. END is kept
-as long as the layout has the segment: without it, a restored consumer would read the segment again.
+as long as the layout has the segment: without it, a restored consumer would read the segment again. `epochs` has the
+epoch of the record before each offset, as far as it is known. By these, the owner of a segment notices a consumer that
+has read records which are lost (model/batch/epochs.py).
 
 Order across layouts: a segment is read only when each of its ancestors was read to its end (I4). A pure function of
 segments and positions, `readable_segments`, says which segments may be read.
@@ -17,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -27,14 +30,17 @@ from braid.client.consuming.channel import ClientChannel, checked_window
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader, closed_error, may_pass
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch
+from braid.model.batch.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.errors import (
     BraidError,
     ClientClosed,
     InvalidArgument,
     OffsetOutOfRange,
+    PositionDiverged,
     SegmentNotFound,
     TopicNotFound,
 )
+from braid.model.ids import Epoch
 from braid.model.names import TopicName
 from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, encode
 
@@ -54,9 +60,14 @@ class ConsumerCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="came
     topic: str
     topic_id: int
     positions: dict[int, Position]
+    epochs: dict[int, Epoch] = {}
+    """Of the records before the positions; a position without an epoch is not checked."""
 
     def to_bytes(self) -> bytes:
-        return msgspec.json.encode(self)
+        fields = msgspec.to_builtins(self)
+        if not self.epochs:
+            del fields["epochs"]
+        return msgspec.json.encode(fields)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ConsumerCheckpoint:
@@ -69,6 +80,8 @@ class ConsumerCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="came
             raise InvalidArgument(f"these bytes are no checkpoint: {error}") from error
         if any(position != END and position < 0 for position in checkpoint.positions.values()):
             raise InvalidArgument("these bytes are no checkpoint: it has a negative offset")
+        if any(epoch < 0 for epoch in checkpoint.epochs.values()):
+            raise InvalidArgument("these bytes are no checkpoint: it has a negative epoch")
         return checkpoint
 
 
@@ -121,6 +134,19 @@ def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> d
     return {segment.segment: first(segment) for segment in segments}
 
 
+def epochs_before(
+    positions: Mapping[int, Position], starts: Mapping[int, Sequence[tuple[int, int]]]
+) -> dict[int, Epoch]:
+    """Return the epochs of the records before these positions, as far as they are known. `starts` has the epochs of
+    each segment."""
+    found = {
+        segment: epoch_before(starts.get(segment, ()), position)
+        for segment, position in positions.items()
+        if position != END
+    }
+    return {segment: epoch for segment, epoch in found.items() if epoch != UNKNOWN_EPOCH}
+
+
 class CheckpointConsumer(Consumer):
     """Reads a topic from positions that the caller keeps; `client.checkpoint_consumer` makes it."""
 
@@ -139,6 +165,8 @@ class CheckpointConsumer(Consumer):
         self._topic_id = 0
         self._positions: dict[int, Position] = {}
         """The positions of segments that are not being read: they wait for their ancestors, or have ended."""
+        self._epochs: dict[int, Epoch] = {}
+        """The epochs that came with the first positions."""
         self._readers: dict[int, SegmentReader] = {}
         self._ending: dict[SegmentReader, None] = {}
         """Readers whose last delivery is on its way to the application."""
@@ -153,7 +181,13 @@ class CheckpointConsumer(Consumer):
                 "`async with client.checkpoint_consumer(…) as consumer`"
             )
         positions = self._positions | {segment: reader.delivered for segment, reader in self._readers.items()}
-        return ConsumerCheckpoint(topic=self.topic, topic_id=self._topic_id, positions=positions).to_bytes()
+        epochs = self._epochs | {segment: reader.delivered_epoch for segment, reader in self._readers.items()}
+        return ConsumerCheckpoint(
+            topic=self.topic,
+            topic_id=self._topic_id,
+            positions=positions,
+            epochs={segment: epoch for segment, epoch in epochs.items() if epoch and positions.get(segment) != END},
+        ).to_bytes()
 
     async def _begin(self) -> None:
         self._client.add_consumer(self)
@@ -198,11 +232,13 @@ class CheckpointConsumer(Consumer):
                     f"deleted and created again with id {topic.topic_id}, so the checkpoint's offsets mean nothing"
                 )
             self._positions = kept_positions(topic.by_id, self._start.positions)
+            self._epochs = self._start.epochs
             return
         link = await self._client.pool.any()
         request = PositionsRequest(self.topic, self._start if isinstance(self._start, int) else None)
         answer = await link.ask(Kind.POSITIONS, encode(request), Positions, self._client.timeout_s)
         self._positions = first_positions(self._start, answer.segments)
+        self._epochs = epochs_before(self._positions, {each.segment: each.epochs for each in answer.segments})
 
     async def _read_what_may_be_read(self) -> None:
         topic = await self._client.routing.topic(self.topic)
@@ -215,7 +251,8 @@ class CheckpointConsumer(Consumer):
             if segment not in self._readers:
                 position = positions.pop(segment)
                 assert position != END
-                reader = self._readers[segment] = SegmentReader(segment, position)
+                epoch = self._epochs.get(segment, UNKNOWN_EPOCH)
+                reader = self._readers[segment] = SegmentReader(segment, position, epoch)
                 self._in_background(segment, partial(self._read, reader))
         self._positions = {each: position for each, position in positions.items() if each not in self._readers}
 
@@ -262,7 +299,9 @@ class CheckpointConsumer(Consumer):
 
         link = await owner.link()
         channel = ClientChannel(link, self.topic, reader.segment, self._window_bytes, on_news)
-        await channel.open(self._topic_id, offset=reader.taken, timeout_s=self._client.timeout_s)
+        await channel.open(
+            self._topic_id, offset=reader.taken, after_epoch=reader.taken_epoch, timeout_s=self._client.timeout_s
+        )
         reader.channel = channel
         channel.begin(reader.taken)
         if channel.working:
@@ -277,6 +316,14 @@ class CheckpointConsumer(Consumer):
 
     def _out_of_range(self, reader: SegmentReader, error: OffsetOutOfRange) -> OffsetOutOfRange:
         where = f"offset {reader.taken} of segment {reader.segment} of {self.topic}"
+        if isinstance(error, PositionDiverged):
+            message = (
+                f"{where} follows records that the topic has lost: the consumer had read them, and from offset "
+                f"{error.parted_at} on the segment holds other records now. Begin at 'earliest' to read what there is, "
+                f"or, to read only the new records, set the segment's position in the checkpoint to {error.parted_at} "
+                "and remove its epoch there"
+            )
+            return PositionDiverged(message, error.earliest, error.end, error.parted_at)
         if reader.taken < error.earliest:
             message = (
                 f"{where} is gone: retention has deleted everything before offset {error.earliest}. Begin at "

@@ -24,7 +24,9 @@ from typing import Final, NamedTuple, Self
 from braid.client.consuming.channel import ClientChannel
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.shared import result_of
+from braid.model.batch.epochs import UNKNOWN_EPOCH, EpochStarts, begin_epoch, epoch_before
 from braid.model.errors import BraidError, ClientClosed, TimedOut
+from braid.model.ids import Epoch, Offset
 from braid.model.message import Message
 
 NO_MESSAGES: Final[Iterator[Message]] = iter(())
@@ -33,7 +35,7 @@ NO_MESSAGES: Final[Iterator[Message]] = iter(())
 class SegmentReader:
     """The positions of one segment on its way to the application."""
 
-    def __init__(self, segment: int, offset: int) -> None:
+    def __init__(self, segment: int, offset: int, after_epoch: int = UNKNOWN_EPOCH) -> None:
         self.segment: Final = segment
         self.taken = offset
         """The offset after the last record that left a channel."""
@@ -44,6 +46,28 @@ class SegmentReader:
         self.channel: ClientChannel | None = None
         self.queued = False
         """Whether the reader waits for its turn."""
+        self._last_epoch = Epoch(after_epoch)
+        self._epochs: EpochStarts = ((self._last_epoch, Offset(offset - 1)),) if after_epoch else ()
+        """The epochs of the records that were taken, the last ones at least."""
+
+    def take(self, batch: ReceivedBatch) -> None:
+        """Note that this delivery has left the channel."""
+        self.taken = batch.next_offset
+        if batch.last_epoch != self._last_epoch:  # A new owner wrote some of it: rare.
+            for header in batch.batch_headers():
+                if header.count and header.epoch != self._last_epoch:
+                    self._last_epoch = header.epoch
+                    self._epochs = begin_epoch(self._epochs, header.epoch, header.base_offset)
+
+    @property
+    def taken_epoch(self) -> Epoch:
+        """The epoch of the last record that left a channel: with `taken`, it is a position (model/batch/epochs.py)."""
+        return epoch_before(self._epochs, self.taken)
+
+    @property
+    def delivered_epoch(self) -> Epoch:
+        """The epoch of the last record that the application got."""
+        return epoch_before(self._epochs, self.delivered)
 
     @property
     def has_batch(self) -> bool:
@@ -172,7 +196,7 @@ class Consumer(ABC):
             if batch is None:
                 self._on_nothing_left(reader)
                 continue
-            reader.taken = batch.next_offset
+            reader.take(batch)
             self._list(reader)
             return Fetched(reader, batch)
         return None

@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from braid.model.batch.columns import COLUMNS, RECORD_SCHEMA, decode_arrow, decode_messages
+from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.batch.header import BatchHeader, verify
+from braid.model.ids import Epoch
 from braid.model.message import Message
 
 
@@ -95,6 +97,14 @@ class ReceivedBatch:
         # Only the first batch can begin too early.
         early = self._early_records()
         return messages[early:] if early else messages
+
+    @property
+    def last_epoch(self) -> Epoch:
+        """The epoch of the last record."""
+        for header, _ in reversed(self._slices):
+            if header.count:
+                return header.epoch
+        return UNKNOWN_EPOCH
 
     def batch_headers(self) -> list[BatchHeader]:
         """Return the stored headers of the batches that hold the records."""

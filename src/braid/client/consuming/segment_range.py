@@ -15,6 +15,7 @@ from braid.client.consuming.channel import ClientChannel, checked_window
 from braid.client.consuming.consumer import may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.routing import OwnerSearch
+from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, OffsetOutOfRange, TimedOut
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ async def read_segment_range(
     """Yield the deliveries from offset `first` on, in order. The last delivery may reach beyond `until`, because
     batches travel whole.
 
-    Raises `OffsetOutOfRange` if the next offset was deleted, or if the segment ends before it. A caller that stops
-    early closes the iterator (`aclose`).
+    Raises `OffsetOutOfRange` if the next offset was deleted, or if the segment ends before it, and `PositionDiverged`
+    if the segment has lost records that were delivered. A caller that stops early closes the iterator (`aclose`).
     """
     loop = asyncio.get_running_loop()
     owner = OwnerSearch(client.routing, topic, segment, client.backoff())
-    offset = first
+    offset, epoch = first, UNKNOWN_EPOCH
     deadline = loop.time() + client.timeout_s
     failure: BraidError | None = None
     while offset < until:
@@ -42,12 +43,13 @@ async def read_segment_range(
                 await owner.after(failure)
             arrived = asyncio.Event()
             opening = ClientChannel(await owner.link(), topic, segment, checked_window(window_bytes), arrived.set)
-            await opening.open(topic_id, offset=offset, timeout_s=max(0.0, deadline - loop.time()))
+            left_s = max(0.0, deadline - loop.time())
+            await opening.open(topic_id, offset=offset, after_epoch=epoch, timeout_s=left_s)
             channel = opening
             channel.begin(offset)
             while offset < until:
                 batch = await _next(channel, arrived, deadline)
-                offset = batch.next_offset
+                offset, epoch = batch.next_offset, batch.last_epoch
                 yield batch
                 owner.worked()
                 failure, deadline = None, loop.time() + client.timeout_s
