@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,3 +202,86 @@ def test_a_topic_that_is_created_again_under_a_running_query_is_noticed(retainin
         retaining.fill(topic, 120)
         with pytest.raises(DataLoss, match="was deleted and created again"):
             query.some()
+
+
+class Forgetful:
+    """A broker in this process. Its disk can lose what came after a moment, as a power loss does to a topic that
+    confirms before it syncs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._thread = LoopThread()
+        self._wal = ""
+        self._open()
+
+    def _open(self) -> None:
+        config = BrokerConfig(data=str(self._folder / "data"), listen="127.0.0.1:0", admin="127.0.0.1:0", spare_files=0)
+        self._broker = self._thread.call(Broker.open(config))
+        self.url = f"braid://{format_address(self._broker.address)}"
+
+    def create(self, topic: str) -> str:
+        with braid.sync.connect(self.url) as client:
+            client.admin.create_topic(topic, durability="memory")
+        return topic
+
+    def send(self, topic: str, word: str, numbers: range) -> None:
+        with braid.sync.connect(self.url) as client, client.producer(topic) as producer:
+            for number in numbers:
+                assert producer.send(f"{word} {number}").offset == number
+
+    def remember(self, topic: str) -> None:
+        """Keep what is synced now."""
+        log = self._broker.segments.get(f"public/default/{topic}", 0).storage.log
+        self._thread.call(log.flush())
+        self._wal = log.folder
+        shutil.copytree(self._wal, self._folder / "synced")
+
+    def lose_power(self) -> None:
+        """Start again with what was kept."""
+        self._thread.call(self._broker.close())
+        shutil.rmtree(self._wal)
+        shutil.move(self._folder / "synced", self._wal)
+        self._open()
+
+    def close(self) -> None:
+        self._thread.call(self._broker.close())
+        self._thread.stop()
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[Forgetful]:
+    broker = Forgetful(tmp_path)
+    yield broker
+    broker.close()
+
+
+def test_a_query_that_had_read_lost_records_does_not_skip_those_that_took_their_offsets(
+    forgetful: Forgetful, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = forgetful.create("orders")
+    forgetful.send(topic, "old", range(4))
+    forgetful.remember(topic)
+    forgetful.send(topic, "old", range(4, 10))
+    with Query(forgetful.url, topic, **EARLIEST) as query:
+        assert [row.offset for row in query.some().rows] == list(range(10))
+        journal = query.journal
+    forgetful.lose_power()
+    forgetful.send(topic, "new", range(4, 20))
+    with Query(forgetful.url, topic, list(journal), **EARLIEST) as query:
+        with pytest.raises(
+            DataLoss, match=r"holds other records from offset 4 on: the query had read it up to offset 10"
+        ):
+            query.next()
+        with pytest.raises(DataLoss, match=r"from offset 4 on: the micro-batch reaches up to offset 10"):
+            query.again()
+    unchecked = [json.dumps({name: value for name, value in json.loads(journal[0]).items() if name != "epochs"})]
+    with Query(forgetful.url, topic, unchecked, **EARLIEST) as query:
+        assert query.some().rows[0].offset == 10, "the checkpoint of an older build"
+    with Query(forgetful.url, topic, journal, failOnDataLoss="false") as query, caplog.at_level(logging.WARNING):
+        batch = query.some()
+        assert "from offset 4 on" in caplog.text
+        assert [row.value for row in batch.rows] == [b"new %d" % number for number in range(4, 20)]
+        caplog.clear()
+        assert query.again() == batch
+        assert query.next() is None
+        assert caplog.text == "", "it was said once"

@@ -71,6 +71,21 @@ def test_segments_of_which_nothing_lands_are_named() -> None:
     assert (step.ranges, step.others, step.estimated_bytes) == ((Range(1, 2, 5),), (0, 2), 300.0)
 
 
+def test_a_loss_of_records_that_have_landed_stops_the_run_or_goes_on_with_those_that_took_their_offsets() -> None:
+    before = topic(msgspec.structs.replace(segment(0, 9), epochs=((1, 0),)))
+    first = next_step(before, landed(0, {}), NO_LIMITS)
+    assert first is not None
+    assert first.landed.epochs == {0: 1}
+    after = topic(msgspec.structs.replace(segment(0, 20), epochs=((1, 0), (2, 4))))
+    with pytest.raises(DataLoss, match=r"holds other records from offset 4 on.*--skip-lost"):
+        next_step(after, first.landed, NO_LIMITS)
+    second = next_step(after, first.landed, NO_LIMITS, skip_lost=True)
+    assert second is not None
+    assert second.ranges == (Range(0, 4, 20),)
+    assert second.landed.epochs == {0: 2}
+    assert next_step(after, second.landed, NO_LIMITS) is None
+
+
 def test_what_retention_took_stops_the_run_or_is_skipped_by_name() -> None:
     there = topic(segment(0, 9, earliest=6))
     with pytest.raises(DataLoss, match=r"offsets 2 to 5 of segment 0 .*--skip-lost"):

@@ -14,7 +14,7 @@ import pytest
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, JobFailed
-from braid.spark.jobs.replay.job import bounds, check_topics, first_positions, next_step, until
+from braid.spark.jobs.replay.job import bounds, check_not_lost, check_topics, first_positions, next_step, until
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep, default_folder
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import NO_PRUNING, Prune, Range
@@ -131,6 +131,17 @@ def test_chunks_outside_of_the_time_are_stepped_over_without_a_step() -> None:
 def test_what_is_lost_ends_the_replay() -> None:
     with pytest.raises(DataLoss, match=r"offsets 2 to 5 of segment 0 .* another --name"):
         next_step(topic(segment(0, 9, earliest=6)), a_replay(), {0: 2}, NO_LIMITS, NO_PRUNING, 1)
+
+
+def test_a_loss_of_records_that_were_copied_ends_the_replay() -> None:
+    before = topic(msgspec.structs.replace(segment(0, 9), epochs=((1, 0),)))
+    step = next_step(before, a_replay(), {0: 0}, NO_LIMITS, NO_PRUNING, 1)
+    assert step is not None
+    assert step.epochs == {0: 1}
+    after = topic(msgspec.structs.replace(segment(0, 20), epochs=((1, 0), (2, 4))))
+    with pytest.raises(DataLoss, match=r"holds other records from offset 4 on.*another --name"):
+        next_step(after, a_replay(step), step.positions, NO_LIMITS, NO_PRUNING, 1)
+    assert check_not_lost(before, a_replay(step), step.positions) == {0: 9}
 
 
 def test_small_steps_have_one_partition_and_large_ones_one_for_each_core() -> None:

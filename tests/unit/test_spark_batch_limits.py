@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from braid.client.consuming.checkpoint import END, Position
+from braid.model.ids import Epoch
 from braid.spark.source.planning import Range
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.batch_limits import (
@@ -14,6 +15,7 @@ from braid.spark.stream.batch_limits import (
     BatchLimits,
     admit,
     bounded,
+    epochs_at,
     gone,
     latest,
     partitions,
@@ -34,8 +36,11 @@ def segment(
     parents: tuple[int, ...] = (),
     earliest: int = 0,
     record_bytes: float = 100.0,
+    epochs: tuple[tuple[int, int], ...] = (),
 ) -> SegmentSnapshot:
-    return SegmentSnapshot(number, f"0000-ffff-{number}", parents, 0, 0xFFFF, earliest, end, sealed, (), record_bytes)
+    return SegmentSnapshot(
+        number, f"0000-ffff-{number}", parents, 0, 0xFFFF, earliest, end, sealed, (), record_bytes, epochs
+    )
 
 
 def topic(*segments: SegmentSnapshot, topic_id: int = 7, live: bool = True) -> TopicSnapshot:
@@ -236,6 +241,58 @@ def test_a_micro_batch_that_runs_again_misses_what_is_gone() -> None:
     assert "offsets 10 to 19 of segment 1" in missing[1]
     assert "segment 3 of public/default/orders ends at offset 5" in missing[2]
     assert gone({1: 20, 3: 0}, {1: 30, 3: 5}, now) == ()
+
+
+# ── records that others have replaced ────────────────────────────────────────────────────────────────────────────────
+
+
+REPLACED = topic(segment(0, 30, epochs=((1, 0), (4, 12))))
+"""Of epoch 1, twelve records are left."""
+
+
+def test_a_query_that_had_read_lost_records_goes_back_to_where_the_histories_part() -> None:
+    found = stream_position(offset({0: 20}, epochs={0: Epoch(1)}), REPLACED)
+    assert found.positions == {0: 12}
+    (loss,) = found.losses
+    assert "segment 0 of public/default/orders has lost records, and holds other records from offset 12 on" in loss
+    assert "the query had read it up to offset 20" in loss
+
+
+def test_where_retention_has_deleted_the_parting_too_the_query_goes_on_at_the_earliest_record() -> None:
+    retained = topic(segment(0, 30, earliest=15, epochs=((1, 0), (4, 12))))
+    assert stream_position(offset({0: 20}, epochs={0: Epoch(1)}), retained).positions == {0: 15}
+
+
+@pytest.mark.parametrize(
+    ("position", "epochs"),
+    [
+        (12, {0: Epoch(1)}),  # what it had read is there
+        (20, {0: Epoch(4)}),
+        (20, {}),  # a checkpoint of an older build
+        (END, {0: Epoch(1)}),
+    ],
+)
+def test_a_position_on_the_log_stays_where_it_is(position: Position, epochs: dict[int, Epoch]) -> None:
+    found = stream_position(offset({0: position}, epochs=epochs), REPLACED)
+    assert (found.positions, found.losses) == ({0: position}, ())
+
+
+def test_positions_get_the_epochs_of_the_records_before_them() -> None:
+    there = topic(segment(0, 30, epochs=((1, 0), (4, 12))), segment(1, 9), segment(2, 5, sealed=True, epochs=((1, 0),)))
+    assert epochs_at({0: 12, 1: 9, 2: END}, there) == {0: 1}
+    assert epochs_at({0: 13}, there) == {0: 4}
+    assert epochs_at({0: 0}, there) == {}
+
+
+def test_a_micro_batch_that_runs_again_has_no_records_of_a_later_history() -> None:
+    begin: dict[int, Position] = {0: 10}
+    end: dict[int, Position] = {0: 20}
+    (missing,) = gone(begin, end, REPLACED, {0: Epoch(1)})
+    assert "holds other records from offset 12 on: the micro-batch reaches up to offset 20" in missing
+    assert ranges(begin, end, REPLACED, {0: Epoch(1)}) == [Range(0, 10, 12)]
+    assert ranges({0: 15}, end, REPLACED, {0: Epoch(1)}) == []
+    assert gone({0: 20}, end, REPLACED, {0: Epoch(1)}) == (), "it has no records"
+    assert gone(begin, end, REPLACED, {0: Epoch(4)}) == ()
 
 
 # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,13 @@ def test_the_text_of_a_checkpoint_is_read_and_written_as_it_was() -> None:
     assert json.dumps(read.to_json()) == STORED
 
 
+def test_an_offset_keeps_the_epochs_of_its_positions() -> None:
+    text = STORED.removesuffix("}") + ', "epochs": {"1": 3, "10": 12}}'
+    read = StreamOffset.from_json(json.loads(text), TOPIC)
+    assert read == offset({0: END, 1: 17, 10: 3}, partitions=4, epochs={10: 12, 1: 3})
+    assert json.dumps(read.to_json()) == text
+
+
 def test_equal_offsets_are_equal_texts() -> None:
     one, other = offset({10: 3, 1: 17, 0: END}), offset({0: END, 1: 17, 10: 3})
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
@@ -63,6 +70,8 @@ def test_there_is_nothing_between_an_offset_and_itself() -> None:
         ({"positions": {"-1": 0}}, "impossible offset"),
         ({"from": {"0": -1}}, "impossible offset"),
         ({"partitions": 0}, "impossible offset"),
+        ({"epochs": {"0": -1}}, "impossible offset"),
+        ({"epochs": {"0": "END"}}, "none of Braid's"),
         ({"version": 0}, "impossible offset"),
         ({"positions": {"0": "end"}}, "none of Braid's"),
         ({"positions": {"zero": 0}}, "none of Braid's"),

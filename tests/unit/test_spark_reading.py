@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql.types import StructType
 
@@ -20,7 +21,7 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import NO_PRUNING, ChunkPiece, Partition, Prune, Range, plan_batch, plan_micro_batch
 from braid.spark.source.reading import raw_batches, record_batches
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
-from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
+from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot, take_snapshot
 from tests.kits.hand_made_topic import FULL, HandMadeTopic, Record, Shape, records
 
 LOW, HIGH = HashRange(0, 0x7FFF), HashRange(0x8000, 0xFFFF)
@@ -137,6 +138,32 @@ def test_offsets_are_cut_to_the_record_inside_of_batches(tmp_path: Path, first: 
     topic.add_chunk(0, records(8, 12))
     found = values(topic, startingOffsets=f'{{"0": {first}}}', endingOffsets=f'{{"0": {until}}}')
     assert found == numbers(first, until)
+
+
+def test_records_that_have_taken_the_place_of_lost_ones_are_not_read_for_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = HandMadeTopic(tmp_path)
+    topic.add_chunk(0, records(0, 4), records(4, 4), epoch=2)
+    topic.add_chunk(0, records(8, 4), epoch=5)
+    snapshot = take_snapshot(SourceOptions.parse(topic.options))
+    before = msgspec.structs.replace(snapshot.segments[0], epochs=((2, 0),))
+    now = msgspec.structs.replace(snapshot.segments[0], epochs=((2, 0), (5, 8)))
+
+    def read(segment: SegmentSnapshot, **options: str) -> list[int]:
+        there = msgspec.structs.replace(snapshot, segments={0: segment})
+        (partition,) = plan_batch(there, [Range(0, 2, 12)])
+        found = raw_batches(partition, SourceOptions.parse({**topic.options, **options}))
+        return [header.base_offset for _, header, _ in found]
+
+    assert read(now) == [0, 4, 8]
+    with pytest.raises(
+        DataLoss, match=r"offsets 8 to 11 of segment 0 .* records of epoch 5 .* The topic has lost them"
+    ):
+        read(before)
+    with caplog.at_level(logging.WARNING):
+        assert read(before, failOnDataLoss="false") == [0, 4]
+    assert "offsets 8 to 11" in caplog.text
 
 
 def test_every_column_is_cut_at_the_same_records(tmp_path: Path) -> None:

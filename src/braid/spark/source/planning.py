@@ -32,7 +32,9 @@ from typing import Final, Protocol
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
+from braid.model.batch.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.errors import BrokenInvariant
+from braid.model.ids import Epoch
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
@@ -95,6 +97,7 @@ class Partition(InputPartition):
         topic_id: int = 0,
         storage: str = "",
         descriptors: dict[int, str] | None = None,
+        epochs: dict[int, Epoch] | None = None,
         not_before: int | None = None,
     ) -> None:
         super().__init__(None)
@@ -104,6 +107,9 @@ class Partition(InputPartition):
         self.storage: Final = storage
         self.descriptors: Final = descriptors or {}
         """Of its segments: the executor finds a newer manifest by them if a chunk is gone."""
+        self.epochs: Final = epochs or {}
+        """By segment, the epoch of the last wanted record, if it is known. A record of a later epoch has taken the
+        place of a lost one since the read was planned."""
         self.not_before: Final = not_before
         """Of a micro-batch, in µs: older rows are left out."""
 
@@ -316,11 +322,14 @@ def _bytes(snapshot: TopicSnapshot, piece: Piece) -> float:
 
 
 def _partition(snapshot: TopicSnapshot, pieces: Sequence[Piece], not_before: int | None = None) -> Partition:
+    ends = {piece.segment: piece.until for piece in pieces}  # Pieces rise, so this is the last one of each segment.
+    epochs = {segment: epoch_before(snapshot.segments[segment].epochs, until) for segment, until in ends.items()}
     return Partition(
         pieces,
         topic=snapshot.topic,
         topic_id=snapshot.topic_id,
         storage=snapshot.storage,
-        descriptors={piece.segment: snapshot.segments[piece.segment].descriptor for piece in pieces},
+        descriptors={segment: snapshot.segments[segment].descriptor for segment in ends},
+        epochs={segment: epoch for segment, epoch in epochs.items() if epoch != UNKNOWN_EPOCH},
         not_before=not_before,
     )

@@ -10,7 +10,8 @@ rows do.
 **A chunk that is gone.** The plan fixes the offsets of a task, and chunks may go meanwhile: compaction replaces them,
 retention deletes them. Then the newest manifest says where the same offsets are now; the task asks the owner for the
 rest, if there are brokers. Offsets that nobody has are lost: an error, or, with `failOnDataLoss` false, a warning. A
-replaced chunk does not change which records a task yields.
+replaced chunk does not change which records a task yields. The same holds for offsets that other records have taken
+since: such records have a later epoch than the plan says.
 
 **A chunk that is damaged** is always an error, which names the object and the offset: a reader that skipped it would
 silently turn damage into a shorter table.
@@ -23,8 +24,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
 
-from braid.model.batch.header import BatchHeader
-from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange
+from braid.model.batch.header import MAX_EPOCH, BatchHeader
+from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange, PositionDiverged
 from braid.spark.connection import SourceConnection
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import (
@@ -90,12 +91,19 @@ class _Reading:
             yield from self._piece(piece)
 
     def _piece(self, piece: Piece) -> Iterator[RawBatch]:
-        at = piece.first
+        at, last_epoch = piece.first, self._partition.epochs.get(piece.segment, MAX_EPOCH)
         try:
             found = self._from_chunk(piece) if isinstance(piece, ChunkPiece) else self._from_owner(piece)
             for header, data in found:
                 if header.base_offset >= piece.until or header.next_offset <= at:
                     continue
+                if header.epoch > last_epoch:
+                    raise PositionDiverged(
+                        f"records of epoch {header.epoch} have taken the offsets of lost ones of epoch {last_epoch}",
+                        piece.until,
+                        piece.until,
+                        header.base_offset,
+                    )
                 at = header.next_offset
                 if not self._prune.leaves_out(header):
                     yield piece, header, data
@@ -160,10 +168,10 @@ class _Reading:
             f"offsets {at} to {lost - 1} of segment {piece.segment} of topic {self._partition.topic} are gone: {error}"
         )
         if self._connection.options.fail_on_data_loss:
-            raise DataLoss(
-                f"{text}. Retention has deleted them since the read was planned, or an object was lost; "
-                "set option failOnDataLoss to false to read what is left"
-            ) from error
+            cause = "Retention has deleted them since the read was planned, or an object was lost"
+            if isinstance(error, PositionDiverged):
+                cause = "The topic has lost them since the read was planned"
+            raise DataLoss(f"{text}. {cause}; set option failOnDataLoss to false to read what is left") from error
         _log.warning("%s; they are skipped, because failOnDataLoss is false", text)
         if lost < piece.until:
             yield from self._piece(OwnerPiece(piece.segment, lost, piece.until))

@@ -16,7 +16,7 @@ their own disks (`storage = "local"`), the snapshot has no chunks, and everythin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -59,6 +59,8 @@ class SegmentSnapshot(SegmentBounds, frozen=True):
     """The chunks in storage, oldest first; empty if executors cannot reach the storage."""
     bytes_per_record: float
     """For limits by bytes; an estimate."""
+    epochs: Sequence[tuple[int, int]] = ()
+    """Which epoch has written which offsets, as far as it is known (model/batch/epochs.py)."""
 
 
 class TopicSnapshot(msgspec.Struct, frozen=True):
@@ -108,6 +110,7 @@ async def snapshot_from_brokers(client: Client, topic: str, objects_of: Callable
             sealed=place.sealed,
             chunks=chunks,
             bytes_per_record=_bytes_per_record(chunks) or weights.get(each.id, 0.0),
+            epochs=place.epochs,
         )
     return TopicSnapshot(topic, route.topic_id, storage, _with_guesses(segments))
 
@@ -138,6 +141,7 @@ async def snapshot_from_manifests(objects: Objects, storage: str, topic: str) ->
             sealed=manifest is not None and manifest.sealed,
             chunks=chunks,
             bytes_per_record=_bytes_per_record(chunks),
+            epochs=manifest.epochs if manifest is not None else (),
         )
     return TopicSnapshot(topic, found.topic_id, storage, _with_guesses(segments), live=False)
 

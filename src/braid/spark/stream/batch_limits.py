@@ -29,7 +29,9 @@ from typing import Final
 
 import msgspec
 
-from braid.client.consuming.checkpoint import END, Position, readable_segments
+from braid.client.consuming.checkpoint import END, Position, epochs_before, readable_segments
+from braid.model.batch.epochs import UNKNOWN_EPOCH, parting
+from braid.model.ids import Epoch
 from braid.spark.source.options import EARLIEST, LATEST, SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.ranges import wanted_ranges
@@ -40,6 +42,8 @@ PARTITION_BYTES: Final = 8 << 20
 """A partition takes 10 to 35 ms to start, about as long as reading this much. Less is not worth a partition."""
 
 Segments = Mapping[int, SegmentSnapshot]
+NO_EPOCHS: Final[Mapping[int, Epoch]] = {}
+"""Nothing is known, and nothing is checked."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
@@ -95,7 +99,11 @@ def stream_position(start: StreamOffset, snapshot: TopicSnapshot) -> StreamPosit
         positions[segment] = position
         if position == END:
             continue
-        if position < found.earliest:
+        parted_at = parting(found.epochs, position, start.epochs.get(segment, UNKNOWN_EPOCH))
+        if parted_at is not None:
+            positions[segment] = max(parted_at, found.earliest)
+            losses.append(_parted(snapshot, segment, position, parted_at, "the query had read it"))
+        elif position < found.earliest:
             positions[segment] = found.earliest
             losses.append(
                 f"offsets {position} to {found.earliest - 1} of segment {segment} of {snapshot.topic} were deleted by "
@@ -144,22 +152,42 @@ def latest(snapshot: TopicSnapshot) -> dict[int, Position]:
     return {segment: _read_up_to(found, found.end) for segment, found in sorted(snapshot.segments.items())}
 
 
-def ranges(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: TopicSnapshot) -> list[Range]:
+def epochs_at(positions: Mapping[int, Position], snapshot: TopicSnapshot) -> dict[int, Epoch]:
+    """Return the epochs of the records before these positions, as far as they are known."""
+    return epochs_before(positions, {number: segment.epochs for number, segment in snapshot.segments.items()})
+
+
+def ranges(
+    begin: Mapping[int, Position],
+    end: Mapping[int, Position],
+    snapshot: TopicSnapshot,
+    epochs: Mapping[int, Epoch] = NO_EPOCHS,
+) -> list[Range]:
     """Return the ranges between two positions. END is the end of the segment in the snapshot: the segment is sealed, so
-    its end never changes. A segment that is gone has no range (see `gone`)."""
+    its end never changes. A segment that is gone has no range (see `gone`). `epochs` are those of `end`: a range stops
+    where the segment has lost the records that were in it."""
     found = []
     for segment, until in sorted(end.items()):
         first = begin.get(segment, 0)
         if first == END or segment not in snapshot.segments:
             continue
         last = snapshot.segments[segment].end if until == END else until
+        parted_at = parting(snapshot.segments[segment].epochs, last, epochs.get(segment, UNKNOWN_EPOCH))
+        if parted_at is not None:
+            last = parted_at
         if first < last:
             found.append(Range(segment, first, last))
     return found
 
 
-def gone(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: TopicSnapshot) -> tuple[str, ...]:
-    """Say which records of a micro-batch that runs again are not there any more; as `StreamPosition.losses`."""
+def gone(
+    begin: Mapping[int, Position],
+    end: Mapping[int, Position],
+    snapshot: TopicSnapshot,
+    epochs: Mapping[int, Epoch] = NO_EPOCHS,
+) -> tuple[str, ...]:
+    """Say which records of a micro-batch that runs again are not there any more; as `StreamPosition.losses`. `epochs`
+    are those of `end`."""
     found = [
         f"segment {segment} of {snapshot.topic} is gone, and with it its records from offset {begin.get(segment, 0)}"
         for segment in sorted(end)
@@ -171,7 +199,13 @@ def gone(begin: Mapping[int, Position], end: Mapping[int, Position], snapshot: T
         for segment in sorted(end.keys() & snapshot.segments.keys())
         if end[segment] == END and begin.get(segment, 0) != END and not snapshot.segments[segment].sealed
     ]
-    for each in ranges(begin, end, snapshot):
+    for number in sorted(end.keys() & snapshot.segments.keys()):
+        until = end[number]
+        if until != END and begin.get(number, 0) != until:
+            parted_at = parting(snapshot.segments[number].epochs, until, epochs.get(number, UNKNOWN_EPOCH))
+            if parted_at is not None:
+                found.append(_parted(snapshot, number, until, parted_at, "the micro-batch reaches"))
+    for each in ranges(begin, end, snapshot, epochs):
         segment = snapshot.segments[each.segment]
         if each.first < segment.earliest:
             last = min(segment.earliest, each.until) - 1
@@ -192,6 +226,13 @@ def partitions(admitted: list[Range], segments: Segments, min_partitions: int = 
     by_size = min(len(admitted), int(-(-size // PARTITION_BYTES)))
     records = sum(each.records for each in admitted)
     return max(1, by_size, min(min_partitions, records))
+
+
+def _parted(snapshot: TopicSnapshot, segment: int, until: int, parted_at: int, what: str) -> str:
+    return (
+        f"segment {segment} of {snapshot.topic} has lost records, and holds other records from offset {parted_at} on: "
+        f"{what} up to offset {until}"
+    )
 
 
 def _read_up_to(segment: SegmentSnapshot | None, position: Position) -> Position:

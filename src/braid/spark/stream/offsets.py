@@ -1,7 +1,7 @@
 """The position of a streaming query: the offsets that Spark keeps in the query's checkpoint.
 
     {"version": 1, "topic": "public/default/orders", "topicId": 7,
-     "positions": {"0": "END", "1": 17, "2": 0}, "partitions": 4, "from": {"0": 12},
+     "positions": {"0": "END", "1": 17, "2": 0}, "partitions": 4, "epochs": {"1": 3}, "from": {"0": 12},
      "notBefore": 1794700800000000}
 
 An offset says where a micro-batch ends and the next one begins. This JSON is stable: it is in the checkpoints of
@@ -11,6 +11,10 @@ users, and a newer build must understand it years later.
 deletes up to exactly there. END says that a segment is sealed and was read to its end. END stays as long as the topic
 has the segment; otherwise the segment would be read again. A segment without a position is new and begins at its first
 record, because its parents are read before it.
+
+**epochs** has the epoch of the record before each position, as far as it is known. If the topic has lost records that
+the query had read, new records take their offsets. By the epoch, the query notices that (model/batch/epochs.py). A
+position without an epoch, as in the checkpoints of older builds, is not checked.
 
 **partitions**: how many partitions the micro-batch that ends here has. Spark journals the end of a micro-batch before
 it runs, and runs it again from the journal after a crash. The sink recognises repeated rows by partition number and row
@@ -29,12 +33,15 @@ rows, also when it runs again under other options; so each offset passes the tim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import InvalidArgument
+from braid.model.ids import Epoch
+
+T = TypeVar("T")
 
 OFFSET_VERSION: Final = 1
 
@@ -46,6 +53,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     """0: not known, because the manifests do not have it."""
     positions: dict[int, Position]
     partitions: int = 1
+    epochs: dict[int, Epoch] = {}
     since: dict[int, Position] | None = msgspec.field(default=None, name="from")
     not_before: int | None = None
 
@@ -60,21 +68,35 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
             "version": self.version,
             "topic": self.topic,
             "topicId": self.topic_id,
-            "positions": _positions_json(self.positions),
+            "positions": _by_segment(self.positions),
             "partitions": self.partitions,
         }
+        if self.epochs:
+            found["epochs"] = _by_segment(self.epochs)
         if self.since is not None:
-            found["from"] = _positions_json(self.since)
+            found["from"] = _by_segment(self.since)
         if self.not_before is not None:
             found["notBefore"] = self.not_before
         return found
 
     @classmethod
     def beginning(
-        cls, topic: str, topic_id: int, positions: dict[int, Position], not_before: int | None = None
+        cls,
+        topic: str,
+        topic_id: int,
+        positions: dict[int, Position],
+        not_before: int | None = None,
+        epochs: dict[int, Epoch] | None = None,
     ) -> StreamOffset:
         """Make the first offset of a query."""
-        return cls(topic=topic, topic_id=topic_id, positions=positions, since=positions, not_before=not_before)
+        return cls(
+            topic=topic,
+            topic_id=topic_id,
+            positions=positions,
+            epochs=epochs or {},
+            since=positions,
+            not_before=not_before,
+        )
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], topic: str) -> StreamOffset:
@@ -113,8 +135,8 @@ def is_other_topic(offset: StreamOffset, topic_id: int) -> bool:
     return offset.topic_id not in (0, topic_id) and topic_id != 0
 
 
-def _positions_json(positions: Mapping[int, Position]) -> dict[str, Position]:
-    return {str(segment): position for segment, position in sorted(positions.items())}
+def _by_segment(values: Mapping[int, T]) -> dict[str, T]:
+    return {str(segment): value for segment, value in sorted(values.items())}
 
 
 def _all_sound(offset: StreamOffset) -> bool:
@@ -122,4 +144,4 @@ def _all_sound(offset: StreamOffset) -> bool:
         segment >= 0 and (position == END or position >= 0)
         for positions in (offset.positions, offset.since or {})
         for segment, position in positions.items()
-    )
+    ) and all(epoch >= 0 for epoch in offset.epochs.values())

@@ -17,9 +17,10 @@ start offset does not have it, the beginning of the micro-batch.
 The target includes the children of all segments that were sealed by then. They are read after their parents as always,
 so the query may need as many micro-batches as there are generations.
 
-**Loss.** If records are gone that the query has not read (retention, a deleted topic), the query ends with an error
-that names them. If `failOnDataLoss` is false, the log names them, and the query goes on with the first record that
-exists.
+**Loss.** If records are gone that the query has not read (retention, a deleted topic), or if the topic has lost records
+that the query had read and has given their offsets to others, the query ends with an error that names them. If
+`failOnDataLoss` is false, the log names them, and the query goes on with the first record that exists, or with the
+first of the new records.
 
 **Commit.** Spark reports a micro-batch as processed only after it has journalled the next one. So a query that waits
 for records would seem to lag by its last micro-batch for ever. But Spark asks for the next end only when everything
@@ -55,6 +56,7 @@ from braid.spark.stream.batch_limits import (
     admit,
     beginning,
     bounded,
+    epochs_at,
     gone,
     latest,
     partitions,
@@ -165,7 +167,8 @@ class _Driver:
         positions = beginning(self._options, snapshot, at_time)
         if self._subscription is not None:
             self._subscription.begin(positions, snapshot)
-        return StreamOffset.beginning(snapshot.topic, snapshot.topic_id, positions, since)
+        epochs = epochs_at(positions, snapshot)
+        return StreamOffset.beginning(snapshot.topic, snapshot.topic_id, positions, since, epochs)
 
     def freeze(self) -> None:
         self._target = self._view.refresh()
@@ -199,6 +202,7 @@ class _Driver:
             topic_id=snapshot.topic_id or start.topic_id,
             positions=ends,
             partitions=partitions(admitted, snapshot.segments, self._options.min_partitions or 0),
+            epochs=epochs_at(ends, snapshot),
             since=position.positions if start.is_beginning or position.losses else None,
             not_before=start.not_before,
         )
@@ -211,10 +215,10 @@ class _Driver:
         if is_other_topic(last, snapshot.topic_id):
             self._lost((f"topic {topic} was deleted and created again: the records of this micro-batch are gone",))
             return []
-        losses = gone(begin, last.positions, snapshot)
+        losses = gone(begin, last.positions, snapshot, last.epochs)
         if losses:
             self._lost(losses)
-        wanted = ranges(begin, last.positions, snapshot)
+        wanted = ranges(begin, last.positions, snapshot, last.epochs)
         return plan_micro_batch(snapshot, wanted, partitions=last.partitions, not_before=last.not_before)
 
     def processed(self, end: Json) -> None:

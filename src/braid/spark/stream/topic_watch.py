@@ -124,7 +124,11 @@ async def _positions_of_now(client: Client, known: TopicSnapshot) -> TopicSnapsh
         return None
     segments = {
         number: msgspec.structs.replace(
-            segment, earliest=places[number].earliest, end=places[number].end, sealed=places[number].sealed
+            segment,
+            earliest=places[number].earliest,
+            end=places[number].end,
+            sealed=places[number].sealed,
+            epochs=places[number].epochs,
         )
         for number, segment in known.segments.items()
     }

@@ -15,9 +15,10 @@ Positions are *next* offsets; a sealed segment that has landed completely is at 
 **Rows stay in Spark.** The source gives Arrow batches to the JVM, and Spark's own Parquet writer takes them from there,
 without Python in between.
 
-**Losses.** If retention has deleted records before they landed, the run ends with an error. With `skip_lost` it goes
-on, and the report says which records are missing. A topic that was deleted and created again is another topic, whose
-offsets mean something else: it never lands in the same table.
+**Losses.** If retention has deleted records before they landed, or if the topic has lost records that have landed and
+others have taken their offsets, the run ends with an error. With `skip_lost` it goes on, and the report says what was
+lost. A topic that was deleted and created again is another topic, whose offsets mean something else: it never lands in
+the same table.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
 from braid.spark.source.snapshot import TopicSnapshot
-from braid.spark.stream.batch_limits import BatchLimits, admit, bounded, ranges, stream_position
+from braid.spark.stream.batch_limits import BatchLimits, admit, bounded, epochs_at, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset, is_other_topic
 from braid.spark.stream.topic_watch import TopicWatch
 
@@ -170,7 +171,9 @@ def next_step(
         return None
     # A segment that the topic has forgotten is finished or lost: it gets no more records.
     forgotten: dict[int, Position] = {each: END for each in landed.positions if each not in ends}
-    after = msgspec.structs.replace(landed, step=landed.step + 1, positions=forgotten | ends)
+    after = msgspec.structs.replace(
+        landed, step=landed.step + 1, positions=forgotten | ends, epochs=epochs_at(ends, snapshot)
+    )
     return LakeStep(
         after,
         tuple(wanted),
@@ -181,7 +184,7 @@ def next_step(
 
 
 def _offset(landed: Landed) -> StreamOffset:
-    return StreamOffset(topic=landed.topic, topic_id=landed.topic_id, positions=landed.positions)
+    return StreamOffset(topic=landed.topic, topic_id=landed.topic_id, positions=landed.positions, epochs=landed.epochs)
 
 
 # Acting.

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed, TableMismatch
+from braid.model.ids import Epoch
 
 LANDED_VERSION: Final = 1
 LEFTOVER_S: Final = 24 * 3_600.0
@@ -47,6 +48,8 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     positions: dict[int, Position]
     """The next offset of each segment, or END. None at all before the first step."""
     columns: tuple[str, ...]
+    epochs: dict[int, Epoch] = {}
+    """Of the last landed records, as far as they are known: by these the next step notices records that were lost."""
 
     def to_bytes(self) -> bytes:
         return msgspec.json.encode(self)

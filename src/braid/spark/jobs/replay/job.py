@@ -44,7 +44,7 @@ from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Prune, Range
 from braid.spark.source.ranges import check_named
 from braid.spark.source.snapshot import TopicSnapshot
-from braid.spark.stream.batch_limits import BatchLimits, admit, beginning, bounded, ranges, stream_position
+from braid.spark.stream.batch_limits import BatchLimits, admit, beginning, bounded, epochs_at, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset
 
 MAX_RECORDS: Final = 20_000_000
@@ -149,6 +149,20 @@ def _ends(options: SourceOptions) -> dict[int, int]:
     return {segment: place for segment, place in places if place != END and place >= 0}
 
 
+def check_not_lost(snapshot: TopicSnapshot, replay: Replay, positions: Mapping[int, Position]) -> dict[int, Position]:
+    """Return the positions of every segment. Raises `DataLoss` if records that were copied, or that are to be copied,
+    are gone."""
+    epochs = replay.step.epochs if replay.step is not None else {}
+    offset = StreamOffset(topic=replay.source, topic_id=replay.source_id, positions=dict(positions), epochs=epochs)
+    place = stream_position(offset, snapshot)
+    if place.losses:
+        raise DataLoss(
+            f"{'; '.join(place.losses)}. The replay cannot go on after that; begin a new one with another --name, "
+            "from the records that are there"
+        )
+    return place.positions
+
+
 def next_step(
     snapshot: TopicSnapshot,
     replay: Replay,
@@ -158,14 +172,8 @@ def next_step(
     parallelism: int,
 ) -> ReplayStep | None:
     """Plan the next step from these positions; None if nothing is left."""
-    offset = StreamOffset(topic=replay.source, topic_id=replay.source_id, positions=dict(positions))
-    place = stream_position(offset, snapshot)
-    if place.losses:
-        raise DataLoss(
-            f"{'; '.join(place.losses)}. The replay cannot go on after that; begin a new one with another --name, "
-            "from the records that are there"
-        )
-    begin = {segment: _stepped_over(snapshot, segment, at, times) for segment, at in place.positions.items()}
+    places = check_not_lost(snapshot, replay, positions)
+    begin = {segment: _stepped_over(snapshot, segment, at, times) for segment, at in places.items()}
     ends = admit(snapshot, begin, limits)
     wanted = ranges(begin, ends, snapshot)
     if not wanted:
@@ -176,6 +184,7 @@ def next_step(
         ranges=tuple(wanted),
         partitions=max(1, min(parallelism, records // PARTITION_RECORDS)),
         positions=ends,
+        epochs=epochs_at(ends, snapshot),
     )
 
 
@@ -278,7 +287,9 @@ class ReplayRun:
             )
             if replay.step is not None and not replay.step.done:
                 self._repeated, self._repeated_records = 1, replay.step.records
-                replay = self._run_step(replay, replay.step, connection.snapshot())
+                now = connection.snapshot()
+                check_not_lost(until(self._options, bounded(now, goal)), replay, replay.step.positions)
+                replay = self._run_step(replay, replay.step, now)
             while True:
                 now = connection.snapshot()
                 positions = replay.step.positions if replay.step is not None else first_positions(self._options, now)

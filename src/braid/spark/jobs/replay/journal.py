@@ -22,6 +22,7 @@ import msgspec
 
 from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed
+from braid.model.ids import Epoch
 from braid.spark.source.planning import Range
 
 JOURNAL_VERSION: Final = 1
@@ -36,6 +37,8 @@ class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     partitions: int
     positions: dict[int, Position]
     """Where the next step begins."""
+    epochs: dict[int, Epoch] = {}
+    """Of the records before `positions`, as far as they are known: by these the next step notices a loss."""
     done: bool = False
 
     @property
