@@ -12,6 +12,7 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Compare, Put
 from braid.model.errors import (
+    LogSealed,
     MetadataError,
     MetadataUnavailable,
     ObjectStoreUnavailable,
@@ -20,6 +21,7 @@ from braid.model.errors import (
 )
 from braid.storage.log.recovery import recover
 from braid.storage.retention import RetentionPolicy
+from braid.storage.segment import StorageMode
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import Faults
 from tests.kits.fault_scenes import (
@@ -175,6 +177,36 @@ def test_a_crash_at_any_step_of_handing_over_can_be_picked_up(moment: Moment, en
         return simulate(main, seed=step, file_bytes=SMALL_FILES)
 
     at_every_step(run, at_least=40)
+
+
+@every_moment
+@every_ending
+def test_a_crash_at_any_step_of_ending_a_log_leaves_it_open_or_ended_for_ever(moment: Moment, ending: Ending) -> None:
+    def run(step: int) -> bool:
+        async def main(scene: Scene) -> bool:
+            a, b = scene.broker("a"), scene.broker("b")
+            segment = await a.open()
+            await scene.publish(segment, 6)
+            died = await ends_at(a, step, moment, ending, work=lambda: a.run(segment.end_log()))
+            ended = (await scene.catalog()).end
+            assert ended in (None, 6)
+            assert died or ended == 6
+            if not died:
+                a.kill()
+            segment = await a.open()
+            assert segment.log.sealed or ended is None
+            assert await segment.end_log() == 6
+            await segment.exporter.export_closed()
+            a.kill()
+            segment = await b.open()  # without consent to a loss
+            await scene.check(segment)
+            with pytest.raises(LogSealed):
+                scene.append_unconfirmed(segment, 1)
+            return died
+
+        return simulate(main, seed=step, file_bytes=SMALL_FILES, mode=StorageMode.SHARED_FS)
+
+    at_every_step(run, at_least=5)
 
 
 @every_moment

@@ -15,6 +15,7 @@ from braid.model.errors import (
     LogClosed,
     LogSealed,
     MetadataUnavailable,
+    ObjectStoreUnavailable,
     OutOfSequence,
     RecoveryUnsafe,
 )
@@ -33,6 +34,7 @@ from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.kits.storage import (
     DESCRIPTOR,
@@ -332,6 +334,92 @@ async def test_a_log_that_was_sealed_and_exported_stays_sealed_when_its_owner_is
     successor = await world.b.open(accept_loss=True)
     assert successor.log.sealed
     assert successor.log.end == 10
+
+
+@pytest.mark.parametrize("rotated_before", [False, True], ids=["in a file with records", "in a file of its own"])
+async def test_an_ended_log_needs_neither_its_owner_nor_consent_once_chunks_hold_it(
+    rotated_before: bool, world: World
+) -> None:
+    segment = await world.a.open()
+    await fill(segment, 10)
+    if rotated_before:
+        await segment.log.rotate()
+    assert await segment.end_log() == 10
+    await segment.exporter.export_closed()
+    for broker in (world.b, world.a.start(), world.b.start()):
+        await segment.abandon()
+        broker.disk = SimulatedDisk(world.simulation.random)
+        segment = await broker.start().open()
+        assert (segment.start.source, segment.start.loss_accepted) == (RecoverySource.CHUNKS, False)
+        assert (segment.log.sealed, segment.log.end) == (True, 10)
+        assert await read_offsets(segment) == list(range(10))
+
+
+async def test_the_end_of_a_log_stands_in_the_catalog_when_nothing_of_it_is_exported(world: World) -> None:
+    segment = await world.a.start(mode=StorageMode.LOCAL).open()
+    await fill(segment, 10)
+    assert await segment.end_log() == 10
+    assert (segment.catalog.end, segment.catalog.next_offset) == (10, 0)
+    successor = await world.b.start(mode=StorageMode.LOCAL).open(accept_loss=True)
+    assert (successor.log.sealed, successor.log.end) == (True, 0), "the records are lost, the end is not"
+    with pytest.raises(LogSealed):
+        successor.append(make_batch())
+
+
+async def test_a_seal_alone_in_its_file_is_noted_by_the_next_export(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 10)
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    await segment.log.seal()
+    await segment.log.rotate()
+    await segment.exporter.export_closed()
+    successor = await world.b.open(accept_loss=True)
+    assert (successor.log.sealed, successor.log.end) == (True, 10)
+
+
+async def test_a_seal_that_a_crash_kept_from_the_catalog_is_noted_when_the_log_is_opened(world: World) -> None:
+    segment = await world.a.start(mode=StorageMode.LOCAL).open()
+    await fill(segment, 10)
+    await segment.log.seal()
+    segment = await world.a.crash().open()
+    assert (segment.log.sealed, segment.catalog.end) == (True, 10)
+
+
+async def test_a_sealed_log_stays_sealed_when_its_last_chunk_has_expired(world: World) -> None:
+    segment = await world.a.open()
+    await fill(segment, 10)
+    await segment.end_log()
+    await segment.exporter.export_closed()
+    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
+    successor = await world.b.open()
+    assert (successor.log.sealed, successor.log.end, successor.earliest) == (True, 10, 10)
+
+
+async def test_what_the_caller_adds_is_written_once_when_chunks_hold_an_ended_log(world: World) -> None:
+    objects = FaultyObjects(world.objects, world.simulation.random, Faults())
+    world.a.start(objects=objects)
+    segment = await SegmentStorage.open(
+        world.a.context,
+        TOPIC,
+        DESCRIPTOR,
+        Epoch(1),
+        SMALL,
+        on_complete=lambda: ([Compare("/ownership", Revision(0))], [Put("/ownership", b"clean")]),
+    )
+    await fill(segment, 10)
+    objects.faults = Faults(fails_before=1)
+    await segment.end_log()
+    with pytest.raises(ObjectStoreUnavailable):
+        await segment.exporter.export_closed()
+    assert segment.catalog.end == 10
+    assert await world.store.get("/ownership") is None
+    objects.faults = Faults()
+    await segment.exporter.export_closed()
+    entry = await world.store.get("/ownership")
+    assert entry is not None
+    assert entry.value == b"clean"
+    await segment.exporter.export_closed()
 
 
 async def test_handing_over_marks_the_end_in_one_transaction_with_what_the_caller_adds(world: World) -> None:

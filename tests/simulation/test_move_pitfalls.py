@@ -351,3 +351,21 @@ async def test_a_subscription_that_has_acked_nothing_stays_where_it_began(
                 message = await consumer.receive(timeout=60)
                 assert message is not None
                 assert message.offset == number
+
+
+async def test_an_ended_segment_that_storage_holds_does_not_wait_for_its_dead_owner(simulation: Simulation) -> None:
+    """Nothing of it can be missing, so no operator has to accept a loss."""
+    async with running_brokers(simulation) as brokers, brokers.client("b", "c", timeout=60) as client:
+        await topic_at(brokers, client, "a")
+        async with client.producer("orders") as producer:
+            await send(producer, *range(10))
+        assert not record_of(brokers).clean
+        segment = brokers.running["a"].segment_host.segments.get(PATH, 0)
+        await segment.storage.end_log()
+        await until(lambda: record_of(brokers).clean)
+        brokers.kill("a")
+        await until(lambda: brokers.owner(0) in ("b", "c"))
+        assert await read_all(client, 10) == numbers(10)
+        successor = brokers.running[brokers.owner(0)].segment_host.segments.get(PATH, 0)
+        assert (successor.sealed, successor.end) == (True, 10)
+        await until(lambda: record_of(brokers).clean)

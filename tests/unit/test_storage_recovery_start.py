@@ -10,9 +10,12 @@ from braid.storage.history.catalog import Frontier, SealedState
 from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
 
 
-def frontier(epoch: int, next_offset: int, *, begun: bool = True, continues: int | None = None) -> Frontier:
+def frontier(
+    epoch: int, next_offset: int, *, begun: bool = True, continues: int | None = None, end: int | None = None
+) -> Frontier:
     before = epoch - 1 if continues is None else continues
-    return Frontier(Epoch(epoch), f"broker-{epoch}", begun, Epoch(before), Offset(next_offset))
+    ends = Offset(end) if end is not None else None
+    return Frontier(Epoch(epoch), f"broker-{epoch}", begun, Epoch(before), Offset(next_offset), end=ends)
 
 
 def sealed(last: int, epoch: int) -> SealedState:
@@ -78,6 +81,22 @@ STARTS: dict[str, tuple[Evidence, tuple[int, RecoverySource]]] = {
         (None, frontier(3, 10), local(0, 22, 1, 2, 3)),
         (22, RecoverySource.LOCAL),
     ),
+    "an ended log that chunks hold, its owner is elsewhere": (
+        (None, frontier(1, 22, end=22), None),
+        (22, RecoverySource.CHUNKS),
+    ),
+    "an ended log that chunks hold, and an older owner's batches": (
+        (None, frontier(2, 22, end=22), local(0, 30, 1)),
+        (22, RecoverySource.CHUNKS),
+    ),
+    "an ended log, served by others since, that chunks hold": (
+        (None, frontier(4, 22, begun=False, continues=1, end=22), None),
+        (22, RecoverySource.CHUNKS),
+    ),
+    "an ended log whose files are here": (
+        (None, frontier(1, 10, end=22), local(0, 22, 1)),
+        (22, RecoverySource.LOCAL),
+    ),
 }
 
 
@@ -95,6 +114,7 @@ UNSAFE: dict[str, tuple[Evidence, int]] = {
     "nothing was exported at all": ((None, frontier(1, 0), None), 0),
     "only an older owner's batches are here": ((None, frontier(2, 10), local(0, 22, 1)), 10),
     "a later claim never began, and the one before is elsewhere": ((None, frontier(2, 10, begun=False), None), 10),
+    "an ended log whose tail was not exported": ((None, frontier(1, 10, end=22), None), 10),
     "the files here are of the claim that never began": ((None, frontier(2, 10, begun=False), local(10, 10, 2)), 10),
 }
 
@@ -168,6 +188,11 @@ DAMAGED_FILES: dict[str, tuple[Evidence, tuple[str, str], int]] = {
     "a hole between chunks and local batches": (
         (None, frontier(1, 10), local(12, 22, 1)),
         ("chunks end at offset 10", "begin at 12"),
+        10,
+    ),
+    "batches after the end of the log": (
+        (None, frontier(1, 10, end=22), local(0, 23, 1)),
+        ("ended at offset 22", "reach 23"),
         10,
     ),
 }

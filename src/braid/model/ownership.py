@@ -18,7 +18,8 @@ the rightful owner. The package cluster/ownership has the table of which broker 
 
 `clean` tells whether records are lost with an owner that is gone. While it is true, any broker (of `holders`, if these
 are named) can read everything that was ever confirmed, so the leader may give the segment to another one by itself. It
-is false from the first confirm of an owner until the owner seals.
+is false from the first confirm of an owner until the owner seals, or until the log has ended and shared storage holds
+all of it.
 
 An owner that cannot open the segment says why in `failures`, and goes on trying. What counts for everybody else is
 whether the segment is served, not whether its owner's process lives.
@@ -150,6 +151,10 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self._to(
             OwnershipState.SERVING, holders=holders, clean=False, accept_loss=False, given_up=(), failures=()
         )
+
+    def complete(self) -> Ownership:
+        """Note that the log has ended and that every broker can read all of it; its owner does this."""
+        return self._to(OwnershipState.SERVING, clean=True)
 
     def moving(self, move: Move) -> Ownership:
         return self._to(OwnershipState.SERVING, move=move, refusal="")

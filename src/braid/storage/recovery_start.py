@@ -1,6 +1,6 @@
 """Decides at which offset an owner begins: one pure function over everything that is known.
 
-Four kinds of evidence, from the strongest to the weakest:
+Five kinds of evidence, from the strongest to the weakest:
 
 1. **Sealed state**: the owner before wrote, in one transaction, that its last record was N and that all of it is in
    chunks. Begin at N + 1.
@@ -8,9 +8,10 @@ Four kinds of evidence, from the strongest to the weakest:
    Every owner's first durable batch is a BEGIN with its epoch, and the owner confirms nothing before the frontier says
    that it has begun. So local batches are the log if that owner's epoch is among theirs; later epochs that never began
    left nothing but a BEGIN.
-3. **Chunks**. Without a seal and without the last owner's files, records that the owner confirmed but had not exported
-   may be missing. That is a loss, and only a person or a policy can accept it.
-4. **Nothing**: a new log, at 0.
+3. **Chunks of a log that has ended**: the frontier says where, and chunks reach that offset. Nothing can be missing.
+4. **Chunks** of a log that goes on. Without a seal and without the last owner's files, records that the owner confirmed
+   but had not exported may be missing. That is a loss, and only a person or a policy can accept it.
+5. **Nothing**: a new log, at 0.
 
 Where two pieces contradict each other, the log does not open; the error names both. An error while *reading* evidence
 is not "nothing": it is raised long before this function is called.
@@ -79,6 +80,8 @@ def resolve_recovery_start(
                 raise
     if frontier.last_writer == 0:
         return Start(Offset(0), RecoverySource.EMPTY)
+    if frontier.complete:
+        return Start(frontier.next_offset, RecoverySource.CHUNKS)
     if accept_loss:
         return Start(frontier.next_offset, RecoverySource.CHUNKS, loss_accepted=True)
     raise RecoveryUnsafe(
@@ -115,5 +118,9 @@ def _from_local(frontier: Frontier, local: LocalEvidence) -> Start:
         raise RecoveryConflict(
             f"chunks end at offset {frontier.next_offset} and local batches begin at {local.base_offset}: "
             f"what was between them is missing"
+        )
+    if frontier.end is not None and local.next_offset > frontier.end:
+        raise RecoveryConflict(
+            f"the log has ended at offset {frontier.end}, but local batches of its last owner reach {local.next_offset}"
         )
     return Start(local.next_offset, RecoverySource.LOCAL)

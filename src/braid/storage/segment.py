@@ -35,7 +35,7 @@ from braid.storage.chunk import Footer
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject, SealedState
 from braid.storage.history.compaction import check_joined, chosen, may_go
-from braid.storage.history.exporter import Exporter
+from braid.storage.history.exporter import Exporter, Rider
 from braid.storage.history.manifest import segment_folder
 from braid.storage.history.producer_objects import is_outdated, store_producers
 from braid.storage.log import checkpoint as checkpoints
@@ -130,9 +130,11 @@ class SegmentStorage:
         accept_loss: bool = False,
         conditions: Sequence[Condition] = (),
         operations: Sequence[Operation] = (),
+        on_complete: Rider = lambda: ((), ()),
     ) -> SegmentStorage:
         """Open a segment in this epoch. `conditions` and `operations` become part of the transaction that begins the
-        ownership."""
+        ownership, and what `on_complete` returns becomes part of the one after which chunks hold a log that has ended.
+        """
         SegmentName.at(topic_path, descriptor)  # They become folders, keys and object names: refuse bad ones.
         if epoch < 1:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
@@ -148,7 +150,8 @@ class SegmentStorage:
                 sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
             )
             history = segment_folder(topic_path, descriptor)
-            if start.source is RecoverySource.SEALED and context.mode is StorageMode.LOCAL and not accept_loss:
+            from_history = start.source in (RecoverySource.SEALED, RecoverySource.CHUNKS)
+            if context.mode is StorageMode.LOCAL and from_history and not accept_loss:
                 await _check_history(context, catalog, history)
             await catalog.claim(epoch, context.broker_id)
             if accept_loss and start.source is not RecoverySource.LOCAL and context.mode is StorageMode.LOCAL:
@@ -170,10 +173,18 @@ class SegmentStorage:
             log = Log(log_context, continued, replicated=catalog.next_offset)
             undo.push_async_callback(log.abandon)
             exporter = Exporter(
-                log, catalog, context.objects, context.handles, topic_path, descriptor, file_closed, context.random
+                log,
+                catalog,
+                context.objects,
+                context.handles,
+                topic_path,
+                descriptor,
+                file_closed,
+                context.random,
+                on_complete,
             )
             await log.open()
-            begun_at = await catalog.begin(conditions, operations, first=log.end, ended=log.sealed)
+            begun_at = await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
             if context.mode.exports_continuously:
                 exporter.start()
             undo.pop_all()
@@ -199,6 +210,14 @@ class SegmentStorage:
         """Make chunks of what the log holds now, while the log goes on."""
         await self.log.rotate()
         await self.exporter.export_closed()
+
+    async def end_log(self) -> Offset:
+        """End the log for ever: no owner appends anything to it any more. Return the offset at which it ends. If this
+        fails, call it again."""
+        end = await self.log.seal()
+        await self.exporter.note_end()
+        await self.log.rotate()  # The last file is exported now, not when it is old.
+        return end
 
     async def finish(self) -> None:
         """Close the log and export all of it. If this fails, call it again."""
@@ -389,7 +408,8 @@ async def _continue(
     continued = found
     if start.source is not RecoverySource.LOCAL:
         await _clear_folder(context, folder, found, catalog.sealed, epoch)
-        continued = RecoveredLog(next_offset=start.offset, sealed=catalog.sealed is not None and catalog.sealed.ended)
+        continued = RecoveredLog(next_offset=start.offset)
+    continued.sealed = continued.sealed or catalog.end is not None
     if not continued.producers_complete and catalog.objects:
         _add_earlier(continued, await _last_footer(context, catalog, history))
     if start.source is RecoverySource.LOCAL:

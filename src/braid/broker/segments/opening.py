@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,11 +27,11 @@ from braid.broker.topics import Topics
 from braid.cluster.members import still_gone
 from braid.cluster.owners import Owners
 from braid.metadata import paths
-from braid.metadata.store import Compare, Put
-from braid.model.errors import BraidError, ConditionFailed, Fenced
+from braid.metadata.store import Compare, Condition, Operation, Put
+from braid.model.errors import BraidError, ConditionFailed, Fenced, NotServing
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Ownership
+from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Durability, Topic
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
@@ -144,6 +144,7 @@ class Opening:
                 accept_loss=record.accept_loss,
                 conditions=[Compare(ownership, revision), *still_gone(given_up)],
                 operations=[Put(ownership, record.serving(holders).to_json())],
+                on_complete=lambda: self._completed(name, record.epoch),
             )
         except ConditionFailed as error:
             back = f", or {' or '.join(given_up)} is back with what was given up" if given_up else ""
@@ -157,6 +158,18 @@ class Opening:
             for broker in record.given_up
             if broker != self._context.broker_id and record.failure_of(broker) is None
         ]
+
+    def _completed(self, name: SegmentName, epoch: Epoch) -> tuple[Sequence[Condition], Sequence[Operation]]:
+        """Make the record of a log that has ended clean: when its owner is gone, any broker can go on."""
+        known = self._owners.known(name)
+        if known is None or not known.value.is_held_by(self._context.broker_id, epoch):
+            raise Fenced(f"{name} has another owner")
+        if known.value.state is OwnershipState.ASSIGNED:
+            raise NotServing(f"{name} is not served yet")
+        if known.value.state is not OwnershipState.SERVING or self._context.mode is StorageMode.LOCAL:
+            return (), ()
+        key = paths.ownership(name.topic.path, name.descriptor)
+        return [Compare(key, known.revision)], [Put(key, known.value.complete().to_json())]
 
     async def _load_cursors(
         self,

@@ -93,11 +93,18 @@ class Frontier(msgspec.Struct, frozen=True, rename="camel"):
     """Where the producer table is that reaches `next_offset`. None: in the newest chunk's footer, or there is none."""
     epochs: EpochStarts = ()
     """Which epoch has written which offsets; see epochs.py."""
+    end: Offset | None = None
+    """Where the log ends for ever: no owner appends at or after this offset. None: the log goes on."""
 
     @property
     def last_writer(self) -> Epoch:
         """The last epoch in which anything can have been confirmed."""
         return self.epoch if self.begun else self.continues
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether the log has ended and chunks hold all that retention has left of it."""
+        return self.end is not None and self.next_offset >= self.end
 
 
 class SealedState(msgspec.Struct, frozen=True, rename="camel"):
@@ -173,6 +180,13 @@ class Catalog:
         return self._frontier_revision
 
     @property
+    def end(self) -> Offset | None:
+        """Where the log ends for ever; None while it goes on."""
+        if self.sealed is not None and self.sealed.ended:
+            return Offset(self.sealed.last_committed_offset + 1)
+        return self.frontier.end if self.frontier is not None else None
+
+    @property
     def producers(self) -> ProducerObject | None:
         return self.frontier.producers if self.frontier is not None else None
 
@@ -202,6 +216,7 @@ class Catalog:
                 next_offset=self.next_offset,
                 producers=self.producers,
                 epochs=self.epochs,
+                end=self.end,
             )
             await self._write(frontier, [])
 
@@ -211,15 +226,15 @@ class Catalog:
         operations: Sequence[Operation] = (),
         *,
         first: Offset | None = None,
-        ended: bool = False,
+        end: Offset | None = None,
     ) -> Revision:
         """Note that this owner's first batch is durable: its records count from now on, from offset `first`, and the
         seal before them goes. One transaction does this together with the caller's operations; returns its revision.
 
-        No owner begins after the seal of a log that has `ended`: the owner that sealed it stays the last writer."""
+        No owner begins in a log that has an `end`: the owner that sealed it stays the last writer."""
         async with self._turn:
-            if ended:
-                await self._write(self._own(), operations, conditions)
+            if end is not None:
+                await self._write(msgspec.structs.replace(self._own(), end=end), operations, conditions)
                 return self._frontier_revision
             begun = msgspec.structs.replace(self._own(), begun=True)
             if first is not None:
@@ -262,9 +277,22 @@ class Catalog:
                 )
             self._own_seal = sealed
             put = Put(paths.sealed_state(*self._keys), msgspec.json.encode(sealed))
-            await self._write(self._own(), [put, *operations], conditions)
+            frontier = msgspec.structs.replace(self._own(), end=self.next_offset if sealed.ended else None)
+            await self._write(frontier, [put, *operations], conditions)
             self.sealed = sealed
             return sealed
+
+    async def note_end(
+        self, end: Offset, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()
+    ) -> None:
+        """Note where the log ends for ever, in one transaction with the caller's operations. Can be repeated."""
+        async with self._turn:
+            await self._settle()
+            frontier = self._own()
+            if end < frontier.next_offset or frontier.end not in (None, end):
+                raise BrokenInvariant(f"I1: a log cannot end at {end}: {frontier}")
+            if frontier.end is None or operations:
+                await self._write(msgspec.structs.replace(frontier, end=end), operations, conditions)
 
     async def remove(self, chunks: Sequence[ChunkDescriptor], producers: ProducerObject | None = None) -> None:
         """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards.

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged
 from braid.model.ids import Epoch
@@ -28,6 +30,9 @@ BATCHES_PER_TURN: Final = 256
 """How many batches are checked before other tasks run: some hundred microseconds."""
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 30.0
+
+Rider = Callable[[], tuple[Sequence[Condition], Sequence[Operation]]]
+"""Returns what a transaction of the catalog does beside its own work."""
 
 
 def chunk_name(base_offset: int, next_offset: int, epoch: int) -> str:
@@ -46,7 +51,10 @@ class Exporter:
         descriptor: str,
         file_closed: asyncio.Event,
         rng: random.Random,
+        on_complete: Rider = lambda: ((), ()),
     ) -> None:
+        """`on_complete` is called when chunks hold the whole of a log that has ended. What it returns becomes part of
+        the transaction that notes this."""
         self._log = log
         self._catalog = catalog
         self._objects = objects
@@ -57,6 +65,8 @@ class Exporter:
         self._turn = asyncio.Lock()
         self._file_closed = file_closed
         self._manifest_due = True
+        self._on_complete = on_complete
+        self._complete_noted = False
         self._task: asyncio.Task[None] | None = None
         self.last_error: BraidError | None = None
         """Why the last try failed; None after a good one."""
@@ -90,6 +100,7 @@ class Exporter:
         """Export every closed file that history does not cover yet; returns how many. Raises at the first failure."""
         async with self._turn:
             exported = 0
+            await self._note_end()
             for file in list(self._log.files):
                 if file.next_offset <= self._catalog.next_offset or not file.records:
                     continue
@@ -107,6 +118,7 @@ class Exporter:
                     break  # What is not confirmed is not history yet (I7).
                 await self._export(file)
                 exported += 1
+            await self._note_end()
             if self._manifest_due:
                 await self._write_manifest()
             self.last_error = None
@@ -155,6 +167,20 @@ class Exporter:
             text = f"{file.name} has been damaged at offset {expected} and is not exported: {error}"
             raise LogDamaged(text, expected, file.next_offset) from error
         return footer
+
+    async def note_end(self) -> None:
+        """Note the end of a sealed log in the catalog, before and after all of it is exported."""
+        async with self._turn:
+            await self._note_end()
+
+    async def _note_end(self) -> None:
+        if not self._log.seal_is_durable:
+            return
+        if self._ends_here and not self._complete_noted:
+            await self._catalog.note_end(self._log.end, *self._on_complete())
+            self._complete_noted = True
+        elif self._catalog.end is None:
+            await self._catalog.note_end(self._log.end)
 
     async def write_manifest(self) -> None:
         """Describe the catalog as it is now, for readers without a metadata store."""
