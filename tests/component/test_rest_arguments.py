@@ -55,6 +55,8 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
         {**TOPIC, "segments": 3, "policies": TopicPolicies(durability=Durability.MEMORY)},
     ),
     "a body of arguments": ("seek", BILLING, {}, {"offsets": {"0": 7}}, {**SUBSCRIPTION, "offsets": {"0": 7}}),
+    "a body of two": ("seek", BILLING, {}, {"offsets": {"0": 7}, "epochs": {"0": 3}},
+                      {**SUBSCRIPTION, "offsets": {"0": 7}, "epochs": {"0": 3}}),
     "neither a body nor a query": ("seek", BILLING, {}, None, SUBSCRIPTION),
     "yes, in a word": ("delete_topic", ORDERS, {"force": "true"}, None, {**TOPIC, "force": True}),
     "no, in a word": ("delete_topic", ORDERS, {"force": "false"}, None, {**TOPIC, "force": False}),

@@ -176,6 +176,25 @@ async def test_at_the_end_of_a_topic_a_position_has_its_epoch_before_anything_wa
                 await consumer.receive(timeout=60)
 
 
+@LOSSES
+async def test_a_seek_after_lost_records_is_refused(simulation: Simulation, scene: Scene) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client("a", "b", timeout=120) as client:
+        lose = await scene(brokers, client)
+        async with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            await read(consumer, READ)
+            epochs = ConsumerCheckpoint.from_bytes(consumer.checkpoint()).epochs
+        await client.admin.create_subscription("orders", "billing", start="earliest")
+        await lose()
+        await send(client, b"new", range(KEPT, 2 * READ))
+        with pytest.raises(PositionDiverged, match="from offset 4 on the segment holds other records") as caught:
+            await client.admin.seek("orders", "billing", {0: READ}, epochs=epochs)
+        assert caught.value.parted_at == KEPT
+        found = await client.admin.subscription("orders", "billing")
+        assert found["segments"]["0"]["offset"] == 0, "nothing was changed"
+        await client.admin.seek("orders", "billing", {0: KEPT}, epochs=epochs)
+        await client.admin.seek("orders", "billing", {0: READ})
+
+
 async def test_moves_and_restarts_without_a_loss_disturb_no_reader(simulation: Simulation) -> None:
     """Every owner begins an epoch. Only a loss makes histories part."""
     async with running_brokers(simulation) as brokers, brokers.client("a", "b", "c", timeout=120) as client:

@@ -219,11 +219,19 @@ class Admin:
         arguments = about | {"subscriptionId": found["subscriptionId"], "force": force}
         await self._call("delete_subscription", arguments, in_doubt={SubscriptionNotFound: _nothing})
 
-    async def seek(self, topic: str, subscription: str, to: str | int | datetime.datetime | Mapping[int, int]) -> Json:
+    async def seek(
+        self,
+        topic: str,
+        subscription: str,
+        to: str | int | datetime.datetime | Mapping[int, int],
+        *,
+        epochs: Mapping[int, int] | None = None,
+    ) -> Json:
         """Set a subscription to another place; its consumers continue from there. Returns the offsets.
 
         `to` is `earliest`, `latest`, a time (a datetime, or ms since 1970; the first record of that time or later), or
-        the next offset of each segment id; other segments keep their position.
+        the next offset of each segment id; other segments keep their position. With offsets, `epochs` may say in which
+        epochs the records before them were read: `PositionDiverged` if the topic has lost these records.
         """
         arguments: Json = {"topic": topic, "subscription": subscription}
         match to:
@@ -235,6 +243,8 @@ class Admin:
                 arguments["timestamp"] = to
             case _:
                 arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}
+                if epochs:
+                    arguments["epochs"] = {str(segment): epoch for segment, epoch in epochs.items()}
         return await self._place("seek_subscription", arguments)
 
     async def skip(

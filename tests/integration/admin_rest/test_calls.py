@@ -83,6 +83,7 @@ MALFORMED: dict[str, tuple[str, str, Any]] = {
     "a seek to a negative offset": ("POST", f"{BILLING}/seek", {"offsets": {"0": -1}}),
     "a seek of a segment that is no number": ("POST", f"{BILLING}/seek", {"offsets": {"zero": 1}}),
     "a seek without offsets": ("POST", f"{BILLING}/seek", {"offsets": {}}),
+    "a seek to an epoch alone": ("POST", f"{BILLING}/seek", {"epochs": {"0": 1}}),
     "a skip of nothing": ("POST", f"{BILLING}/skip?segment=0&count=0", None),
     "a skip of no segment": ("POST", f"{BILLING}/skip?count=1", None),
     "force that is neither": ("DELETE", f"{ORDERS}?force=perhaps", None),

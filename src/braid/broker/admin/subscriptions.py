@@ -24,6 +24,7 @@ from braid.broker.admin.route import (
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.groups.subscriptions import LATEST, SeekRequest
+from braid.model.batch.header import MAX_EPOCH
 from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.names import check_name
@@ -39,6 +40,14 @@ SkipCount = Annotated[int, Meta(ge=1, le=MAX_NUMBER, description="How many recor
 OffsetsBySegment = Annotated[
     dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,17})$")], Annotated[int, Meta(ge=0, le=MAX_NUMBER)]],
     Meta(min_length=1, max_length=4096, description="The next offset by segment id; others stay where they are."),
+]
+EpochsBySegment = Annotated[
+    dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,17})$")], Annotated[int, Meta(ge=0, le=MAX_EPOCH)]],
+    Meta(
+        max_length=4096,
+        description="By segment id, the epoch in which the record before the offset was read. The seek fails if that "
+        "record is lost.",
+    ),
 ]
 
 _log: Final = logging.getLogger(__name__)
@@ -143,20 +152,22 @@ class _PlaceSubscription(OnSubscription, frozen=True, rename="camel"):
 
 
 class SeekSubscription(_PlaceSubscription, frozen=True):
-    """To a time (`timestamp`), to one end (`to`) or to given `offsets`: exactly one of these."""
+    """To a time (`timestamp`), to one end (`to`) or to given `offsets`: exactly one of these. With offsets, `epochs`
+    may say in which epochs the records before them were read."""
 
     http = HttpRoute(
         "POST",
         SUBSCRIPTION + "/seek",
         operation="seek",
         query=("timestamp", "to"),
-        body=("offsets",),
+        body=("offsets", "epochs"),
         status=NO_CONTENT,
         errors=(404, 409),
     )
     to: End | None = None
     timestamp: Annotated[int | None, Rest(Milliseconds)] = None
     offsets: Annotated[dict[str | int, int] | None, Rest(OffsetsBySegment)] = None
+    epochs: Annotated[dict[str | int, int] | None, Rest(EpochsBySegment)] = None
 
     async def run(self, services: CallServices, principal: Principal) -> PlacedSubscription:
         offsets = await self._seek(services, self.checked)
@@ -165,6 +176,8 @@ class SeekSubscription(_PlaceSubscription, frozen=True):
 
     async def _seek(self, services: CallServices, subscription: str) -> dict[SegmentId, Offset]:
         name, subscriptions = self.name, services.subscriptions
+        if self.epochs and not self.offsets:
+            raise InvalidArgument("epochs belong to offsets: give the offsets, too, or leave the epochs out")
         match self.to, self.timestamp, self.offsets:
             case str(place), None, None:
                 return await subscriptions.seek_to(name, subscription, place, self.request)
@@ -174,7 +187,8 @@ class SeekSubscription(_PlaceSubscription, frozen=True):
                 return await subscriptions.seek_to_time(name, subscription, timestamp_ms * 1_000, self.request)
             case None, None, dict(places) if places:
                 offsets = {segment: Offset(offset) for segment, offset in by_segment(places, "offsets").items()}
-                return await subscriptions.seek_to_offsets(name, subscription, offsets, self.request)
+                epochs = by_segment(self.epochs or {}, "epochs")
+                return await subscriptions.seek_to_offsets(name, subscription, offsets, self.request, epochs=epochs)
             case _:
                 raise InvalidArgument(
                     "seek_subscription needs exactly one of to ('earliest' or 'latest'), timestamp (milliseconds "

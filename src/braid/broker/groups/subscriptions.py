@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Final
@@ -47,11 +47,13 @@ from braid.broker.segments.segment_access import (
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Entry, Put, Store
+from braid.model.batch.epochs import UNKNOWN_EPOCH, parting
 from braid.model.errors import (
     BraidError,
     InvalidArgument,
     MetadataUncertain,
     NotAvailable,
+    PositionDiverged,
     SegmentNotFound,
     SubscriptionExists,
     SubscriptionKindConflict,
@@ -220,12 +222,31 @@ class Subscriptions:
         return await self._seek(topic, name, None, find, request)
 
     async def seek_to_offsets(
-        self, topic: TopicName, name: str, offsets: dict[SegmentId, Offset], request: SeekRequest | None = None
+        self,
+        topic: TopicName,
+        name: str,
+        offsets: dict[SegmentId, Offset],
+        request: SeekRequest | None = None,
+        *,
+        epochs: Mapping[SegmentId, int] | None = None,
     ) -> dict[SegmentId, Offset]:
-        """Go to these offsets; segments that are not named stay where they are."""
+        """Go to these offsets; segments that are not named stay where they are. `epochs` are those of the records
+        before the offsets, as the caller has read them: `PositionDiverged` if a segment has lost these records. If it
+        loses them meanwhile, its cursor is placed anew by that, and this seek is `ConditionFailed`."""
+        read_in = epochs or {}
 
         async def find(segment: SegmentId, access: SegmentAccess) -> Offset:
             ends = await access.ask(FindPositions())
+            parted_at = parting(ends.epochs, offsets[segment], read_in.get(segment, UNKNOWN_EPOCH))
+            if parted_at is not None:
+                raise PositionDiverged(
+                    f"subscription {name} cannot go to offset {offsets[segment]} of segment {segment} of {topic}: the "
+                    f"record before it, of epoch {read_in[segment]}, is lost, and from offset {parted_at} on the "
+                    f"segment holds other records",
+                    ends.earliest,
+                    ends.end,
+                    parted_at,
+                )
             if not ends.earliest <= offsets[segment] <= ends.end:
                 raise InvalidArgument(
                     f"subscription {name} cannot go to offset {offsets[segment]} of segment {segment} of {topic}: "

@@ -230,7 +230,7 @@ class _Driver:
 
     def _show(self, offset: StreamOffset, snapshot: TopicSnapshot) -> None:
         if self._subscription is not None and not is_other_topic(offset, snapshot.topic_id):
-            self._subscription.move(offset.positions, snapshot)
+            self._subscription.move(offset.positions, snapshot, offset.epochs)
 
     def _lost(self, losses: tuple[str, ...]) -> None:
         what = "; ".join(losses)

@@ -45,18 +45,28 @@ class QuerySubscription:
         again if its first micro-batch runs again, and `latest` is then after records that were not processed."""
         self._try(_offsets(positions, snapshot), snapshot.topic, only_if_new=True)
 
-    def move(self, positions: Mapping[int, Position], snapshot: TopicSnapshot) -> None:
-        """Move the subscription here: everything before was processed. Creates it if it is missing; never raises."""
+    def move(
+        self, positions: Mapping[int, Position], snapshot: TopicSnapshot, epochs: Mapping[int, int] | None = None
+    ) -> None:
+        """Move the subscription here: everything before was processed, the last records in `epochs`. Creates it if it
+        is missing; never raises."""
         wanted = _offsets(positions, snapshot)
         if self._cursors is None or _forward(wanted, self._cursors):
-            self._try(wanted, snapshot.topic)
+            self._try(wanted, snapshot.topic, epochs)
 
-    def _try(self, wanted: dict[int, int], topic: str, *, only_if_new: bool = False) -> None:
+    def _try(
+        self,
+        wanted: dict[int, int],
+        topic: str,
+        epochs: Mapping[int, int] | None = None,
+        *,
+        only_if_new: bool = False,
+    ) -> None:
         if self._clock() < self._paused_until:
             return
         try:
             admin = self._connection.client.admin
-            work = asyncio.wait_for(self._move(admin, topic, wanted, only_if_new), MOVE_TIMEOUT_S)
+            work = asyncio.wait_for(self._move(admin, topic, wanted, epochs or {}, only_if_new), MOVE_TIMEOUT_S)
             self._cursors = self._connection.call(work)
         except (BraidError, TimeoutError) as error:
             self._cursors = None
@@ -67,13 +77,17 @@ class QuerySubscription:
                 self.name, topic, reason,
             )  # fmt: skip
 
-    async def _move(self, admin: Admin, topic: str, wanted: dict[int, int], only_if_new: bool) -> dict[int, int]:
+    async def _move(
+        self, admin: Admin, topic: str, wanted: dict[int, int], epochs: Mapping[int, int], only_if_new: bool
+    ) -> dict[int, int]:
         cursors, created = self._cursors, False
         if cursors is None:
             cursors, created = await self._found_or_created(admin, topic)
         forward = _forward(wanted, cursors)
         if forward and (created or not only_if_new):
-            moved = await admin.seek(topic, self.name, forward)
+            moved = await admin.seek(
+                topic, self.name, forward, epochs={segment: epochs[segment] for segment in forward if segment in epochs}
+            )
             cursors = cursors | _by_segment(moved["offsets"])
         return cursors
 
