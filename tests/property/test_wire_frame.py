@@ -143,8 +143,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.booleans()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return messages(kind)
-    if get_origin(kind) is tuple:
+    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
         return st.lists(values(get_args(kind)[0]), max_size=3).map(tuple)
+    if get_origin(kind) is tuple:
+        return st.tuples(*map(values, get_args(kind)))
     if get_origin(kind) is dict:
         return st.dictionaries(st.text(max_size=8), anything, max_size=3)
     if set(get_args(kind)) == {int, type(None)}:
