@@ -1,11 +1,15 @@
-"""A broker whose disk is full waits for room, and opens its segments again when there is some."""
+"""A broker whose disk is full waits for room, and opens its segments again when there is some. Until then it serves
+reads, and its segments can move away."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from braid.client.client import Client
 from braid.client.producing.producer import Producer
-from braid.model.errors import DiskFull, Fenced
+from braid.model.errors import DiskFull, Fenced, MoveRefused
 from braid.model.message import MessageId
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
@@ -75,3 +79,108 @@ async def test_a_segment_that_is_fenced_while_it_waits_for_room_is_ended_once(si
             brokers.disks["a"].faults = NO_FAULTS
             await asyncio.gather(*sending)
             assert ended == [str(fenced.name)]
+
+
+async def full_topic(brokers: Brokers, client: Client) -> Producer:
+    """A topic of one segment at broker a, with five records, and no room for a sixth."""
+    await client.admin.create_topic("orders")
+    await until(lambda: brokers.owner(0))
+    if brokers.owner(0) != "a":
+        await brokers.move(0, "a")
+    producer = client.producer("orders", timeout=120)
+    for number in range(5):
+        assert (await producer.send(b"%d" % number)).offset == number
+    brokers.disks["a"].faults = FULL
+    return producer
+
+
+SIXTH = b"y" * 500_000
+"""It fits into the newest file, but not into the room that this file has on the disk."""
+
+
+async def send_more(brokers: Brokers, producer: Producer, value: bytes = SIXTH) -> asyncio.Task[MessageId]:
+    """Send what finds no room, and wait until the log has noticed."""
+    sending = asyncio.ensure_future(producer.send(value))
+    await until(lambda: any(each.storage.log.is_full for each in brokers.running["a"].segments.all()))
+    return sending
+
+
+async def read_all(client: Client, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    async with client.checkpoint_consumer("orders", start="earliest") as reader:
+        while len(found) < count:
+            batch = await reader.receive_batch(timeout=60)
+            assert batch is not None
+            found += [message.value for message in batch.messages()]
+    return found
+
+
+FIVE = [b"%d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("size", [500_000, 2_000_000], ids=["open", "closed"])
+async def test_a_segment_whose_disk_is_full_is_read_and_moves_away_with_all_of_its_records(
+    size: int, simulation: Simulation
+) -> None:
+    """Its newest file with records is open, or closed because a batch of 2 MB needs the next file."""
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            sending = await send_more(brokers, producer, b"y" * size)
+            (segment,) = brokers.running["a"].segments.all()
+            assert segment.storage.log.files[0].closed is (size > 1 << 20)
+            assert await read_all(client, 5) == FIVE
+            (moved,) = (await brokers.call("c", "move_topic", topic="orders", to="b"))["segments"]
+            assert (moved["from"], moved["to"]) == ("a", "b")
+            assert moved["seconds"] < 5
+            assert (await sending).offset == 5, "what found no room is stored by the next owner, once"
+        assert await read_all(client, 6) == [*FIVE, b"y" * size]
+
+
+async def test_a_broker_whose_disk_is_full_is_drained(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            sending = await send_more(brokers, producer)
+            await brokers.call("b", "drain_broker", broker="a")
+            assert (await sending).offset == 5
+            assert brokers.owner(0) in ("b", "c")
+        assert await read_all(client, 6) == [*FIVE, SIXTH]
+
+
+async def test_a_broker_whose_disk_is_full_hands_over_when_it_stops(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client("b", "c", timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            sending = await send_more(brokers, producer)
+            await brokers.stop("a")
+            assert (await sending).offset == 5
+        assert await read_all(client, 6) == [*FIVE, SIXTH]
+
+
+async def test_a_full_segment_that_was_exported_and_not_handed_over_goes_on_when_there_is_room(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client("a", "c", timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            sending = await send_more(brokers, producer)
+            (segment,) = brokers.running["a"].segments.all()
+            await segment.storage.export_now()
+            assert segment.storage.catalog.next_offset == 5, "a move that is given up leaves it so"
+            brokers.disks["a"].faults = NO_FAULTS
+            assert (await sending).offset == 5
+            assert (await producer.send(b"6")).offset == 6
+            await brokers.move(0, "c")
+            assert (await producer.send(b"7")).offset == 7
+        assert await read_all(client, 8) == [*FIVE, SIXTH, b"6", b"7"]
+
+
+async def test_a_full_segment_that_cannot_move_says_why_and_goes_on_when_there_is_room(simulation: Simulation) -> None:
+    """Storage `local`: the chunks that a move copies need room on the same disk."""
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            sending = await send_more(brokers, producer)
+            with pytest.raises(MoveRefused, match=r"its history does not reach broker b.*no room"):
+                await brokers.call("c", "move_topic", topic="orders", to="b")
+            assert await read_all(client, 5) == FIVE
+            brokers.disks["a"].faults = NO_FAULTS
+            assert (await sending).offset == 5
+            await brokers.move(0, "b")
+        assert await read_all(client, 6) == [*FIVE, SIXTH]

@@ -83,6 +83,14 @@ def test_a_failed_log_is_opened_again_only_under_a_record_that_still_names_it(
         assert owner_step.decide(known, "a", served, failed=True, in_layout=in_layout) is expected
 
 
+@served_cases
+def test_a_log_whose_disk_is_full_is_handed_over_if_it_is_to_move_and_otherwise_opened_again(
+    known: Ownership | None, served: Epoch, action: OwnerAction
+) -> None:
+    expected = OwnerAction.REOPEN if action is OwnerAction.NOTHING else action
+    assert owner_step.decide(known, "a", served, failed=True, full=True) is expected
+
+
 @cases
 def test_a_segment_outside_the_layout_is_neither_opened_nor_handed_over_but_let_go(
     known: Ownership | None, served: Epoch | None, action: OwnerAction

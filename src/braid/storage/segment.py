@@ -207,8 +207,9 @@ class SegmentStorage:
         return sum(file.batch_bytes for file in self.log.files if file.next_offset > covered)
 
     async def export_now(self) -> None:
-        """Make chunks of what the log holds now, while the log goes on."""
-        await self.log.rotate()
+        """Make chunks of what the log holds now, while the log goes on. A full log is exported to its end."""
+        if not self.log.is_full:
+            await self.log.rotate()
         await self.exporter.export_closed()
 
     async def end_log(self) -> Offset:
@@ -224,7 +225,7 @@ class SegmentStorage:
         await self.exporter.stop()
         async with self._housekeeping:  # No retention changes the catalog from here on.
             await self.log.close()
-        if self.log.failure is not None:
+        if self.log.failure is not None and not self.log.is_full:
             raise self.log.failure.again()
         await self.exporter.export_closed()
         if self.catalog.next_offset < self.log.end:
@@ -413,8 +414,20 @@ async def _continue(
     if not continued.producers_complete and catalog.objects:
         _add_earlier(continued, await _last_footer(context, catalog, history))
     if start.source is RecoverySource.LOCAL:
+        _close_exported(continued, catalog)
         await repair(context.disk, folder, continued)
     return continued
+
+
+def _close_exported(recovered: RecoveredLog, catalog: Catalog) -> None:
+    """Have the newest file closed if a chunk holds all of it: a full log was exported and not handed over. A chunk must
+    begin where the last one ends, so nothing may follow in that file."""
+    tail = recovered.tail
+    if tail is None or tail.file.closed or tail.file.damage or not tail.file.records:
+        return
+    if tail.file.next_offset <= catalog.next_offset:
+        recovered.unclosed.append(Unclosed(tail.file, recovered.producers.copy()))
+        recovered.tail = None  # Its torn bytes go with the rest of the file after the footer.
 
 
 async def _clear_folder(

@@ -11,6 +11,9 @@ the record still has the move, and the owner begins anew. After SEALED, the lead
 of this broker. In mode `local` the chunks stay here until the new owner serves the segment: until then both disks hold
 the history, and either broker may go on.
 
+A segment whose disk is full takes no publishes, so nothing comes after what `prepare` exports. The hand-over needs no
+room then, if storage is shared; it makes some.
+
 A move that cannot be done is given up, and the record says why: the target is gone, or storage does not take the tail.
 The seal waits for a metadata store that does not answer, as long as the lease lasts.
 """
@@ -101,7 +104,8 @@ class HandOver:
         record = known.value
         assert record.state is OwnershipState.DRAINING, record
         assert record.move is not None, record
-        await self._retry(segment, segment.storage.log.flush)
+        if not segment.storage.log.is_full:
+            await self._retry(segment, segment.storage.log.flush)
         segment.fail_channels(Moved(f"{segment.name} is moving to another broker", "", segment.epoch))
         await self._retry(segment, segment.cursors.stop)
         await self._retry(segment, segment.storage.finish)
@@ -184,7 +188,9 @@ class HandOver:
             except (Fenced, ConditionFailed):
                 raise
             except BraidError as error:
-                if segment.storage.log.failure is not None or (not for_ever and self._clock.monotonic() >= give_up_at):
+                log = segment.storage.log
+                failed = log.failure is not None and not log.is_full
+                if failed or (not for_ever and self._clock.monotonic() >= give_up_at):
                     raise MoveGivenUp(f"its hand-over could not be finished: {error}") from error
                 _log.info("%s is being handed over, trying again: %s", segment.name, error)
             await asyncio.sleep(RETRY_S)

@@ -203,6 +203,7 @@ class Segments:
             self._context.broker_id,
             segment.epoch if segment is not None else None,
             failed=failure is not None,
+            full=isinstance(failure, DiskFull),
             busy=key in self._work,
             in_layout=topic is not None and name.id in topic.layout.segments,
         )
@@ -381,25 +382,29 @@ class Segments:
 
     async def _abandon(self, key: Key, segment: OwnedSegment, error: BraidError) -> None:
         """Abandon a segment when its full disk has room again; then it is opened again. A full disk stops only writers:
-        readers go on until there is room."""
-        await self._room(segment.name)
-        if self._served.get(key) is not segment:
-            return  # Another owner got it meanwhile, and `_let_go` has ended it.
+        readers go on until there is room, or until the segment is to move: then it is handed over as it is."""
+        if not await self._room(segment) or self._served.get(key) is not segment:
+            return  # Another owner got it meanwhile, and `_let_go` has ended it; or it is to move.
         self._withdraw(key, segment)
         self._absent[key] = error
         await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
 
-    async def _room(self, name: SegmentName) -> None:
-        """Return when the disk takes a file of ROOM_BYTES again, which is as large as a group of batches."""
+    async def _room(self, segment: OwnedSegment) -> bool:
+        """Return True when the disk takes a file of ROOM_BYTES again, which is as large as a group of batches; False
+        when the segment is to move."""
         disk = self._context.disk
-        probe = f"{self._context.folder}/{name.topic.path}/{name.descriptor}/room"  # Each segment has its own probe.
+        probe = f"{segment.storage.log.folder}/room"  # Each segment has its own probe.
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
+            record = self._owners.find(segment.name)
+            if record is not None and record.move is not None:
+                return False
             with contextlib.suppress(DiskError):
                 await disk.remove(probe)
             with contextlib.suppress(DiskError):  # Whatever is wrong with the disk: there is no room yet.
                 await disk.prepare(probe, ROOM_BYTES)
-                return await disk.remove(probe)
+                await disk.remove(probe)
+                return True
 
     def _on_fenced(self, key: Key, cursors: Cursors, error: Fenced) -> None:
         """Let the segment go: another owner has it. Acks would be lost here, so nothing more is delivered here."""

@@ -4,7 +4,7 @@
     this broker, and it does not serve the segment          opens it
     this broker, the epoch that it serves                   serves on
     this broker, the epoch that it serves, log has failed   abandons it and opens it again
-    this broker, the epoch that it serves, a move           hands it over
+    this broker, the epoch that it serves, a move           hands it over, also if its disk is full
     this broker, another epoch than it serves               lets it go
     another broker or none, or it is SEALED                 lets it go, if it serves it
 
@@ -43,23 +43,26 @@ def decide(
     served: Epoch | None,
     *,
     failed: bool = False,
+    full: bool = False,
     busy: bool = False,
     in_layout: bool = True,
 ) -> OwnerAction:
     """Return what the broker has to do.
 
     `served` is the epoch in which it serves the segment, None if it does not. `failed` tells whether the log of that
-    epoch has failed, perhaps while the broker was busy. While it is `busy` with the segment, nothing else begins. A
-    segment outside the layout of every known topic is being created or deleted: it is neither opened nor handed over.
+    epoch has failed, perhaps while the broker was busy; `full`, whether only because its disk is full. A full log can
+    be handed over, and that makes room. While the broker is `busy` with the segment, nothing else begins. A segment
+    outside the layout of every known topic is being created or deleted: it is neither opened nor handed over.
     """
     if busy:
         return OwnerAction.NOTHING
     if served is not None:
         if record is None or not record.is_held_by(broker_id, served):
             return OwnerAction.LET_GO
-        if failed:
+        moves = record.move is not None and in_layout
+        if failed and not (full and moves):
             return OwnerAction.REOPEN
-        return OwnerAction.HAND_OVER if record.move is not None and in_layout else OwnerAction.NOTHING
+        return OwnerAction.HAND_OVER if moves else OwnerAction.NOTHING
     if record is None or record.owner != broker_id or record.state is OwnershipState.SEALED:
         return OwnerAction.NOT_OURS
     return OwnerAction.OPEN if in_layout else OwnerAction.NOTHING

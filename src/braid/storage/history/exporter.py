@@ -5,6 +5,9 @@ whether they really are there, and add the chunk to the catalog under the fence.
 steps leaves at most an object that no catalog refers to; the next try finds it under the same name, compares and adopts
 it. A file with damage is not exported, and neither is any file after it: its bytes stay where they are, and
 `LogDamaged` says why history no longer grows.
+
+A full disk has no room to close the newest file. Such a log takes no more batches, so its newest file is exported as it
+is, with a footer that exists only in memory.
 """
 
 from __future__ import annotations
@@ -114,7 +117,8 @@ class Exporter:
                     first, end = self._catalog.next_offset, file.base_offset
                     text = f"{file.name} is not exported: offsets {first}–{end - 1} before it are nowhere"
                     raise LogDamaged(text, first, end)
-                if not file.closed or file.next_offset > self._log.confirmed.value:
+                closed = file.closed or self._log.is_full
+                if not closed or file.next_offset > self._log.confirmed.value:
                     break  # What is not confirmed is not history yet (I7).
                 await self._export(file)
                 exported += 1
@@ -125,7 +129,7 @@ class Exporter:
             return exported
 
     async def _export(self, file: WalFile) -> None:
-        data = await self._handles.read(self._log.number, f"{self._log.folder}/{file.name}", 0, file.size)
+        data = await self._read(file)
         footer = await self._check(file, data)
         name = chunk_name(file.base_offset, file.next_offset, self._log.epoch)
         await create_once(self._objects, f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
@@ -145,6 +149,11 @@ class Exporter:
         await self._catalog.commit(chunk)
         self._manifest_due = True
         await self._write_manifest()
+
+    async def _read(self, file: WalFile) -> bytes:
+        size = file.size if file.closed else file.batch_bytes
+        data = await self._handles.read(self._log.number, f"{self._log.folder}/{file.name}", 0, size)
+        return data if file.closed else data + self._log.footer_of_newest()
 
     async def _check(self, file: WalFile, data: bytes) -> Footer:
         """Check that every batch is whole and in its place. A damaged file stays local and is never published."""

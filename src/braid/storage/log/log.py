@@ -11,6 +11,9 @@ meanwhile gather for the next call, so the disk itself is the clock.
 
 A failed write or sync ends the log: nothing is confirmed any more, now or by a later sync that happens to work. The log
 must be opened again, and recovery finds out what the disk really holds. Losing the lease ends it in the same way (I3).
+
+A full disk is the one failure that leaves no doubt. What was written is all there, and it is all that there is: the
+log *is full*, ends after the last batch that was written, and can still be read and handed over.
 """
 
 from __future__ import annotations
@@ -142,8 +145,17 @@ class Log:
     def ended(self) -> BraidError | None:
         """Tell why this log serves no readers any more: it was closed or abandoned, or has failed. The next owner may
         give the names of its files to other files. A full disk stops only writers, until the log is closed."""
-        failed = self._state is _LogState.FAILED and not isinstance(self._failure, DiskFull)
+        failed = self._state is _LogState.FAILED and not self.is_full
         return self._refusal() if failed or self._released or self._state is _LogState.CLOSED else None
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the log has stopped only because its disk is full."""
+        return isinstance(self._failure, DiskFull)
+
+    def footer_of_newest(self) -> bytes:
+        """Return the footer that makes a chunk of the newest file of a full log: the disk has no room for it."""
+        return self._writer.footer()
 
     @property
     def confirmed(self) -> Watermark:
@@ -323,6 +335,8 @@ class Log:
             self._failure = LogFailed(f"the log under {self.folder} has stopped confirming: {cause}")
             self._failure.__cause__ = cause
         self._state = _LogState.FAILED
+        if self.is_full:
+            self._end = Offset(self.written.value)  # What found no room is not part of the log.
         self._commit.stop()
         self._fail_watermarks(self._failure)
 

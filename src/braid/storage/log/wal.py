@@ -210,10 +210,10 @@ async def whole_batch_at(source: ByteSource, position: int, end: int) -> BatchHe
         return None
 
 
-async def close_file(file: DiskFile, wal_file: WalFile, producers: ProducerTable) -> None:
-    """Turn an open file into a chunk: write the footer, cut the preallocated rest, make it all durable."""
+def footer_of(wal_file: WalFile, producers: ProducerTable) -> bytes:
+    """Return the footer that makes a chunk of an open file's batches."""
     assert wal_file.index is not None
-    footer = encode_footer(
+    return encode_footer(
         base_offset=wal_file.base_offset,
         next_offset=wal_file.next_offset,
         batch_bytes=wal_file.batch_bytes,
@@ -223,6 +223,11 @@ async def close_file(file: DiskFile, wal_file: WalFile, producers: ProducerTable
         index=wal_file.index,
         producers=producers,
     )
+
+
+async def close_file(file: DiskFile, wal_file: WalFile, producers: ProducerTable) -> None:
+    """Turn an open file into a chunk: write the footer, cut the preallocated rest, make it all durable."""
+    footer = footer_of(wal_file, producers)
     await file.write(wal_file.batch_bytes, [footer], sync=False)
     await file.truncate(wal_file.batch_bytes + len(footer))
     await file.sync()

@@ -20,7 +20,7 @@ from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.context import LogContext
 from braid.storage.log.producers import ProducerTable
-from braid.storage.log.wal import WalFile, close_file, wal_name
+from braid.storage.log.wal import WalFile, close_file, footer_of, wal_name
 from braid.storage.retention import removable
 
 TIMER_RESOLUTION_S: Final = 0.001
@@ -162,6 +162,10 @@ class WalWriter:
         self.want_checkpoint(newest.next_offset)
         if self._on_closed_file is not None:
             self._on_closed_file()
+
+    def footer(self) -> bytes:
+        """Return the footer that would close the newest file, which is open."""
+        return footer_of(self.files[-1], self._producers)
 
     def forget(self, names: set[str]) -> None:
         """Drop closed files from view; the caller removes them from the disk afterwards."""
