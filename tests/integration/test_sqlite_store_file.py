@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -72,6 +73,42 @@ def test_every_commit_is_synced_and_the_journal_is_a_wal(path: str) -> None:
     assert file.connection.pragma("synchronous") == 2
     assert file.connection.pragma("journal_mode") == "wal"
     file.close()
+
+
+async def test_a_lease_is_renewed_without_new_room_on_the_disk(path: str) -> None:
+    """So a broker whose disk is full keeps its lease, and goes on serving readers."""
+    store = await SqliteStore.open(path)
+    lease = await store.grant_lease(60)
+
+    def room(file: str) -> tuple[int, int]:
+        """The length of a file, and how much of the disk it has."""
+        return os.stat(file).st_size, os.stat(file).st_blocks * 512
+
+    wal = room(f"{path}-wal")
+    assert min(wal) >= sqlite_file.WAL_RESERVED_BYTES
+    for _ in range(50):  # More pages than those after which SQLite begins the WAL again.
+        await store.txn([], [Put("/a", b"x" * 64_000)])
+    assert room(f"{path}-wal") == wal
+    database = room(path)
+    for _ in range(100):
+        await lease.renew()
+    assert (room(f"{path}-wal"), room(path)) == (wal, database)
+    await store.close()
+
+
+async def test_what_was_written_is_there_after_a_crash_although_the_journal_is_longer_than_its_pages(
+    path: str, tmp_path: Path
+) -> None:
+    store = await SqliteStore.open(path)
+    for number in range(100):
+        await store.txn([], [Put(f"/{number}", b"x" * 1_000)])
+    copy = tmp_path / "copy.db"
+    for suffix in ("", "-wal"):  # As a crash leaves them.
+        shutil.copy(path + suffix, f"{copy}{suffix}")
+    await store.close()
+    recovered = await SqliteStore.open(str(copy))
+    assert len((await recovered.list("/")).entries) == 100
+    await recovered.close()
 
 
 def test_a_closed_store_leaves_no_session_behind(path: str) -> None:

@@ -3,13 +3,16 @@
 A write is: the write lock, BEGIN IMMEDIATE, the work, COMMIT with a sync. A transaction never starts as a reader and
 then writes: SQLite refuses that immediately when another process has written in between. Readers hold no lock that a
 writer waits for. Every error of the engine or the operating system becomes `MetadataUnavailable`, never an absence.
+
+SQLite's journal, the WAL, gets its room on the disk when the file is opened. So a disk that is full later does not take
+a broker's lease: a renewal rewrites a page, for which the WAL has room and the database a place.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import apsw
 
@@ -23,6 +26,9 @@ SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 5_000
 """Only foreign programs (a shell, a backup) make us wait for SQLite's own lock; ours wait for the write lock."""
 WAL_KEPT_BYTES = 16 * 1024 * 1024
+WAL_RESERVED_BYTES = 8 * 1024 * 1024
+"""SQLite begins the WAL again from its start when it has 1,000 pages of 4 KiB. Twice that, because a reader may prevent
+it for a while."""
 
 
 def refuse_old_engine(version: str) -> None:
@@ -136,6 +142,7 @@ class MetadataFile:
                 connection.pragma("user_version", SCHEMA_VERSION)
                 connection.execute("COMMIT")
                 _sync_folder(os.path.dirname(os.path.abspath(self.path)))
+            _reserve(f"{self.path}-wal", WAL_RESERVED_BYTES)
         if connection.pragma("application_id") != APPLICATION_ID:
             raise InvalidArgument(f"{self.path} is a SQLite database of another program, not a metadata file of Braid")
         version = connection.pragma("user_version")
@@ -144,6 +151,17 @@ class MetadataFile:
                 f"the metadata file {self.path} has schema version {version}, this version of Braid reads "
                 f"{SCHEMA_VERSION}; run the version that wrote it"
             )
+
+
+def _reserve(path: str, size: int) -> None:
+    """Give a file room on the disk, as far as the disk has some and its filesystem can. Bytes after the last page of a
+    WAL mean nothing to SQLite."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)
 
 
 def _sync_folder(folder: str) -> None:
