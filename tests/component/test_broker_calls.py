@@ -18,6 +18,7 @@ from braid.broker.config import AuthConfig, Grant
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Put
+from braid.model.cluster import Registration
 from braid.model.errors import (
     InvalidArgument,
     InvalidName,
@@ -34,8 +35,8 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch, Offset
 from braid.model.layout import Layout
-from braid.model.registration import Registration
-from braid.model.subscription import Cursor, encode
+from braid.model.stored_record import encode
+from braid.model.subscription import Cursor
 from braid.model.topic import Topic
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation

@@ -17,7 +17,8 @@ from braid.metadata import paths
 from braid.model.errors import Fenced, LogDamaged, NotServing
 from braid.model.ids import Offset
 from braid.model.message import Message
-from braid.model.subscription import Cursor, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, Machine, own

@@ -18,9 +18,10 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Delete, Lease, Put
 from braid.metadata.view import View
+from braid.model.cluster import Registration
 from braid.model.errors import BraidError, Moved, NotServing, ShuttingDown, SubscriptionNotFound, TopicNotFound
-from braid.model.registration import Registration
-from braid.model.subscription import Subscription, encode
+from braid.model.stored_record import encode
+from braid.model.subscription import Subscription
 from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic
 from tests.kits.waiting import until

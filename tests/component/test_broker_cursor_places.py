@@ -15,7 +15,8 @@ from braid.model.errors import (
 from braid.model.ids import Offset, RequestId, SegmentId
 from braid.model.layout import FULL_RANGE
 from braid.model.names import SegmentName
-from braid.model.subscription import Cursor, Placing, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor, Placing
 from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, PlainSegment, faults_at, plain_segment
 

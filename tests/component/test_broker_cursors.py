@@ -25,7 +25,8 @@ from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import FULL_RANGE
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.subscription import Cursor, Placing, decode, encode
+from braid.model.stored_record import decode, encode
+from braid.model.subscription import Cursor, Placing
 from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, PlainSegment, counted, faults, own, plain_segment
 
@@ -477,3 +478,18 @@ async def test_whatever_the_store_does_cursors_end_up_stored_and_never_went_ahea
     segment.grow(segment.end)
     await cursors.stop()
     assert await stored(store) == cursors.offset("billing") == highest
+
+
+async def test_a_cursor_keeps_the_fields_that_this_build_does_not_know(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    key = paths.cursor(ORDERS.path, NAME.descriptor, "billing")
+    await store.txn([], [Put(key, b'{"offset":1,"epoch":1,"tier":"gold"}')])
+    cursors = (await opened(store)).cursors
+    cursors.advance("billing", Offset(5))
+    await cursors.flush()
+    cursors.advance("billing", Offset(6))
+    await cursors.flush()
+    entry = await store.get(key)
+    assert entry is not None
+    assert b'"offset":6' in entry.value
+    assert b'"tier":"gold"' in entry.value

@@ -28,7 +28,8 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.subscription import Subscription, encode
+from braid.model.stored_record import encode
+from braid.model.subscription import Subscription
 from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, Readers, Recorder, faults, make_topic
 from tests.kits.waiting import until

@@ -23,7 +23,8 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.ids import Offset, SegmentId
-from braid.model.subscription import Subscription, SubscriptionKind, encode
+from braid.model.stored_record import encode
+from braid.model.subscription import Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation
 from braid.wire import operations
 from tests.kits.control import ORDERS, faults

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable
 
+import msgspec
 import pytest
 
 from braid.broker.topics import Topics
@@ -17,6 +18,7 @@ from braid.metadata.view import View
 from braid.model.errors import (
     MetadataUnavailable,
     MetadataUncertain,
+    RecordUnreadable,
     ShuttingDown,
     TopicExists,
     TopicNotFound,
@@ -325,3 +327,47 @@ async def test_whoever_waits_for_the_view_is_told_when_the_broker_stops(simulati
         await creating
     with pytest.raises(ShuttingDown):
         await make_topic(topics, TopicName("t", "n", "late"))
+
+
+async def _tamper(store: MemoryStore, **changes: object) -> None:
+    """Store the topic as a build of another version would."""
+    entry = await store.get(paths.layout(ORDERS.path))
+    assert entry is not None
+    await store.txn([], [Put(entry.key, msgspec.json.encode(msgspec.json.decode(entry.value) | changes))])
+
+
+async def test_a_topic_with_a_field_from_the_future_is_there_after_a_restart_and_keeps_it(
+    simulation: Simulation,
+) -> None:
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    topic = await make_topic(topics)
+    await topics.view.stop()
+    await _tamper(store, tier="gold", policies={"retentionMs": 5, "quota": 7})
+    topics = await loaded_topics(simulation, store)
+    assert topics.get(ORDERS.path).id == topic.id
+    await topics.mark_deleting(ORDERS)
+    entry = await store.get(paths.layout(ORDERS.path))
+    assert entry is not None
+    stored = msgspec.json.decode(entry.value)
+    assert (stored["tier"], stored["policies"]["quota"], stored["deleting"]) == ("gold", 7, True)
+    await topics.view.stop()
+
+
+async def test_a_topic_that_cannot_be_read_is_neither_absent_nor_free(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    await make_topic(topics)
+    await topics.view.stop()
+    await _tamper(store, policies={"durability": "quantum"})
+    topics = await loaded_topics(simulation, store)
+    with pytest.raises(RecordUnreadable, match="quantum"):
+        topics.get(ORDERS.path)
+    for call in (make_topic(topics), topics.mark_deleting(ORDERS), topics.stored(ORDERS.path)):
+        with pytest.raises(RecordUnreadable, match="quantum"):
+            await call
+    assert list(topics.all_unreadable()) == [ORDERS.path]
+    await _tamper(store, policies={"durability": "fsync"})
+    await until(lambda: topics.find(ORDERS.path) is not None)
+    assert topics.all_unreadable() == {}
+    await topics.view.stop()

@@ -12,13 +12,14 @@ from braid.cluster.ownership.leader_step import DRAINED_AT_ONCE, Reason, decide
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult
+from braid.model.cluster import Registration
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad
 from braid.model.names import SegmentName
 from braid.model.ownership import Move, Ownership, OwnershipState
-from braid.model.registration import Registration
 from braid.model.topic import OwnerLoss, TopicPolicies
 from braid.testing.sim.loop import Process, Simulation
+from tests.kits.control import counted
 from tests.kits.leader import LEASE_TTL_S, ORDERS, Candidate, key_of, names_of, record
 from tests.kits.waiting import until
 
@@ -455,3 +456,23 @@ async def test_every_broker_can_tell_what_balancing_would_do(simulation: Simulat
     for candidate in cluster.candidates.values():
         await candidate.view.caught_up((await candidate.store.list("/")).revision)
         assert [(move.source, move.target) for move in candidate.leader.balance_plan().moves] == [("a", "b")] * 2
+
+
+async def test_nothing_is_decided_about_a_segment_whose_record_cannot_be_read(simulation: Simulation) -> None:
+    cluster = Cluster(simulation)
+    await cluster.start("a", "b")
+    names = await cluster.create(2)
+    await cluster.owned(names)
+    key = paths.ownership(names[0].topic.path, names[0].descriptor)
+    await cluster.store.txn([], [Put(key, b'{"state":"RECOVERING"}')])
+    await cluster.start("c")
+    requests = counted(cluster.candidates["c"].store)
+    cluster.kill("a")
+    cluster.kill("b")
+    await until(lambda: cluster.leaders == ["c"])
+    assert cluster.one.owners.unreadable(names[0]) is not None
+    await asyncio.sleep(60)
+    entry = await cluster.store.get(key)
+    assert entry is not None
+    assert entry.value == b'{"state":"RECOVERING"}'
+    assert requests.count("txn") < 5, "it is not tried again and again"

@@ -176,3 +176,40 @@ async def test_nobody_waits_for_a_broker_that_stops(how: str, simulation: Simula
             await wait
     assert simulation.clock.monotonic() < 5
     await view.stop()
+
+
+async def test_a_record_that_cannot_be_read_is_told_from_one_that_is_not_there(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    await store.txn([], [Put("/left/a", b"what?"), Put("/left/b", b"2")])
+    view = View(store)
+    table = view.add(_table("/left/"))
+    await view.load()
+    assert "a" not in table
+    assert "/left/a: b'what?' is no number" in str(table.unreadable("a"))
+    assert (table.unreadable("b"), table.unreadable("c")) == (None, None)
+    assert view.unreadable() == 1
+    assert not (await store.txn([table.unchanged("a")], [Put("/left/a", b"1")])).succeeded
+    for write in (Put("/left/a", b"1"), Put("/left/a", b"what?"), Delete("/left/a")):
+        written = await store.txn([], [write])
+        await view.caught_up(written.revision)
+        assert view.unreadable() == (write == Put("/left/a", b"what?"))
+    await view.stop()
+
+
+async def test_a_new_listing_forgets_the_records_that_could_not_be_read_and_are_gone(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock, limits=HistoryLimits(revisions=2))
+    await store.txn([], [Put("/left/a", b"what?")])
+    client = store.client()
+    view = View(client)
+    view.add(_table("/left/"))
+    await view.load()
+    assert view.unreadable() == 1
+    client.disconnect()
+    await store.txn([], [Delete("/left/a")])
+    for number in range(10):
+        await store.txn([], [Put("/else/x", b"%d" % number)])
+    last = await store.txn([], [Put("/else/x", b"last")])
+    client.reconnect()
+    await view.caught_up(last.revision)
+    assert view.unreadable() == 0
+    await view.stop()

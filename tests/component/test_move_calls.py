@@ -16,6 +16,7 @@ from braid.broker.auth import ANONYMOUS, Access
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Put
+from braid.model.cluster import Registration
 from braid.model.errors import (
     BraidError,
     BrokerNotActive,
@@ -32,7 +33,6 @@ from braid.model.ids import Epoch, Offset
 from braid.model.load import LoadReport, SegmentLoad
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.registration import Registration
 from braid.model.topic import TopicPolicies
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.loop import Process, Simulation

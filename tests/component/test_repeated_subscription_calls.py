@@ -15,7 +15,8 @@ from braid.metadata.memory import Fault
 from braid.metadata.store import Delete, Put
 from braid.model.errors import BraidError, ConditionFailed, MetadataUncertain, SubscriptionExists, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, RequestId, SegmentId
-from braid.model.subscription import Subscription, encode
+from braid.model.stored_record import encode
+from braid.model.subscription import Subscription
 from braid.model.topic import Topic
 from braid.testing.sim.loop import Simulation, run_simulation
 from tests.kits.control import ORDERS, faults_at

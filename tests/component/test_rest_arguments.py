@@ -13,7 +13,7 @@ from braid.admin.rest import ENDPOINTS
 from braid.broker.admin.call import CALLS, read_call
 from braid.model.errors import InvalidArgument
 from braid.model.subscription import SubscriptionKind
-from braid.model.topic import Durability, TopicPolicies
+from braid.model.topic import Durability, PolicyChanges
 
 BY_OPERATION = {endpoint.operation: endpoint for endpoint in ENDPOINTS}
 ORDERS = {"tenant": "public", "namespace": "default", "topic": "orders"}
@@ -52,7 +52,7 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
     "a default": ("create_topic", ORDERS, {}, None, {**TOPIC, "segments": 1}),
     "a body that is one argument": (
         "create_topic", ORDERS, {"numInitialSegments": "3"}, {"durability": "memory"},
-        {**TOPIC, "segments": 3, "policies": TopicPolicies(durability=Durability.MEMORY)},
+        {**TOPIC, "segments": 3, "policies": PolicyChanges(durability=Durability.MEMORY)},
     ),
     "a body of arguments": ("seek", BILLING, {}, {"offsets": {"0": 7}}, {**SUBSCRIPTION, "offsets": {"0": 7}}),
     "a body of two": ("seek", BILLING, {}, {"offsets": {"0": 7}, "epochs": {"0": 3}},

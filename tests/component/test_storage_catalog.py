@@ -301,3 +301,18 @@ async def test_a_write_that_arrives_late_is_not_taken_for_the_one_that_follows_i
     assert catalog.sealed is not None
     assert catalog.sealed.last_committed_offset == 14
     assert (await world.b.open()).log.end == 15
+
+
+async def test_owners_keep_the_fields_of_a_frontier_that_their_build_does_not_know(world: World) -> None:
+    a = await owned(world.store, 1)
+    key = paths.current_chunk(TOPIC, DESCRIPTOR)
+    entry = await world.store.get(key)
+    assert entry is not None
+    await world.store.txn([], [Put(key, entry.value[:-1] + b',"tier":"gold"}')])
+    b = await owned(world.store, 2, "b")
+    await b.commit(chunk(0, 10, 2))
+    await b.seal(SealedState(9, Epoch(2), "b", 0), [], [])
+    entry = await world.store.get(key)
+    assert entry is not None
+    assert b'"tier":"gold"' in entry.value
+    assert a.frontier is not None

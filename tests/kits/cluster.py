@@ -24,12 +24,12 @@ from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Put
 from braid.metadata.view import View
+from braid.model.cluster import Registration
 from braid.model.errors import ClientClosed
 from braid.model.ids import Offset
 from braid.model.layout import SegmentInfo
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.registration import Registration
 from braid.model.topic import Topic
 from braid.ports.network import Address
 from braid.testing.sim.loop import Simulation

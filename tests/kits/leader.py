@@ -18,13 +18,12 @@ from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Lease, Put
 from braid.metadata.view import Known, View
-from braid.model.cluster import BrokerState, BrokerView
+from braid.model.cluster import BrokerState, BrokerView, Registration
 from braid.model.ids import Epoch, Revision
 from braid.model.layout import Layout
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, OpeningFailure, Ownership, OwnershipState
-from braid.model.registration import Registration
 from braid.model.topic import Topic, TopicPolicies
 from braid.testing.sim.loop import Simulation
 

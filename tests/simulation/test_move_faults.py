@@ -17,7 +17,8 @@ from braid.metadata.store import Compare, Put
 from braid.model.errors import Fenced, LogClosed, MoveRefused, NotServing, ObjectStoreUnavailable, SyncFailed
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
-from braid.model.subscription import Cursor, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.ports.disk import Buffer
 from braid.storage.history.manifest import segment_folder
 from braid.testing.batches import opaque_batch

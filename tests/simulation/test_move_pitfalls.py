@@ -15,7 +15,8 @@ from braid.metadata.memory import Fault
 from braid.model.errors import InvalidArgument
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
-from braid.model.subscription import Cursor, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.manifest import segment_folder
 from braid.testing.sim.loop import Simulation

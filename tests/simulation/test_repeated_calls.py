@@ -23,7 +23,8 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.names import SegmentName, TopicName
-from braid.model.subscription import Cursor, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until

@@ -83,7 +83,8 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
-    assert LoadReport.from_json(b'{"at":1,"temperature":40}') == LoadReport(at=1)
+    report = LoadReport.from_json(b'{"at":1,"temperature":40}')
+    assert report == LoadReport(at=1, unknown='{"temperature":40}')
 
 
 def test_the_busiest_segments_are_reported_whatever_order_they_come_in() -> None:

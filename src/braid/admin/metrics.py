@@ -157,6 +157,11 @@ class Exposition:
             "Segments of this broker that could not be opened, or failed and are not open again yet.",
             len(broker.segments.absent()),
         )
+        yield _gauge(
+            "braid_metadata_unreadable_records",
+            "Metadata records that this broker cannot read; see its log.",
+            broker.topics.view.unreadable(),
+        )
         yield from self._cluster_families()
         yield _gauge("braid_connections", "Open client connections.", counts.connections)
         yield _counter("braid_connections_accepted", "Client connections accepted.", counts.connections_total)

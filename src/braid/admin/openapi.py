@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 
 from braid.admin.guard import PUBLIC
 from braid.admin.status import ErrorBody
+from braid.model.stored_record import UNKNOWN
 
 Json = dict[str, Any]
 
@@ -86,6 +87,7 @@ def _made(app: FastAPI, answers: Iterable[Any], *, with_tokens: bool) -> Json:
     _, schemas = msgspec.json.schema_components((ErrorBody, *answers), ref_template=_REFERENCE)
     for schema in schemas.values():
         if "properties" in schema:
+            schema["properties"].pop(UNKNOWN, None)  # More fields may be there anyway.
             schema["required"] = [*schema["properties"]]
             schema.pop("additionalProperties", None)
             for each in schema["properties"].values():

@@ -19,7 +19,7 @@ import msgspec
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Operation, Put
 from braid.metadata.view import Table, View
-from braid.model.errors import MetadataUncertain, TopicExists, TopicNotFound
+from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists, TopicNotFound
 from braid.model.ids import NO_REQUEST, RequestId, Revision, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
@@ -57,12 +57,25 @@ class Topics:
     def get(self, path: str) -> Topic:
         topic = self.find(path)
         if topic is None:
+            self.check_readable(path)
             raise TopicNotFound(f"there is no topic {path}; create it first")
         return topic
 
+    def unreadable(self, path: str) -> RecordUnreadable | None:
+        """Return why nothing is known of a topic that exists; None if something is, or if there is no such topic."""
+        return self._table.unreadable(path) if path not in self._table else None
+
+    def check_readable(self, path: str) -> None:
+        if (error := self.unreadable(path)) is not None:
+            raise error.again()
+
     def all(self) -> dict[str, Topic]:
-        """All topics by path, also those that are being deleted."""
+        """All topics by path, also those that are being deleted; none that cannot be read."""
         return self._table.all()
+
+    def all_unreadable(self) -> dict[str, RecordUnreadable]:
+        """The topics of which nothing is known, because their records cannot be read: by path."""
+        return {path: error for path, error in self._table.all_unreadable().items() if path not in self._table}
 
     def unchanged(self, path: str) -> Compare:
         """A condition that holds while the topic is as this view shows it. Writes below a topic carry it, so that

@@ -14,10 +14,9 @@ from typing import Final
 from braid.metadata import paths
 from braid.metadata.store import Compare
 from braid.metadata.view import Table, View
-from braid.model.cluster import BrokerState
+from braid.model.cluster import BrokerState, Registration
 from braid.model.ids import Revision
 from braid.model.load import LoadReport
-from braid.model.registration import Registration
 
 
 class Members:

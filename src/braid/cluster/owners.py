@@ -13,7 +13,7 @@ from typing import Final
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition, Operation, Put
 from braid.metadata.view import Known, Table, View
-from braid.model.errors import InvalidName, MetadataUncertain
+from braid.model.errors import InvalidName, MetadataUncertain, RecordUnreadable
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
@@ -54,6 +54,10 @@ class Owners:
 
     def known(self, name: SegmentName) -> Known[Ownership] | None:
         return self.table.known((name.topic.path, name.descriptor))
+
+    def unreadable(self, name: SegmentName) -> RecordUnreadable | None:
+        """Return why the segment's record cannot be read; None if it can, or if there is none."""
+        return self.table.unreadable((name.topic.path, name.descriptor))
 
     def of_topic(self, path: str) -> dict[str, Ownership]:
         """Return the records of a topic by descriptor."""

@@ -6,7 +6,7 @@ store has them, so this broker watches itself (downtime.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -60,6 +60,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     records: Mapping[SegmentKey, Known[Ownership]]
     brokers: Mapping[str, BrokerView]
     """The live ones, by id."""
+    unreadable: Collection[SegmentKey] = ()
+    """Segments whose records this build cannot read. It decides nothing about them."""
     loads: Mapping[str, LoadReport] = {}
     gone_since: Mapping[str, float] = {}
     """When brokers that are not live were last seen so, on a clock that never goes back."""
@@ -67,11 +69,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """When a broker was first seen to be unable to open a segment, on the same clock. Only failures that last."""
 
     def segments(self) -> Iterator[Placed]:
-        """Yield the segments of all topics that are not being deleted, in order."""
+        """Yield the segments of all topics that are not being deleted, in order; none whose record is unreadable."""
         for path, topic in sorted(self.topics.items()):
             if not topic.deleting:
                 for info in topic.layout.segments.values():
-                    yield Placed(path, topic, info, self.records.get((path, f"{info.hash_range}-{info.segment_id}")))
+                    key = (path, f"{info.hash_range}-{info.segment_id}")
+                    if key not in self.unreadable:
+                        yield Placed(path, topic, info, self.records.get(key))
 
     def is_live(self, broker: str) -> bool:
         return broker in self.brokers
@@ -130,6 +134,7 @@ def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downt
         topics=topics.all(),
         records=records,
         brokers=brokers,
+        unreadable=owners.table.all_unreadable(),
         loads=members.loads.all(),
         gone_since=downtime.since(owning | _wanted(records)),
         unable_since=downtime.unable_since(),

@@ -27,10 +27,10 @@ from braid.metadata.history import watching
 from braid.metadata.store import Changes, Compare, Listing, Store
 from braid.model.errors import (
     BraidError,
-    InvalidLayout,
     MetadataCompacted,
     MetadataCorrupt,
     MetadataUnavailable,
+    RecordUnreadable,
     ShuttingDown,
 )
 from braid.model.ids import Revision
@@ -54,7 +54,10 @@ class Known(NamedTuple, Generic[V]):
 
 
 class Table(Generic[K, V]):
-    """The keys of one kind. Read it like a dict; only the view changes it."""
+    """The keys of one kind. Read it like a dict; only the view changes it.
+
+    An entry that this build cannot read is not in the dict, or is there with the last value that it could read. It is
+    not absent: `unreadable` has it, and writes that expect to find nothing, or that value, fail."""
 
     def __init__(
         self, prefix: str, identify: Callable[[str], K | None], decode: Callable[[bytes], V], key: Callable[[K], str]
@@ -68,6 +71,7 @@ class Table(Generic[K, V]):
         self._decode = decode
         self._key = key
         self._known: dict[K, Known[V]] = {}
+        self._unreadable: dict[K, RecordUnreadable] = {}
         self._listed_at = Revision(0)
 
     def get(self, identity: K) -> V | None:
@@ -79,6 +83,13 @@ class Table(Generic[K, V]):
 
     def all(self) -> dict[K, V]:
         return {identity: known.value for identity, known in self._known.items()}
+
+    def unreadable(self, identity: K) -> RecordUnreadable | None:
+        """Return why the entry that the store has cannot be read; None if it can, or if there is none."""
+        return self._unreadable.get(identity)
+
+    def all_unreadable(self) -> dict[K, RecordUnreadable]:
+        return dict(self._unreadable)
 
     def __contains__(self, identity: K) -> bool:
         return identity in self._known
@@ -98,6 +109,7 @@ class Table(Generic[K, V]):
         changed = [identity for identity in self._known if identity not in found]
         for identity in changed:
             del self._known[identity]
+        self._unreadable = {identity: error for identity, error in self._unreadable.items() if identity in found}
         changed += [
             identity
             for identity, entry in found.items()
@@ -117,18 +129,23 @@ class Table(Generic[K, V]):
         ]
 
     def _set(self, identity: K, value: bytes | None, revision: Revision, lease: int) -> bool:
-        """Apply a change, and tell whether the table has changed."""
+        """Apply a change, and tell whether what can be read has changed."""
         if value is None:
+            self._unreadable.pop(identity, None)
             return self._known.pop(identity, None) is not None
         known = self._known.get(identity)
         if known is not None and known.revision == revision:
             return False
         try:
             self._known[identity] = Known(self._decode(value), revision, lease)
-        except (MetadataCorrupt, InvalidLayout) as error:
+        except MetadataCorrupt as error:
             # A record that this build cannot read must not cost the others; its last known value stays.
-            _log.error("%s: %s", self._key(identity), error)
+            unreadable = RecordUnreadable(f"{self._key(identity)}: {error}")
+            if str(self._unreadable.get(identity)) != str(unreadable):
+                _log.error("%s", unreadable)
+            self._unreadable[identity] = unreadable
             return False
+        self._unreadable.pop(identity, None)
         return True
 
     def tell(self, identity: K) -> None:
@@ -157,6 +174,10 @@ class View:
         assert self._task is None, "tables are added before the view is loaded"
         self._tables.append(table)
         return table
+
+    def unreadable(self) -> int:
+        """Return how many entries of all tables cannot be read."""
+        return sum(len(table.all_unreadable()) for table in self._tables)
 
     async def load(self) -> None:
         """Read all tables, and follow their changes from there on."""

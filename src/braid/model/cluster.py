@@ -1,4 +1,5 @@
-"""The cluster as its leader sees it: plain values, made from metadata, by which placing and balancing decide."""
+"""The cluster as its leader sees it: registrations of brokers, and plain values, made from metadata, by which placing
+and balancing decide."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import msgspec
 
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport
+from braid.model.stored_record import StoredRecord, decode, encode
 
 
 class BrokerState(Enum):
@@ -19,6 +21,26 @@ class BrokerState(Enum):
     """It has no segments left and gets none until it is activated again."""
     STOPPING = "stopping"
     """It hands over what it has by itself, and will be gone."""
+
+
+class Registration(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    """A broker's entry in the metadata store; lives as long as its lease."""
+
+    address: str
+    """`host:port`, as clients reach it."""
+    admin: str
+    state: str = "active"
+    version: str = ""
+    started_at: int = 0
+    """µs since 1970."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Registration:
+        return decode(cls, data, "a broker's registration")
 
 
 class BrokerView(msgspec.Struct, frozen=True, kw_only=True):

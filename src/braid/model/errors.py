@@ -35,7 +35,8 @@
     │   ├── MetadataUnavailable         the store did not answer: nothing is known
     │   ├── MetadataUncertain           a write was sent and no answer came: it may have happened
     │   ├── MetadataCompacted           a watch asked for a revision that is gone
-    │   ├── MetadataCorrupt             a value that this build cannot read
+    │   ├── MetadataCorrupt             a value that no build can read
+    │   │   └── RecordUnreadable        a stored record that this build cannot read; a later one may
     │   ├── ConditionFailed             what the caller required is not so; nothing was written
     │   └── LeaseLost
     ├── ServiceError                    what a broker answers to a client
@@ -253,6 +254,10 @@ class MetadataCompacted(MetadataError, code="metadata-compacted"):
 
 
 class MetadataCorrupt(MetadataError, code="metadata-corrupt"):
+    pass
+
+
+class RecordUnreadable(MetadataCorrupt, code="record-unreadable", retriable=True):
     pass
 
 

@@ -25,6 +25,7 @@ import msgspec
 
 from braid.model.errors import InvalidLayout
 from braid.model.ids import LayoutEpoch, SegmentId
+from braid.model.stored_record import StoredRecord, encode
 
 LAST_HASH: Final = 0xFFFF
 MAX_INITIAL_SEGMENTS: Final = 1_024
@@ -77,7 +78,7 @@ class SegmentState(Enum):
     SEALED = "SEALED"
 
 
-class SegmentInfo(msgspec.Struct, frozen=True, rename="camel"):
+class SegmentInfo(StoredRecord, frozen=True, rename="camel"):
     segment_id: SegmentId
     hash_range: HashRange
     state: SegmentState = SegmentState.ACTIVE
@@ -92,11 +93,11 @@ class SegmentInfo(msgspec.Struct, frozen=True, rename="camel"):
         return self.state is SegmentState.ACTIVE
 
 
-class Layout(msgspec.Struct, frozen=True, rename="camel", dict=True):
+class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
     epoch: LayoutEpoch
     next_segment_id: SegmentId
     segments: dict[SegmentId, SegmentInfo]
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -122,7 +123,7 @@ class Layout(msgspec.Struct, frozen=True, rename="camel", dict=True):
             raise InvalidLayout(f"the layout's JSON cannot be read: {error}") from error
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
+        return encode(self)
 
     @cached_property
     def active(self) -> tuple[SegmentInfo, ...]:

@@ -15,8 +15,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from braid.model.errors import MetadataCorrupt
 from braid.model.ids import SegmentId
+from braid.model.stored_record import StoredRecord, decode, encode
 
 MAX_REPORTED_SEGMENTS: Final = 256
 """Balancing moves the busiest; a segment that is not among these is hardly worth a move."""
@@ -45,7 +45,7 @@ class SegmentLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.bytes_in_per_s + self.bytes_out_per_s
 
 
-class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LoadReport(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     at: int
     """µs since 1970, when it was made."""
     cpu: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -67,17 +67,14 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.bytes_in_per_s + self.bytes_out_per_s
 
     def to_json(self) -> bytes:
-        data = msgspec.json.encode(self)
+        data = encode(self)
         assert len(self.busiest) <= MAX_REPORTED_SEGMENTS, "I12: made by busiest_of"
         assert len(data) <= MAX_REPORT_BYTES, "I12: made by busiest_of"
         return data
 
     @classmethod
     def from_json(cls, data: bytes) -> LoadReport:
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise MetadataCorrupt(f"a broker's load report cannot be read: {error}") from error
+        return decode(cls, data, "a broker's load report")
 
 
 def busiest_of(segments: Iterable[SegmentLoad]) -> tuple[SegmentLoad, ...]:

@@ -33,8 +33,9 @@ from typing import Final
 
 import msgspec
 
-from braid.model.errors import BrokenInvariant, MetadataCorrupt
+from braid.model.errors import BrokenInvariant
 from braid.model.ids import Epoch
+from braid.model.stored_record import StoredRecord, decode, encode
 
 
 class OwnershipState(Enum):
@@ -56,7 +57,7 @@ MAX_REASON_CHARS: Final = 500
 """How much of an error a record keeps. Every broker watches every record."""
 
 
-class OpeningFailure(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class OpeningFailure(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Why a broker could not open the segment that was assigned to it."""
 
     broker: str
@@ -66,7 +67,7 @@ class OpeningFailure(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     broken."""
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Move(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """A request that another broker serve the segment."""
 
     to: str = ""
@@ -75,7 +76,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Tells apart requests of different origins: balancing, a drain, a call."""
 
 
-class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     state: OwnershipState
     owner: str
     """A broker's id; of a sealed segment, the last owner's."""
@@ -175,11 +176,8 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return msgspec.structs.replace(self, state=state, **changes)
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
+        return encode(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Ownership:
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise MetadataCorrupt(f"an ownership record cannot be read: {error}") from error
+        return decode(cls, data, "an ownership record")

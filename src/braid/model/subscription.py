@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeVar
 
 import msgspec
 
-from braid.model.errors import MetadataCorrupt
 from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId
-
-T = TypeVar("T", bound="msgspec.Struct")
+from braid.model.stored_record import StoredRecord
 
 
 class SubscriptionKind(Enum):
@@ -19,7 +16,7 @@ class SubscriptionKind(Enum):
     QUEUE = "queue"
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Subscription(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     id: int = 0
     """Random: tells a subscription from one of the same name that was deleted. 0: made before there were ids."""
     kind: SubscriptionKind = SubscriptionKind.STREAM
@@ -29,7 +26,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The call that created it: a repeat of that call recognises its own work."""
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Cursor(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """What a subscription has consumed of one segment, as it is stored."""
 
     offset: Offset
@@ -58,19 +55,8 @@ class Placing(msgspec.Struct, frozen=True):
     """The placement that the caller knew: a cursor that was placed after that is left alone."""
 
 
-class ConsumerSession(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ConsumerSession(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """A consumer that belongs to a subscription, also while it is disconnected, until its grace has passed."""
 
     joined_at: int
     """µs since 1970."""
-
-
-def encode(record: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def decode(kind: type[T], data: bytes) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise MetadataCorrupt(f"a {kind.__name__} record cannot be read: {error}") from error

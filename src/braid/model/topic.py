@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Final
 
-import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
-from braid.model.errors import InvalidArgument, MetadataCorrupt
+from braid.model.errors import InvalidArgument
 from braid.model.ids import NO_REQUEST, RequestId
 from braid.model.layout import Layout
+from braid.model.stored_record import StoredRecord, decode, encode
 
 MAX_REPLICAS: Final = 7
 MAX_RETENTION: Final = (1 << 63) - 1
@@ -39,25 +39,34 @@ class OwnerLoss(Enum):
     only the owner had are lost."""
 
 
-class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    # The limits in the types are documentation for interfaces. `__post_init__` checks them, and says more.
-    durability: Annotated[Durability, Meta(description="What a confirm waits for.")] = Durability.FSYNC
-    replicas: Annotated[int, _between(1, MAX_REPLICAS)] = 1
-    write_quorum: Annotated[int, _between(1, MAX_REPLICAS), Meta(description="At most `replicas`.")] = 1
-    retention_ms: Annotated[int, _between(1, MAX_RETENTION)] | None = None
+# The limits in these types are documentation for interfaces. `TopicPolicies` checks them, and says more.
+Confirm = Annotated[Durability, Meta(description="What a confirm waits for.")]
+Replicas = Annotated[int, _between(1, MAX_REPLICAS)]
+WriteQuorum = Annotated[int, _between(1, MAX_REPLICAS), Meta(description="At most `replicas`.")]
+RetentionMs = Annotated[int, _between(1, MAX_RETENTION)]
+RetentionBytes = Annotated[int, _between(1, MAX_RETENTION), Meta(description="Per segment.")]
+IgnoresSubscriptions = Annotated[
+    bool, Meta(description="Whether retention also deletes what a subscription has not consumed.")
+]
+OnOwnerLoss = Annotated[
+    OwnerLoss, Meta(description="What becomes of a segment whose broker is gone with records that nobody else has.")
+]
+OwnerLossMs = Annotated[
+    int, _between(0, MAX_OWNER_LOSS_MS), Meta(description="How long it is gone before `continue` counts.")
+]
+
+
+class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    durability: Confirm = Durability.FSYNC
+    replicas: Replicas = 1
+    write_quorum: WriteQuorum = 1
+    retention_ms: RetentionMs | None = None
     """Records older than this may go; None: age alone deletes nothing."""
-    retention_bytes: Annotated[int, _between(1, MAX_RETENTION), Meta(description="Per segment.")] | None = None
+    retention_bytes: RetentionBytes | None = None
     """The oldest records beyond it may go. None: size alone deletes nothing."""
-    retention_ignores_subscriptions: Annotated[
-        bool, Meta(description="Whether retention also deletes what a subscription has not consumed.")
-    ] = False
-    on_owner_loss: Annotated[
-        OwnerLoss,
-        Meta(description="What becomes of a segment whose broker is gone with records that nobody else has."),
-    ] = OwnerLoss.WAIT
-    owner_loss_after_ms: Annotated[
-        int, _between(0, MAX_OWNER_LOSS_MS), Meta(description="How long it is gone before `continue` counts.")
-    ] = 60_000
+    retention_ignores_subscriptions: IgnoresSubscriptions = False
+    on_owner_loss: OnOwnerLoss = OwnerLoss.WAIT
+    owner_loss_after_ms: OwnerLossMs = 60_000
     """Long enough for a restart."""
 
     def __post_init__(self) -> None:
@@ -75,7 +84,25 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
             raise InvalidArgument(f"owner_loss_after_ms is {self.owner_loss_after_ms}; it must be 0 or more")
 
 
-class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The policies that a caller gives; the others stay as they are."""
+
+    durability: Confirm | UnsetType = UNSET
+    replicas: Replicas | UnsetType = UNSET
+    write_quorum: WriteQuorum | UnsetType = UNSET
+    retention_ms: RetentionMs | UnsetType | None = UNSET
+    retention_bytes: RetentionBytes | UnsetType | None = UNSET
+    retention_ignores_subscriptions: IgnoresSubscriptions | UnsetType = UNSET
+    on_owner_loss: OnOwnerLoss | UnsetType = UNSET
+    owner_loss_after_ms: OwnerLossMs | UnsetType = UNSET
+
+    def apply(self, policies: TopicPolicies) -> TopicPolicies:
+        """Return the changed policies. Raises `InvalidArgument` if they cannot be."""
+        given = {name: value for name, value in structs.asdict(self).items() if value is not UNSET}
+        return structs.replace(policies, **given)
+
+
+class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """The value of the topic's key. The key has the topic's name, the value everything else."""
 
     id: int
@@ -90,11 +117,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The topic no longer exists for clients; its keys and objects are being removed."""
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
+        return encode(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Topic:
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise MetadataCorrupt(f"a topic's record cannot be read: {error}") from error
+        return decode(cls, data, "a topic's record")

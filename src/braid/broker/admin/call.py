@@ -25,6 +25,7 @@ from braid.broker.auth import ALL, Access, Action, Principal
 from braid.model.errors import InvalidArgument
 from braid.model.ids import MAX_RANDOM_ID, RequestId, SegmentId
 from braid.model.names import TopicName
+from braid.model.stored_record import encode
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class AdminCall(msgspec.Struct, frozen=True, kw_only=True):
     async def carry_out(self, services: CallServices, principal: Principal) -> Any:
         """Check the permission, then run. The result is as JSON has it: dictionaries and lists."""
         type(self).needs(services.access, principal, self)
-        return msgspec.json.decode(msgspec.json.encode(await self.run(services, principal)))
+        return msgspec.json.decode(encode(await self.run(services, principal)))
 
 
 class OnTopic(AdminCall, frozen=True):

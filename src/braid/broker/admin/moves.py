@@ -42,6 +42,7 @@ from braid.model.errors import (
 )
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
+from braid.model.stored_record import decode
 from braid.ports.tasks import all_of
 from braid.storage.history.catalog import Frontier
 
@@ -154,7 +155,7 @@ async def _swap(services: CallServices, made: MoveRequest, record: Ownership, *c
 async def _loss(services: CallServices, each: Placed) -> str:
     """What is lost, as far as anybody here can know."""
     entry = await services.store.get(paths.current_chunk(each.path, each.name.descriptor))
-    reaches = msgspec.json.decode(entry.value, type=Frontier).next_offset if entry is not None else 0
+    reaches = decode(Frontier, entry.value).next_offset if entry is not None else 0
     assert each.known is not None
     owner, holders = each.known.value.owner, each.known.value.holders
     if holders:

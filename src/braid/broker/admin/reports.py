@@ -24,7 +24,7 @@ from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
-from braid.model.errors import BraidError, TopicNotFound
+from braid.model.errors import BraidError, RecordUnreadable, TopicNotFound
 from braid.model.ids import Offset, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
@@ -106,10 +106,8 @@ class Reports:
 
     async def of_topic(self, topic: TopicName) -> TopicReport:
         found = self._topics.get(topic.path)
-        records = {
-            segment_id: self._owners.find(SegmentName.of(topic, info))
-            for segment_id, info in found.layout.segments.items()
-        }
+        names = {segment_id: SegmentName.of(topic, info) for segment_id, info in found.layout.segments.items()}
+        records = {segment_id: self._owners.find(name) for segment_id, name in names.items()}
         owners = {segment_id: record.owner for segment_id, record in records.items() if record is not None}
         controller = self._controllers.table.get(topic.path)
         wanted = [self._broker_id, *owners.values(), controller.broker if controller is not None else ""]
@@ -125,7 +123,9 @@ class Reports:
             cursors |= report.cursors
             consumers |= report.consumers
         unavailable = {
-            segment_id: why_unavailable(record, by_owner, segment_id, self._down(record))
+            segment_id: why_unavailable(
+                record, by_owner, segment_id, self._down(record), self._owners.unreadable(names[segment_id])
+            )
             for segment_id, record in records.items()
             if segment_id not in segments
         }
@@ -175,8 +175,12 @@ def why_unavailable(
     answers: Mapping[str, OwnerReport | str],
     segment_id: SegmentId,
     down: Collection[str] = (),
+    unreadable: RecordUnreadable | None = None,
 ) -> Unavailable:
-    """Say why a segment is unavailable. `down` are those of the record's holders that are gone."""
+    """Say why a segment is unavailable. `down` are those of the record's holders that are gone; `unreadable` tells why
+    the record that the store has cannot be read."""
+    if unreadable is not None:
+        return Unavailable(record.owner if record is not None else "", str(unreadable))
     if record is None:
         return Unavailable("", "no broker was given it so far")
     answer = answers[record.owner]

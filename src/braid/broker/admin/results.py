@@ -6,7 +6,7 @@ the owner of a segment knows (`segment_stats.py`), which may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,11 +16,11 @@ from braid.broker.admin.reports import TopicReport, Unavailable
 from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts
 from braid.broker.groups.group import ConsumerStatus
 from braid.cluster.balancing.plan import BalancePlan, Proposed, Remark
+from braid.model.cluster import Registration
 from braid.model.ids import Epoch, LayoutEpoch, Offset, SegmentId
 from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
-from braid.model.names import TopicName
-from braid.model.registration import Registration
+from braid.model.names import SegmentName, TopicName
 from braid.model.subscription import Subscription, SubscriptionKind
 from braid.model.topic import Topic, TopicPolicies
 from braid.wire.operations import SegmentRoute, TopicRoute
@@ -49,7 +49,10 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
         return cls(
             name=str(name),
             topic_id=topic.id,
-            **msgspec.structs.asdict(topic.layout),
+            epoch=topic.layout.epoch,
+            next_segment_id=topic.layout.next_segment_id,
+            segments=topic.layout.segments,
+            properties=topic.layout.properties,
             policies=topic.policies,
             created_at=topic.created_at,
         )
@@ -101,7 +104,12 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     ) -> BrokerDescription:
         return cls(
             id=id_,
-            **{**msgspec.structs.asdict(registration), "state": state},
+            address=registration.address,
+            admin=registration.admin,
+            version=registration.version,
+            started_at=registration.started_at,
+            labels=registration.labels,
+            state=state,
             segments=segments,
             leader=leader,
             load=msgspec.convert(load, LoadSummary | None, from_attributes=True),
@@ -225,7 +233,7 @@ class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
 
     segment_id: SegmentId
     hash_range: HashRange
-    state: SegmentState
+    state: SegmentState | None = None
     owner: str | None = None
     epoch: OwnerEpoch | None = None
     earliest_offset: Offset | None = None
@@ -292,9 +300,12 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
     """Counts since the broker started."""
 
     name: str
-    epoch: LayoutEpoch
+    epoch: Annotated[LayoutEpoch | None, Meta(description="Counts the topic's layouts; null if it is unavailable.")]
     segments: dict[SegmentId, SegmentDescription]
     subscriptions: dict[str, SubscriptionDescription]
+    unavailable: Annotated[
+        str | None, Meta(description="Why nothing is known of the topic but its name and segments; null if more is.")
+    ] = None
 
     @classmethod
     def of(
@@ -311,6 +322,21 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
             subscriptions={
                 each: SubscriptionDescription.of(each, found, report) for each, found in sorted(subscriptions.items())
             },
+        )
+
+    @classmethod
+    def of_unreadable(cls, name: TopicName, segments: Iterable[SegmentName], reason: str) -> TopicStatistics:
+        """Describe a topic whose record the broker cannot read. Other records name its segments."""
+        return cls(
+            name=str(name),
+            epoch=None,
+            segments={
+                each.id: SegmentDescription(segment_id=each.id, hash_range=each.range, unavailable=reason)
+                for each in segments
+            },
+            **dict.fromkeys(TopicCounts.__struct_fields__, 0),
+            subscriptions={},
+            unavailable=reason,
         )
 
 

@@ -34,9 +34,9 @@ from braid.broker.auth import Action, Principal
 from braid.broker.config import LOCAL
 from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
 from braid.model.ids import NO_REQUEST
-from braid.model.names import TopicName, check_name
+from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.ownership import OwnershipState
-from braid.model.topic import Durability, Topic, TopicPolicies
+from braid.model.topic import Durability, PolicyChanges, Topic, TopicPolicies
 
 CREATE_WAIT_S: Final = 5.0
 
@@ -54,9 +54,10 @@ class ListTopics(AdminCall, frozen=True):
     async def run(self, services: CallServices, principal: Principal) -> list[str]:
         tenant, namespace = check_name("tenant", self.tenant), check_name("namespace", self.namespace)
         found = []
-        for path, topic in sorted(services.topics.all().items()):
+        existing = {path for path, topic in services.topics.all().items() if not topic.deleting}
+        for path in sorted(existing | services.topics.all_unreadable().keys()):
             name = TopicName.parse(path)
-            if (name.tenant, name.namespace) == (tenant, namespace) and not topic.deleting:
+            if (name.tenant, name.namespace) == (tenant, namespace):
                 with contextlib.suppress(PermissionDenied):
                     services.access.check_may_know(principal, name)
                     found.append(str(name))
@@ -75,12 +76,13 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
         errors=(409, 501),
     )
     segments: Annotated[int, Rest(SegmentCount)] = 1
-    policies: TopicPolicies = TopicPolicies()
+    policies: PolicyChanges = PolicyChanges()
+    """From the defaults."""
     properties: dict[str, str] = msgspec.field(default_factory=dict)
     request_id: CallId = NO_REQUEST
 
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
-        name, policies = self.name, self.policies
+        name, policies = self.name, self.policies.apply(TopicPolicies())
         if policies.durability is Durability.REPLICATED or policies.replicas > 1:
             raise NotAvailable(
                 f"topic {name} cannot be replicated yet: replicas come in a later version; "
@@ -142,6 +144,9 @@ class TopicStats(OnTopic, frozen=True):
 
     async def run(self, services: CallServices, principal: Principal) -> TopicStatistics:  # noqa: ARG002
         name = self.name
+        if (unreadable := services.topics.unreadable(name.path)) is not None:
+            segments = [SegmentName.at(name.path, each) for each in services.owners.of_topic(name.path)]
+            return TopicStatistics.of_unreadable(name, segments, str(unreadable))
         topic = services.topics.get(name.path)
         found = await services.subscriptions.list(name)
         report = await services.reports.of_topic(name)

@@ -512,6 +512,7 @@ class Session:
         assert self.principal is not None
         for name in names:
             self._services.access.check_may_know(self.principal, name)
+            self._services.topics.check_readable(name.path)
         topology = self._services.topology
         for name in names:  # From here on changes of these topics are pushed to the peer.
             self.watched.pop(name.path, None)

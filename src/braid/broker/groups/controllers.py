@@ -23,33 +23,29 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
-import msgspec
-
 from braid.cluster.members import Members
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Put
 from braid.metadata.view import Known, Table, View
-from braid.model.errors import LeaseLost, MetadataCorrupt, MetadataError, MetadataUncertain, Moved, NotServing
+from braid.model.errors import LeaseLost, MetadataError, MetadataUncertain, Moved, NotServing
 from braid.model.ids import Revision
+from braid.model.stored_record import StoredRecord, decode, encode
 
 MAX_TRIES: Final = 5
 NO_LEASE: Final = 0
 
 
-class Controller(msgspec.Struct, frozen=True, kw_only=True):
+class Controller(StoredRecord, frozen=True, kw_only=True):
     """The value of the key."""
 
     broker: str
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
+        return encode(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Controller:
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise MetadataCorrupt(f"the controller's key cannot be read: {error}") from error
+        return decode(cls, data, "the controller's key")
 
 
 class Controllers:

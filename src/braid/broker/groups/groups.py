@@ -55,7 +55,8 @@ from braid.model.errors import (
 )
 from braid.model.ids import SegmentId
 from braid.model.names import TopicName, check_name
-from braid.model.subscription import Subscription, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Subscription
 from braid.ports.clock import Clock
 from braid.scaling.assignment import assign
 

@@ -20,7 +20,8 @@ from braid.metadata.view import View
 from braid.model.errors import BraidError, MetadataError, MetadataUncertain, NotServing, SubscriptionNotFound
 from braid.model.ids import Revision
 from braid.model.names import TopicName
-from braid.model.subscription import ConsumerSession, encode
+from braid.model.stored_record import encode
+from braid.model.subscription import ConsumerSession
 from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5

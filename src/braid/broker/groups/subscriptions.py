@@ -61,7 +61,8 @@ from braid.model.errors import (
 )
 from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, random_id
 from braid.model.names import SegmentName, TopicName, check_name
-from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind, decode, encode
+from braid.model.stored_record import decode, encode
+from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind
 from braid.ports.clock import Clock
 from braid.ports.tasks import all_of
 from braid.wire.operations import SegmentPositions

@@ -15,10 +15,9 @@ from braid.broker.config import BrokerConfig
 from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.store import Compare, Lease, Put, Store
-from braid.model.cluster import BrokerState
+from braid.model.cluster import BrokerState, Registration
 from braid.model.errors import InvalidConfig, LeaseLost, MetadataError
 from braid.model.ids import Revision
-from braid.model.registration import Registration
 from braid.ports.clock import Clock
 
 REGISTER_RETRY_S: Final = 0.05

@@ -36,6 +36,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from braid.broker.config import CursorConfig
 from braid.metadata import paths
 from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete, Entry, Put, Store
@@ -50,7 +52,8 @@ from braid.model.errors import (
 from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId, Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
-from braid.model.subscription import Cursor, Placing, decode, encode
+from braid.model.stored_record import decode, encode
+from braid.model.subscription import Cursor, Placing
 from braid.ports.tasks import end
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,8 @@ class _Place(NamedTuple):
 class _Stored(NamedTuple):
     place: _Place
     revision: Revision
+    unknown: str | UnsetType
+    """The fields of the record that this build does not know (model/stored_record.py)."""
 
 
 class Cursors:
@@ -129,7 +134,7 @@ class Cursors:
             await self._read_back()
             end = self._durable_end()
             placed: dict[str, _Place] = {}
-            for subscription, (place, _) in self._stored.items():
+            for subscription, (place, *_) in self._stored.items():
                 if place.offset > end:
                     log.warning(
                         "the cursor of subscription %s stands at offset %d of %s, which ends at %d: records that were "
@@ -367,7 +372,7 @@ class Cursors:
                 key = self._key(subscription)
                 stored = self._stored.get(subscription)
                 conditions.append(Compare(key, stored.revision if stored is not None else Revision(0)))
-                operations.append(Delete(key) if place is None else Put(key, self._encoded(place)))
+                operations.append(Delete(key) if place is None else Put(key, self._encoded(place, stored)))
             try:
                 result = await self._store.txn(conditions, operations)
             except MetadataUncertain:
@@ -388,14 +393,16 @@ class Cursors:
                 return False
         raise MetadataUncertain(f"cursors of {self.name} could not be written and read back; try again")
 
-    def _encoded(self, place: _Place) -> bytes:
-        return encode(Cursor(epoch=self._epoch, **place._asdict()))
+    def _encoded(self, place: _Place, stored: _Stored | None) -> bytes:
+        unknown = stored.unknown if stored is not None else UNSET
+        return encode(Cursor(epoch=self._epoch, **place._asdict(), unknown=unknown))
 
     def _note_stored(self, subscription: str, place: _Place | None, revision: Revision) -> None:
         if place is None:
             self._stored.pop(subscription, None)
         else:
-            self._stored[subscription] = _Stored(place, revision)
+            before = self._stored.get(subscription)
+            self._stored[subscription] = _Stored(place, revision, before.unknown if before is not None else UNSET)
 
     async def _read_back(self) -> None:
         """Read what is stored. `Fenced`, for good, if the segment has another owner."""
@@ -408,7 +415,7 @@ class Cursors:
             if subscription is not None:
                 cursor = decode(Cursor, entry.value)
                 place = _Place(cursor.offset, cursor.placement, cursor.placed_by)
-                self._stored[subscription] = _Stored(place, entry.revision)
+                self._stored[subscription] = _Stored(place, entry.revision, cursor.unknown)
                 self._last_placement = max(self._last_placement, cursor.placement)
         self._last_placement = max(self._last_placement, listing.revision)
 

@@ -15,8 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
@@ -32,6 +30,7 @@ from braid.model.errors import BraidError, ConditionFailed, Fenced, NotServing
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
+from braid.model.stored_record import decode
 from braid.model.topic import Durability, Topic
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
@@ -109,7 +108,7 @@ class Opening:
     async def has_claimed(self, name: SegmentName, epoch: Epoch) -> bool:
         """Tell whether an opening in this epoch has claimed the catalog: the epoch cannot be used again."""
         entry = await self._context.store.get(paths.current_chunk(name.topic.path, name.descriptor))
-        return entry is not None and msgspec.json.decode(entry.value, type=Frontier).epoch >= epoch
+        return entry is not None and decode(Frontier, entry.value).epoch >= epoch
 
     def forget(self, path: str) -> None:
         """Forget a topic that was deleted."""

@@ -141,6 +141,8 @@ class Segments:
             return SegmentNotFound(f"topic {path} has no segment {segment_id}")
         name = SegmentName.of(TopicName.parse(path), info)
         record = self._owners.find(name)
+        if (unreadable := self._owners.unreadable(name)) is not None:
+            return unreadable.again()
         if record is None:
             return NotServing(f"segment {segment_id} of topic {path} has no owner yet; try again in a moment")
         owner = record.owner
@@ -195,6 +197,10 @@ class Segments:
             pause[1].set()
         segment = self._served.get(key)
         topic = self._topics.find(path)
+        unreadable = self._topics.unreadable(path)
+        if unreadable is not None and segment is None and record is not None and self._is_ours(record):
+            self._note_absent(key, name, unreadable)
+            return
         failure = (
             segment.storage.log.failure if segment is not None else None
         )  # While something else was done about it.

@@ -283,7 +283,7 @@ def stats(target: Target, name: str, as_json: bool) -> None:
         (
             str(segment["segmentId"]),
             range_text(segment["hashRange"]),
-            segment["state"],
+            segment["state"] or "-",
             segment["owner"] or "-",
             count_text(segment["earliestOffset"]),
             count_text(segment["endOffset"]),

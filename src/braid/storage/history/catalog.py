@@ -25,6 +25,7 @@ from hashlib import blake2b
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from braid.metadata import paths
 from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete, Entry, Operation, Put, Store
@@ -34,11 +35,11 @@ from braid.model.errors import (
     ConditionFailed,
     Fenced,
     InvalidArgument,
-    MetadataCorrupt,
     MetadataUncertain,
     OffsetOutOfRange,
 )
 from braid.model.ids import Epoch, Offset, Revision
+from braid.model.stored_record import StoredRecord, decode, encode
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ MAX_REPLACED_CHUNKS: Final = MAX_TXN_OPERATIONS - 1
 """How many chunks one transaction replaces by one: the first one's key is written, the others' are deleted."""
 
 
-class ChunkDescriptor(msgspec.Struct, frozen=True, rename="camel"):
+class ChunkDescriptor(StoredRecord, frozen=True, rename="camel"):
     base_offset: Offset
     next_offset: Offset
     epoch: Epoch
@@ -64,7 +65,7 @@ class ChunkDescriptor(msgspec.Struct, frozen=True, rename="camel"):
     max_key_hash: int
 
 
-class ProducerObject(msgspec.Struct, frozen=True, rename="camel"):
+class ProducerObject(StoredRecord, frozen=True, rename="camel"):
     """The log's producer table, as an object without batches (producer_objects.py)."""
 
     object: str
@@ -74,7 +75,7 @@ class ProducerObject(msgspec.Struct, frozen=True, rename="camel"):
     """The table knows every batch below this offset."""
 
 
-class Frontier(msgspec.Struct, frozen=True, rename="camel"):
+class Frontier(StoredRecord, frozen=True, rename="camel"):
     """How far durable history reaches, and which owner may extend it."""
 
     epoch: Epoch
@@ -107,7 +108,7 @@ class Frontier(msgspec.Struct, frozen=True, rename="camel"):
         return self.end is not None and self.next_offset >= self.end
 
 
-class SealedState(msgspec.Struct, frozen=True, rename="camel"):
+class SealedState(StoredRecord, frozen=True, rename="camel"):
     """Left by the old owner: all its records are in chunks, and this was the last one (-1: there were none)."""
 
     last_committed_offset: int
@@ -120,10 +121,7 @@ class SealedState(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def _decode(entry: Entry, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(entry.value, type=kind)
-    except msgspec.DecodeError as error:
-        raise MetadataCorrupt(f"{entry.key} holds no {kind.__name__} that this build can read: {error}") from error
+    return decode(kind, entry.value, f"the {kind.__name__} at {entry.key}")
 
 
 class Catalog:
@@ -217,6 +215,7 @@ class Catalog:
                 producers=self.producers,
                 epochs=self.epochs,
                 end=self.end,
+                unknown=old.unknown if old is not None else UNSET,
             )
             await self._write(frontier, [])
 
@@ -257,7 +256,7 @@ class Catalog:
                 )
             await self._write(
                 msgspec.structs.replace(frontier, next_offset=chunk.next_offset, producers=None),
-                [Put(paths.chunk(*self._keys, chunk.base_offset), msgspec.json.encode(chunk))],
+                [Put(paths.chunk(*self._keys, chunk.base_offset), encode(chunk))],
             )
             self.chunks.append(chunk)
 
@@ -276,7 +275,7 @@ class Catalog:
                     f"I2: sealing at {sealed.last_committed_offset}, but chunks end before {self.next_offset}"
                 )
             self._own_seal = sealed
-            put = Put(paths.sealed_state(*self._keys), msgspec.json.encode(sealed))
+            put = Put(paths.sealed_state(*self._keys), encode(sealed))
             frontier = msgspec.structs.replace(self._own(), end=self.next_offset if sealed.ended else None)
             await self._write(frontier, [put, *operations], conditions)
             self.sealed = sealed
@@ -330,7 +329,7 @@ class Catalog:
                     f"I1: offsets {old[0].base_offset}–{old[-1].next_offset} cannot be replaced by a chunk of "
                     f"{new.base_offset}–{new.next_offset}"
                 )
-            put = Put(paths.chunk(*self._keys, new.base_offset), msgspec.json.encode(new))
+            put = Put(paths.chunk(*self._keys, new.base_offset), encode(new))
             deletes = [Delete(paths.chunk(*self._keys, chunk.base_offset)) for chunk in old[1:]]
             await self._write(self._own(), [put, *deletes])
             self.chunks = [*self.chunks[:at], new, *self.chunks[at + len(old) :]]
@@ -387,7 +386,7 @@ class Catalog:
     ) -> None:
         digest = blake2b(msgspec.json.encode((operations, conditions)), digest_size=8).hexdigest()
         frontier = msgspec.structs.replace(frontier, writes=frontier.writes + 1, digest=digest)
-        value = msgspec.json.encode(frontier)
+        value = encode(frontier)
         expected = self._frontier_revision
         self._in_doubt = True
         for _ in range(MAX_UNCERTAIN_TRIES):

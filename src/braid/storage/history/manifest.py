@@ -20,6 +20,7 @@ from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
+from braid.model.stored_record import encode
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject
 from braid.storage.objects.store import Objects
 
@@ -113,7 +114,7 @@ async def _names(objects: Objects, folder: str) -> list[str]:
 async def _write(objects: Objects, folder: str, revision: Revision, manifest: msgspec.Struct) -> None:
     name = f"{folder}/manifests/{revision:020d}.json"
     try:
-        await objects.create(name, [msgspec.json.encode(manifest)])
+        await objects.create(name, [encode(manifest)])
     except ObjectExists:
         return  # An earlier try of the same write: a revision is written by one owner, once.
     names = await _names(objects, folder)

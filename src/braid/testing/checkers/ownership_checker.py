@@ -25,7 +25,8 @@ from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Changes
 from braid.model.ids import Revision
 from braid.model.ownership import TRANSITIONS, Ownership, OwnershipState
-from braid.model.subscription import Cursor, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.model.topic import Topic
 from braid.storage.history.catalog import Frontier, SealedState
 from braid.testing.checkers.history import PromiseBroken

@@ -12,7 +12,8 @@ from braid.model.batch.columns import decode_messages
 from braid.model.layout import Layout
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.subscription import Cursor, decode
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import Segment
