@@ -49,7 +49,7 @@ from braid.model.errors import (
     UnknownOperation,
     UnsupportedVersion,
 )
-from braid.model.ids import Offset
+from braid.model.ids import LayoutEpoch, Offset
 from braid.model.names import TopicName
 from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
@@ -132,7 +132,8 @@ class Session:
         """The routing that was sent last for each topic whose changes are pushed to the peer, encoded."""
         self.acked_generation: int | None = None
         """The generation that the peer's routing has reached; None until the peer reports it."""
-        self._routes: dict[bytes, OwnedSegment] = {}
+        self._routes: dict[bytes, tuple[OwnedSegment, LayoutEpoch]] = {}
+        """The routes of earlier publishes by their bytes, each with the layout that it names."""
         self._channels: dict[int, tuple[DeliveryChannel, OwnedSegment]] = {}
         self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
         self._uncommitted: PublishQueue | None = None
@@ -322,9 +323,8 @@ class Session:
             raise ProtocolError("a publish without a batch")
         if not frame.request:
             raise ProtocolError("a publish without a request id could never be confirmed")
-        segment = self._routes.get(frame.body)
-        if segment is None or not segment.serving:
-            segment = self._route(frame.body)
+        known = self._routes.get(frame.body)
+        segment = known[0] if known is not None and known[0].layout_epoch == known[1] else self._route(frame.body)
         if self._services.closing:
             raise ShuttingDown(f"broker {self._services.id} is stopping")
         publishes = segment.publishes
@@ -361,7 +361,7 @@ class Session:
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
         if len(body) <= MAX_ROUTE_BYTES:
-            self._routes[body] = segment
+            self._routes[body] = segment, found.layout.epoch
         return segment
 
     def confirm(self, frame: bytes, size: int) -> None:

@@ -12,7 +12,7 @@ from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants
 from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError
-from braid.model.ids import Epoch, Offset
+from braid.model.ids import Epoch, LayoutEpoch, Offset
 from braid.model.names import SegmentName
 from braid.model.topic import Topic
 from braid.storage.segment import SegmentStorage
@@ -38,6 +38,9 @@ class OwnedSegment:
         self.cursors: Final = cursors
         self.publishes: Final = publishes
         self.serving = True
+        self.layout_epoch: LayoutEpoch | None = None
+        """The layout by which it takes publishes; None while it takes none. A publish names its layout."""
+        self.follow_layout(topic)
         self.read_grants: Final = ReadGrants()
         self._channels: dict[DeliveryChannel, None] = {}
         self._delivered_bytes = 0
@@ -45,6 +48,18 @@ class OwnedSegment:
         self._on_failure = on_failure
         # Consumers hear of a rise before producers: they get new records, producers only the confirm of their own.
         storage.log.confirmed.follow(self._on_confirmed, first=True)
+
+    def follow_layout(self, topic: Topic | None) -> None:
+        """Take publishes as the topic's layout says; None if there is no topic any more."""
+        self.layout_epoch = None
+        if self.serving and topic is not None and topic.id == self.topic_id:
+            info = topic.layout.segments.get(self.name.id)
+            if info is not None and info.is_active:
+                self.layout_epoch = topic.layout.epoch
+
+    def stop_serving(self) -> None:
+        self.serving = False
+        self.layout_epoch = None
 
     @property
     def earliest(self) -> Offset:

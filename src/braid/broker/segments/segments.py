@@ -184,6 +184,8 @@ class Segments:
         await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
 
     def _reconcile_topic(self, path: str) -> None:
+        for segment in self.of_topic(path):
+            segment.follow_layout(self._topics.find(path))
         for descriptor in self._owners.of_topic(path):
             self._reconcile(path, descriptor)
 
@@ -333,6 +335,7 @@ class Segments:
             on_failure=self._on_failure,
             on_fenced=lambda cursors, error: self._on_fenced(key, cursors, error),
         )
+        segment.follow_layout(self._topics.find(name.topic.path))  # It may have changed since the opening began.
         self._absent.pop(key, None)
         self._served[key] = segment
         for callback in self.on_open:
@@ -366,7 +369,7 @@ class Segments:
             self._leaving.discard(key)
 
     def _withdraw(self, key: Key, segment: OwnedSegment) -> None:
-        segment.serving = False
+        segment.stop_serving()
         self._served.pop(key, None)
 
     # Failing.
@@ -442,7 +445,7 @@ class Segments:
         return task
 
     async def _bring_to_end(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> None:
-        segment.serving = False
+        segment.stop_serving()
         self._housekeeper.remove(segment.storage)
         segment.fail_channels(reason)
         try:
