@@ -37,7 +37,7 @@ from braid.model.ids import Epoch, Offset
 from braid.model.layout import Layout
 from braid.model.stored_record import encode
 from braid.model.subscription import Cursor
-from braid.model.topic import Topic
+from braid.model.topic import Durability, Topic
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
@@ -103,6 +103,7 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
                 "retentionIgnoresSubscriptions": False, "onOwnerLoss": "wait", "ownerLossAfterMs": 60_000,
             },
             "createdAt": broker.topics.get(ORDERS.path).created_at,
+            "owners": {"0": "broker-1", "1": "broker-1"},
         }  # fmt: skip
         await call("create_topic", topic="acme/sales/other")
         assert await call("list_topics", tenant="public", namespace="default") == ["topic://public/default/orders"]
@@ -135,7 +136,8 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
         assert first.pop("bytes") > 0
         assert first == {
             "segmentId": 0, "hashRange": {"start": 0, "end": 0x7FFF}, "state": "ACTIVE", "owner": "broker-1",
-            "epoch": 1, "earliestOffset": 0, "endOffset": 10, "records": 10, "unavailable": None,
+            "epoch": 1, "earliestOffset": 0, "endOffset": 10, "records": 10, "bytesInPerS": 0, "bytesOutPerS": 0,
+            "unavailable": None,
         }  # fmt: skip
         billing = await call("get_subscription", topic="orders", subscription="billing")
         assert billing == {
@@ -180,6 +182,10 @@ async def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known
         ("create_topic", {"topic": "orders", "policies": {"retentionMs": -1}}, "retention_ms"),
         ("create_topic", {"topic": "orders", "policies": {"replicas": 9}}, "replicas"),
         ("create_topic", {"topic": "orders", "properties": {"a": 1}}, "str"),
+        ("update_topic", {"topic": "there", "policies": {"durabillity": "fsync"}}, "durabillity"),
+        ("update_topic", {"topic": "there", "policies": {"?": "{}"}}, "unknown field"),
+        ("update_topic", {"topic": "there", "policies": {"retentionMs": -1}}, "retention_ms"),
+        ("update_topic", {"topic": "there", "policies": {"durability": None}}, "null"),
         ("create_topic", {"topic": "orders", "segment": 1}, "topic, segments, policies, properties"),
         ("list_topics", {"tenant": "a b", "namespace": "n"}, "tenant name"),
         ("list_brokers", {"all": True}, "it takes none"),
@@ -588,3 +594,56 @@ async def test_who_may_not_know_of_a_topic_cannot_tell_whether_it_exists(
     with pytest.raises(InvalidName):
         await call("get_topic", topic="a b")
     await broker.close()
+
+
+async def test_policies_that_are_given_change_and_the_others_stay(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders", policies={"retentionMs": 1_000, "retentionBytes": 5})
+        changed = await call("update_topic", topic="orders", policies={"retentionMs": None, "onOwnerLoss": "continue"})
+        assert changed == await call("get_topic", topic="orders")
+        policies = changed["policies"]
+        assert (policies["retentionMs"], policies["retentionBytes"]) == (None, 5)
+        assert (policies["onOwnerLoss"], policies["durability"]) == ("continue", "fsync")
+        assert broker.segments.get(ORDERS.path, 0).epoch == 1, "it goes on being served"
+        await call("update_topic", topic="orders", policies={})
+        with pytest.raises(TopicNotFound):
+            await call("update_topic", topic="orders", policies={}, topicId=changed["topicId"] + 1)
+        with pytest.raises(TopicNotFound):
+            await call("update_topic", topic="nothing", policies={})
+        with pytest.raises(NotAvailable):
+            await call("update_topic", topic="orders", policies={"durability": "replicated"})
+        assert changed == await call("get_topic", topic="orders")
+
+
+async def test_a_new_durability_holds_for_the_next_publish(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders", policies={"durability": "memory"})
+        await publish(broker, 0, 3)
+        await call("update_topic", topic="orders", policies={"durability": "fsync"})
+        await until(lambda: [each.epoch for each in broker.segments.of_topic(ORDERS.path)] == [2])
+        segment = broker.segments.get(ORDERS.path, 0)
+        assert (segment.durability, segment.end) == (Durability.FSYNC, 3)
+        await publish(broker, 0, 1)
+        assert segment.end == segment.storage.log.synced.value == 4
+        assert broker.topics.get(ORDERS.path).ever_memory, "what was confirmed before it was synced stays in doubt"
+
+
+async def test_a_topic_that_may_exist_stays_as_it_is(simulation: Simulation) -> None:
+    async with served(simulation) as (_, call):
+        created = await call("create_topic", topic="orders", segments=2, existOk=True)
+        again = await call("create_topic", topic="orders", policies={"retentionMs": 5}, existOk=True)
+        assert again == created
+        with pytest.raises(TopicExists):
+            await call("create_topic", topic="orders")
+
+
+async def test_stats_show_how_much_comes_in_and_goes_out(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders", segments=2)
+        await asyncio.sleep(60)
+        segment = broker.segments.get(ORDERS.path, 0)
+        segment.publishes.taken_bytes += 600_000
+        await asyncio.sleep(6)
+        first, second = (await call("topic_stats", topic="orders"))["segments"].values()
+        assert 1_000 < first["bytesInPerS"] <= 600_000 / 5
+        assert first["bytesOutPerS"] == second["bytesInPerS"] == second["bytesOutPerS"] == 0

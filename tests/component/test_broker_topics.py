@@ -25,7 +25,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import MAX_RANDOM_ID, NO_REQUEST, RequestId, Revision
 from braid.model.names import TopicName
-from braid.model.topic import Durability, Topic, TopicPolicies
+from braid.model.topic import Durability, PolicyChanges, Topic, TopicPolicies
 from braid.testing.sim.loop import Simulation
 from tests.kits.control import ORDERS, faults, loaded_topics, make_topic
 from tests.kits.waiting import until
@@ -370,4 +370,21 @@ async def test_a_topic_that_cannot_be_read_is_neither_absent_nor_free(simulation
     await _tamper(store, policies={"durability": "fsync"})
     await until(lambda: topics.find(ORDERS.path) is not None)
     assert topics.all_unreadable() == {}
+    await topics.view.stop()
+
+
+async def test_a_change_of_policies_is_made_once_whatever_becomes_of_its_answer(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    topics = await loaded_topics(simulation, store)
+    await make_topic(topics)
+    await _tamper(store, policies={"quota": 7})
+    store.fault = faults(Fault.UNCERTAIN, Fault.UNAVAILABLE)
+    changed = await topics.update(ORDERS, PolicyChanges(retention_ms=5))
+    assert topics.get(ORDERS.path) == changed
+    assert changed.policies.retention_ms == 5
+    entry = await store.get(paths.layout(ORDERS.path))
+    assert entry is not None
+    assert msgspec.json.decode(entry.value)["policies"]["quota"] == 7
+    await topics.update(ORDERS, PolicyChanges(retention_ms=5))
+    assert await store.get(paths.layout(ORDERS.path)) == entry, "nothing is written where nothing changes"
     await topics.view.stop()

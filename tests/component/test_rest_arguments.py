@@ -49,10 +49,13 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
     "two names for the elements of a list": (
         "merge_segments", {**ORDERS, "segmentId1": "4", "segmentId2": "3"}, {}, None, {**TOPIC, "segments": [4, 3]},
     ),
-    "a default": ("create_topic", ORDERS, {}, None, {**TOPIC, "segments": 1}),
+    "a default": ("create_topic", ORDERS, {}, None, {**TOPIC, "segments": 1, "existOk": False}),
     "a body that is one argument": (
         "create_topic", ORDERS, {"numInitialSegments": "3"}, {"durability": "memory"},
-        {**TOPIC, "segments": 3, "policies": PolicyChanges(durability=Durability.MEMORY)},
+        {**TOPIC, "segments": 3, "existOk": False, "policies": PolicyChanges(durability=Durability.MEMORY)},
+    ),
+    "a null that removes a limit": (
+        "update_topic", ORDERS, {}, {"retentionMs": None}, {**TOPIC, "policies": PolicyChanges(retention_ms=None)},
     ),
     "a body of arguments": ("seek", BILLING, {}, {"offsets": {"0": 7}}, {**SUBSCRIPTION, "offsets": {"0": 7}}),
     "a body of two": ("seek", BILLING, {}, {"offsets": {"0": 7}, "epochs": {"0": 3}},

@@ -183,14 +183,16 @@ def test_a_topic_from_its_creation_to_its_end(url: str) -> None:
         url, "topic", "create", "life", "--segments", "2"
     )
     assert "exists" in run(url, "topic", "create", "life", code=1)
+    assert run(url, "topic", "create", "life", "--if-not-exists") == "Topic public/default/life exists.\n"
     listed = run(url, "topic", "list")
-    assert re.search(r"^public/default/life +2 +0 +0 B +0$", listed, flags=re.MULTILINE)
+    assert re.search(r"^public/default/life +2 +0 +0 B +0 B +0 B +0 +0$", listed, flags=re.MULTILINE)
     shown = ask(url, "topic", "show", "life")
     assert sorted(shown["segments"]) == ["0", "1"]
     run(url, "produce", "topic://public/default/life", given=b"x\n")
     assert sum(each["records"] for each in ask(url, "topic", "stats", "life")["segments"].values()) == 1
     assert "SEGMENT" in run(url, "topic", "stats", "life")
     assert "durability" in run(url, "topic", "show", "life")
+    assert re.search(r"^ +1  8000-ffff  ACTIVE  broker-1", run(url, "topic", "show", "life"), flags=re.MULTILINE)
     assert "Deleted topic" in run(url, "topic", "delete", "life", "--yes")
     assert "public/default/life" in run(url, "topic", "show", "life", code=1)
     assert "public/default/life" not in run(url, "topic", "list")
@@ -203,6 +205,13 @@ def test_retention_and_durability_are_policies_of_the_topic(url: str) -> None:
     assert (policies["durability"], policies["retentionMs"]) == ("memory", 7 * 86_400_000)
     assert policies["retentionBytes"] == 10 << 30
     assert "7d, 10.0 GiB per segment" in run(url, "topic", "show", "policies")
+    changes = ("--durability", "fsync", "--retention", "off", "--retention-bytes", "5GiB")
+    assert run(url, "topic", "update", "policies", *changes) == "Changed topic public/default/policies.\n"
+    assert "5.0 GiB per segment" in run(url, "topic", "show", "policies")
+    policies = ask(url, "topic", "show", "policies")["policies"]
+    assert (policies["durability"], policies["retentionMs"]) == ("fsync", None)
+    assert "at least one policy" in run(url, "topic", "update", "policies", code=2)
+    run(url, "produce", "policies", given=b"x\n")
 
 
 def test_a_subscription_from_its_creation_to_its_end(url: str, topic: str) -> None:

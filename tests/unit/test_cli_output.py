@@ -155,9 +155,9 @@ def test_numbers_stand_on_the_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert first.index("5") == second.index("5")
 
 
-def test_nothing_to_show_is_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_show_is_nothing_in_a_pipe_and_is_said_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([Column("TOPIC")], [], empty="No topics.")
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "No topics.\n")
 
 
 def test_markup_in_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,3 +108,18 @@ def test_a_record_of_a_live_broker_is_either_its_owners_turn_or_the_leaders(
     for_owner = owner_step.decide(known, "a", None) is OwnerAction.OPEN
     for_leader = bool(leader_step.decide(snapshot_of([known]), now=0.0))
     assert for_owner != for_leader
+
+
+@served_cases
+def test_a_new_durability_renews_only_what_is_served_as_the_record_says(
+    known: Ownership | None, served: Epoch, action: OwnerAction
+) -> None:
+    serves = known is not None and known.state is OwnershipState.SERVING and action is OwnerAction.NOTHING
+    expected = OwnerAction.RENEW if serves else action
+    assert owner_step.decide(known, "a", served, renewed=True) is expected
+    assert owner_step.decide(known, "a", served, renewed=True, busy=True) is OwnerAction.NOTHING
+
+
+def test_a_failed_log_is_not_closed_in_order() -> None:
+    known = record("SERVING", "a", EPOCH)
+    assert owner_step.decide(known, "a", Epoch(EPOCH), failed=True, renewed=True) is OwnerAction.REOPEN

@@ -23,7 +23,7 @@ from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists,
 from braid.model.ids import NO_REQUEST, RequestId, Revision, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
-from braid.model.topic import Topic, TopicPolicies
+from braid.model.topic import PolicyChanges, Topic, TopicPolicies
 from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5
@@ -130,6 +130,24 @@ class Topics:
             await self.view.caught_up(revision)
             return topic
         raise _unknown(f"whether topic {name} was created")
+
+    async def update(self, name: TopicName, changes: PolicyChanges, topic_id: int | None = None) -> Topic:
+        """Change a topic's policies; return the topic with them. Doing it again is fine. `TopicNotFound`, also if the
+        topic of this name has another id than `topic_id`. `InvalidArgument` if the new policies cannot be."""
+        key = paths.layout(name.path)
+        for _ in range(MAX_TRIES):
+            entry = await self._store.get(key)
+            topic = Topic.from_json(entry.value) if entry is not None else None
+            if entry is None or topic is None or topic.deleting or topic_id not in (None, topic.id):
+                raise TopicNotFound(f"topic {name} cannot be changed: it does not exist, or not any more")
+            changed = topic.changed(changes)
+            revision: Revision | None = entry.revision
+            if changed != topic:
+                revision = await self._try([Compare(key, entry.revision)], Put(key, changed.to_json()))
+            if revision is not None:
+                await self.view.caught_up(revision)
+                return changed
+        raise _unknown(f"whether topic {name} was changed")
 
     async def mark_deleting(self, name: TopicName, topic_id: int | None = None) -> Topic:
         """Mark a topic as being deleted: for clients it no longer exists. Marking it again is fine. `TopicNotFound`,

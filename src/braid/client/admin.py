@@ -18,6 +18,8 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from braid.model.errors import (
     BraidError,
     ConditionFailed,
@@ -67,8 +69,10 @@ class Admin:
         on_owner_loss: str = "wait",
         owner_loss_after_ms: int = 60_000,
         properties: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> Json:
-        """Create a topic whose key hashes are divided into `segments` equal ranges. Raises `TopicExists`.
+        """Create a topic whose key hashes are divided into `segments` equal ranges. Raises `TopicExists`; with
+        `exist_ok`, an existing topic stays as it is and is returned.
 
         `durability` is what a publish waits for: `memory`, `fsync` or `replicated`. `retention_ms` and
         `retention_bytes` (of each segment) say which records may be deleted; without them, none are. When the broker of
@@ -92,8 +96,36 @@ class Admin:
         }
         if properties:
             arguments["properties"] = dict(properties)
-
+        if exist_ok:  # Older brokers do not know it.
+            arguments["existOk"] = True
         result: Json = await self._call("create_topic", arguments | {"requestId": self._new_id()})
+        return result
+
+    async def update_topic(
+        self,
+        topic: str,
+        *,
+        durability: str | UnsetType = UNSET,
+        retention_ms: int | UnsetType | None = UNSET,
+        retention_bytes: int | UnsetType | None = UNSET,
+        retention_ignores_subscriptions: bool | UnsetType = UNSET,
+        on_owner_loss: str | UnsetType = UNSET,
+        owner_loss_after_ms: int | UnsetType = UNSET,
+    ) -> Json:
+        """Change policies of a topic; those that are not given stay. None removes a limit. Returns the topic. Raises
+        `TopicNotFound`. A new durability opens the topic's segments again, for which clients wait a moment."""
+        policies = {
+            "durability": durability,
+            "retentionMs": retention_ms,
+            "retentionBytes": retention_bytes,
+            "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
+            "onOwnerLoss": on_owner_loss,
+            "ownerLossAfterMs": owner_loss_after_ms,
+        }
+        given = {name: value for name, value in policies.items() if value is not UNSET}
+        found = await self.topic(topic)
+        arguments = {"topic": topic, "policies": given, "topicId": found["topicId"]}
+        result: Json = await self._call("update_topic", arguments)
         return result
 
     async def list_topics(self, namespace: str = f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}") -> list[str]:

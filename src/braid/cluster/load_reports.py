@@ -56,6 +56,9 @@ class Reading(NamedTuple):
     """The oldest routing that one of its clients works with."""
 
 
+_UNMEASURED: Final = Meter(0, 0.0)
+
+
 class Rates:
     """Makes rates of successive readings."""
 
@@ -64,6 +67,11 @@ class Rates:
         self._records = Meter(0, 0.0)
         self._cpu = Meter(0, 0.0)
         self._first = True
+
+    def of_segment(self, topic_path: str, segment_id: int) -> tuple[int, int]:
+        """Return the bytes per second, in and out, of a segment that this broker serves; 0 before they are measured."""
+        bytes_in, bytes_out = self._meters.get((topic_path, segment_id), (_UNMEASURED, _UNMEASURED))
+        return round(bytes_in.per_s), round(bytes_out.per_s)
 
     def report(self, reading: Reading, *, cpu_s: float, now_s: float, at_us: int) -> LoadReport:
         cpu_us = round(cpu_s * 1_000_000)
@@ -129,7 +137,7 @@ class LoadReports:
         self._processor = processor
         self._key = paths.load(broker_id)
         self._read = read
-        self._rates = Rates()
+        self.rates: Final = Rates()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, lease: Lease) -> None:
@@ -145,7 +153,7 @@ class LoadReports:
         stored: LoadReport | None = None
         with contextlib.suppress(LeaseLost):
             while True:
-                report = self._rates.report(
+                report = self.rates.report(
                     self._read(),
                     cpu_s=self._processor.used_s(),
                     now_s=self._clock.monotonic(),

@@ -113,8 +113,18 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """µs since 1970."""
     created_by: RequestId = NO_REQUEST
     """The call that created it: a repeat of that call recognises its own work."""
+    was_memory: bool = False
+    """Whether the durability was `memory` before: its logs may have confirmed what they had not synced."""
     deleting: bool = False
     """The topic no longer exists for clients; its keys and objects are being removed."""
+
+    @property
+    def ever_memory(self) -> bool:
+        return self.was_memory or self.policies.durability is Durability.MEMORY
+
+    def changed(self, changes: PolicyChanges) -> Topic:
+        """Return the topic with other policies."""
+        return structs.replace(self, policies=changes.apply(self.policies), was_memory=self.ever_memory)
 
     def to_json(self) -> bytes:
         return encode(self)

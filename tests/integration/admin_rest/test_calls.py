@@ -36,6 +36,11 @@ def test_a_topic_is_created_shown_listed_and_deleted(broker: AdminBroker) -> Non
 
     again = broker.ask("PUT", ORDERS)
     assert (again.status, again.error) == (409, "topic-exists")
+    assert broker.ask("PUT", f"{ORDERS}?existOk=true").json == made.json
+    changed = broker.ask("PATCH", ORDERS, {"retentionMs": None, "retentionBytes": 5})
+    assert changed.status == 200
+    assert changed.json["policies"] == made.json["policies"] | {"retentionMs": None, "retentionBytes": 5}
+    assert broker.ask("PATCH", ORDERS).status == 400, "it needs a body"
     gone = broker.ask("DELETE", ORDERS)
     assert (gone.status, gone.body) == (204, b"")
     for answer in (broker.ask("GET", ORDERS), broker.ask("GET", f"{ORDERS}/stats"), broker.ask("DELETE", ORDERS)):

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts, segment_statistics, topic_counts
+from braid.broker.admin.segment_stats import Rates, SegmentStatistics, TopicCounts, segment_statistics, topic_counts
 from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.group import ConsumerStatus
 from braid.broker.groups.groups import Groups
@@ -90,6 +90,7 @@ class Reports:
         groups: Groups,
         controllers: Controllers,
         ask: Ask,
+        rates: Rates,
     ) -> None:
         self._broker_id = broker_id
         self._topics = topics
@@ -100,6 +101,7 @@ class Reports:
         self._groups = groups
         self._controllers = controllers
         self._ask = ask
+        self._rates = rates
 
     def answer_for(self, calls: PeerCalls) -> None:
         calls.register("report_topic", self._on_call)
@@ -158,7 +160,7 @@ class Reports:
 
     def _own(self, topic: TopicName) -> OwnerReport:
         return OwnerReport(
-            segments=segment_statistics(self._broker_id, self._segments, topic),
+            segments=segment_statistics(self._broker_id, self._segments, topic, self._rates),
             cursors={each.name.id: each.cursors.all() for each in self._segments.of_topic(topic.path)},
             counts=topic_counts(self._metrics, topic),
             consumers=self._groups.of_topic(topic.path),

@@ -21,6 +21,7 @@ from braid.model.ids import Epoch, LayoutEpoch, Offset, SegmentId
 from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Subscription, SubscriptionKind
 from braid.model.topic import Topic, TopicPolicies
 from braid.wire.operations import SegmentRoute, TopicRoute
@@ -43,9 +44,12 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     properties: dict[str, str]
     policies: TopicPolicies
     created_at: Micros
+    owners: Annotated[
+        dict[SegmentId, str | None], Meta(description="The broker that has each segment; null while none does.")
+    ]
 
     @classmethod
-    def of(cls, name: TopicName, topic: Topic) -> TopicDescription:
+    def of(cls, name: TopicName, topic: Topic, records: Mapping[SegmentId, Ownership | None]) -> TopicDescription:
         return cls(
             name=str(name),
             topic_id=topic.id,
@@ -55,6 +59,10 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             properties=topic.layout.properties,
             policies=topic.policies,
             created_at=topic.created_at,
+            owners={
+                id_: record.owner if record is not None and record.state is not OwnershipState.SEALED else None
+                for id_, record in records.items()
+            },
         )
 
 
@@ -240,6 +248,8 @@ class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     end_offset: Offset | None = None
     records: int | None = None
     bytes: int | None = None
+    bytes_in_per_s: Annotated[int | None, Meta(description="Published, lately.")] = None
+    bytes_out_per_s: Annotated[int | None, Meta(description="Sent to consumers, lately.")] = None
     unavailable: Annotated[str | None, Meta(description="Why nothing is known of it now; null if it is.")] = None
 
     @classmethod

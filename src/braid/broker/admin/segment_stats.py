@@ -10,6 +10,8 @@ These are the questions that a segment's owner answers from its own memory, with
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
@@ -27,6 +29,9 @@ class SegmentStatistics(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     records: int
     bytes: int
     """Stored, once: in chunks, or in local files that no chunk covers."""
+    bytes_in_per_s: int | None = None
+    bytes_out_per_s: int | None = None
+    """None: its owner is of a version that does not tell."""
 
 
 class TopicCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -41,13 +46,20 @@ class TopicCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     delivered_bytes: int
 
 
-def segment_statistics(broker: str, segments: Segments, topic: TopicName) -> dict[SegmentId, SegmentStatistics]:
+Rates = Callable[[str, SegmentId], tuple[int, int]]
+"""Bytes per second, in and out, of a segment of a topic's path."""
+
+
+def segment_statistics(
+    broker: str, segments: Segments, topic: TopicName, rates: Rates
+) -> dict[SegmentId, SegmentStatistics]:
     """Of the segments that this broker, which has the id `broker`, serves now."""
-    return {segment.name.id: _statistics(broker, segment) for segment in segments.of_topic(topic.path)}
+    return {segment.name.id: _statistics(broker, segment, rates) for segment in segments.of_topic(topic.path)}
 
 
-def _statistics(broker: str, segment: OwnedSegment) -> SegmentStatistics:
+def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStatistics:
     earliest, end = segment.earliest, segment.end
+    bytes_in_per_s, bytes_out_per_s = rates(segment.name.topic.path, segment.name.id)
     return SegmentStatistics(
         owner=broker,
         epoch=segment.epoch,
@@ -55,6 +67,8 @@ def _statistics(broker: str, segment: OwnedSegment) -> SegmentStatistics:
         end_offset=end,
         records=end - earliest,
         bytes=stored_bytes(segment.storage),
+        bytes_in_per_s=bytes_in_per_s,
+        bytes_out_per_s=bytes_out_per_s,
     )
 
 

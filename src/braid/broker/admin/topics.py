@@ -32,7 +32,15 @@ from braid.broker.admin.route import (
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.config import LOCAL
-from braid.model.errors import NotAvailable, NotServing, PermissionDenied, ShuttingDown, SubscriptionBusy, TopicNotFound
+from braid.model.errors import (
+    NotAvailable,
+    NotServing,
+    PermissionDenied,
+    ShuttingDown,
+    SubscriptionBusy,
+    TopicExists,
+    TopicNotFound,
+)
 from braid.model.ids import NO_REQUEST
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.ownership import OwnershipState
@@ -69,7 +77,7 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
     http = HttpRoute(
         "PUT",
         TOPIC,
-        query=("numInitialSegments",),
+        query=("numInitialSegments", "existOk"),
         names={"numInitialSegments": "segments"},
         body="policies",
         status=201,
@@ -79,27 +87,48 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
     policies: PolicyChanges = PolicyChanges()
     """From the defaults."""
     properties: dict[str, str] = msgspec.field(default_factory=dict)
+    exist_ok: Annotated[bool, Meta(description="Whether a topic of this name may exist; it stays as it is.")] = False
     request_id: CallId = NO_REQUEST
 
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
         name, policies = self.name, self.policies.apply(TopicPolicies())
-        if policies.durability is Durability.REPLICATED or policies.replicas > 1:
-            raise NotAvailable(
-                f"topic {name} cannot be replicated yet: replicas come in a later version; "
-                "ask for 1 replica and durability 'fsync' or 'memory'"
-            )
+        _check_available(name, policies)
         if not any(services.members.is_active(broker) for broker in services.members.brokers.all()):
             raise NotServing(f"topic {name} cannot be created: no broker may be given segments; start or activate one")
-        topic = await services.topics.create(
-            name,
-            segments=self.segments,
-            policies=policies,
-            properties=self.properties,
-            request_id=self.request_id,
-        )
+        try:
+            topic = await services.topics.create(
+                name,
+                segments=self.segments,
+                policies=policies,
+                properties=self.properties,
+                request_id=self.request_id,
+            )
+        except TopicExists:
+            found = services.topics.find(name.path)
+            if not self.exist_ok or found is None:
+                raise
+            return _described(services, name, found)
         await _served(services, name, topic)
         _log.info("%s created topic %s with %d segments", principal.name, name, self.segments)
-        return TopicDescription.of(name, topic)
+        return _described(services, name, topic)
+
+
+class UpdateTopic(OnTopic, frozen=True, rename="camel"):
+    """Change policies of a topic; those that are not given stay. A new durability opens its segments again."""
+
+    needs = on_topic(Action.ADMIN)
+    http = HttpRoute("PATCH", TOPIC, body="policies", required=("policies",), errors=(404, 501))
+    policies: PolicyChanges = PolicyChanges()
+    topic_id: int | None = None
+    """The topic that is meant: one of the same name that was created since stays as it is."""
+
+    async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
+        name = self.name
+        _check_available(name, self.policies.apply(services.topics.get(name.path).policies))
+        topic = await services.topics.update(name, self.policies, self.topic_id)
+        given = msgspec.json.encode(self.policies).decode()
+        _log.info("%s changed policies of topic %s: %s", principal.name, name, given)
+        return _described(services, name, topic)
 
 
 class GetTopic(OnTopic, frozen=True):
@@ -111,7 +140,7 @@ class GetTopic(OnTopic, frozen=True):
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:  # noqa: ARG002
         topics, path = services.topics, self.name.path
         stored = await topics.stored(path) if self.deleting else None
-        return TopicDescription.of(self.name, stored or topics.get(path))
+        return _described(services, self.name, stored or topics.get(path))
 
 
 class DeleteTopic(OnTopic, frozen=True, rename="camel"):
@@ -267,6 +296,22 @@ class TerminateSegment(_ChangeLayout, frozen=True):
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
         raise self._not_yet()
+
+
+def _check_available(name: TopicName, policies: TopicPolicies) -> None:
+    if policies.durability is Durability.REPLICATED or policies.replicas > 1:
+        raise NotAvailable(
+            f"topic {name} cannot be replicated yet: replicas come in a later version; "
+            "ask for 1 replica and durability 'fsync' or 'memory'"
+        )
+
+
+def _described(services: CallServices, name: TopicName, topic: Topic) -> TopicDescription:
+    records = {
+        segment_id: services.owners.find(SegmentName.of(name, info))
+        for segment_id, info in topic.layout.segments.items()
+    }
+    return TopicDescription.of(name, topic, records)
 
 
 async def _connected(services: CallServices, name: TopicName) -> list[str]:

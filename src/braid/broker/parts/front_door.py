@@ -66,6 +66,7 @@ class FrontDoor:
             self.groups,
             controllers,
             cluster.peers.call,
+            cluster.loads.rates.of_segment,
         )
         self.peer_calls = PeerCalls()
         segment_host.answer(self.peer_calls)

@@ -31,7 +31,7 @@ from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
-from braid.model.topic import Durability, Topic
+from braid.model.topic import Topic
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
@@ -86,7 +86,7 @@ class Opening:
             await self._accept_loss(name, record, revision)
         storage = await self._open_storage(name, topic, record, revision)
         try:
-            cursors = await self._load_cursors(name, record, storage, on_fenced)
+            cursors = await self._load_cursors(name, topic, record, storage, on_fenced)
             await self._owners.view.caught_up(storage.begun_at)
         except BaseException:
             await storage.abandon()
@@ -173,6 +173,7 @@ class Opening:
     async def _load_cursors(
         self,
         name: SegmentName,
+        topic: Topic,
         record: Ownership,
         storage: SegmentStorage,
         on_fenced: Callable[[Cursors, Fenced], None],
@@ -187,7 +188,7 @@ class Opening:
             end=lambda: Offset(storage.log.confirmed.value),
             on_fenced=lambda error: on_fenced(cursors, error),
         )
-        await cursors.load(lossy=_may_have_lost(storage))
+        await cursors.load(lossy=_may_have_lost(storage, topic))
         return cursors
 
     async def _write_manifest(self, name: TopicName, topic: Topic) -> None:
@@ -222,9 +223,9 @@ def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:
         _log.warning("%s goes on at offset %d: the records from there on are lost", name, storage.start.offset)
 
 
-def _may_have_lost(storage: SegmentStorage) -> bool:
-    """Whether records that consumers have seen may be gone: a loss was accepted, or the topic confirms before it syncs
-    and its log was not closed in order."""
+def _may_have_lost(storage: SegmentStorage, topic: Topic) -> bool:
+    """Whether records that consumers have seen may be gone: a loss was accepted, or the topic confirms, or confirmed,
+    before it syncs and its log was not closed in order."""
     if storage.start.source is not RecoverySource.LOCAL:
         return storage.start.loss_accepted
-    return storage.log.config.durability is Durability.MEMORY and not storage.recovered.closed_in_order
+    return topic.ever_memory and not storage.recovered.closed_in_order

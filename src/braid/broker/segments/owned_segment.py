@@ -14,7 +14,7 @@ from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, LayoutEpoch, Offset
 from braid.model.names import SegmentName
-from braid.model.topic import Topic
+from braid.model.topic import Durability, Topic
 from braid.storage.segment import SegmentStorage
 
 _log: Final = logging.getLogger(__name__)
@@ -74,6 +74,10 @@ class OwnedSegment:
     def epochs(self) -> EpochStarts:
         """Which epoch has written which offsets: by this the segment judges the positions of readers."""
         return self.storage.catalog.epochs
+
+    @property
+    def durability(self) -> Durability:
+        return self.storage.log.config.durability
 
     @property
     def sealed(self) -> bool:

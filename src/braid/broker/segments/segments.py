@@ -212,6 +212,7 @@ class Segments:
             segment.epoch if segment is not None else None,
             failed=failure is not None,
             full=isinstance(failure, DiskFull),
+            renewed=segment is not None and topic is not None and segment.durability is not topic.policies.durability,
             busy=key in self._work,
             in_layout=topic is not None and name.id in topic.layout.segments,
         )
@@ -223,6 +224,8 @@ class Segments:
                 self._begin(key, self._move(key, segment), f"hand over {name}")
             case OwnerAction.REOPEN if segment is not None and failure is not None:
                 self._on_failure(segment, failure)
+            case OwnerAction.RENEW if segment is not None:
+                self._begin(key, self._renew(key, segment), f"renew {name}")
             case OwnerAction.LET_GO if segment is not None:
                 self._let_go(
                     key,
@@ -367,6 +370,12 @@ class Segments:
             raise
         finally:
             self._leaving.discard(key)
+
+    async def _renew(self, key: Key, segment: OwnedSegment) -> None:
+        """Close the segment; then it is opened again as its topic says now."""
+        _log.info("%s is opened again, because the durability of its topic has changed", segment.name)
+        self._withdraw(key, segment)
+        await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=True)
 
     def _withdraw(self, key: Key, segment: OwnedSegment) -> None:
         segment.stop_serving()

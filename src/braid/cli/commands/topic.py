@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from braid.cli.commands.topic_moves import move, recover
+from braid.cli.commands.topic_policies import policy_fields, update
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
     Column,
@@ -24,7 +26,7 @@ from braid.cli.terminal.output import (
     time_text,
 )
 from braid.cli.terminal.param_types import DURATION, SIZE
-from braid.model.errors import PermissionDenied, TopicNotFound
+from braid.model.errors import PermissionDenied, RecordUnreadable, TopicExists, TopicNotFound
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from braid.ports.tasks import all_of
 
@@ -81,6 +83,7 @@ def topic() -> None:
     metavar="TIME",
     help="How long the broker is lost before `continue` applies.",
 )
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic of this name as it is; do not fail.")
 @json_option
 @with_target
 def create(
@@ -94,6 +97,7 @@ def create(
     retention_bytes: int | None,
     on_owner_loss: str,
     owner_loss_after: int,
+    if_not_exists: bool,
     as_json: bool,
 ) -> None:
     """Create a topic.
@@ -102,23 +106,34 @@ def create(
     Examples:
       braid topic create orders
       braid topic create orders --segments 4 --retention 7d
+      braid topic create orders --if-not-exists          # in a script
     """
     path = TopicName.parse(name).path
 
-    async def make(client: Client) -> dict[str, Any]:
-        return await client.admin.create_topic(
-            path,
-            segments,
-            durability=durability,
-            replicas=replicas,
-            write_quorum=write_quorum,
-            retention_ms=None if retention is None else retention * 1000,
-            retention_bytes=retention_bytes,
-            on_owner_loss=on_owner_loss,
-            owner_loss_after_ms=owner_loss_after * 1000,
-        )
+    async def make(client: Client) -> tuple[bool, dict[str, Any]]:
+        """Return whether it was created, and the topic."""
+        try:
+            return True, await client.admin.create_topic(
+                path,
+                segments,
+                durability=durability,
+                replicas=replicas,
+                write_quorum=write_quorum,
+                retention_ms=None if retention is None else retention * 1000,
+                retention_bytes=retention_bytes,
+                on_owner_loss=on_owner_loss,
+                owner_loss_after_ms=owner_loss_after * 1000,
+            )
+        except TopicExists:
+            if if_not_exists:
+                with contextlib.suppress(TopicNotFound):  # If it is being deleted, the first error says so.
+                    return False, await client.admin.topic(path)
+            raise
 
-    made = ask(target, make)
+    created, made = ask(target, make)
+    if not created:
+        print_done(f"Topic {path} exists.", made, as_json=as_json)
+        return
     plural = "segment" if segments == 1 else "segments"
     print_done(f"Created topic {path} with {segments} {plural}.", made, as_json=as_json)
 
@@ -155,7 +170,10 @@ def list_topics(target: Target, namespace: str, as_json: bool) -> None:
         Column("SEGMENTS", right=True),
         Column("RECORDS", right=True),
         Column("SIZE", right=True),
+        Column("IN/S", right=True),
+        Column("OUT/S", right=True),
         Column("SUBSCRIPTIONS", right=True),
+        Column("BACKLOG", right=True),
     ]
     rows = [
         (
@@ -163,20 +181,37 @@ def list_topics(target: Target, namespace: str, as_json: bool) -> None:
             count_text(len(found["segments"])),
             count_text(_sum(found, "records")),
             bytes_text(_sum(found, "bytes")),
+            bytes_text(_sum(found, "bytesInPerS")),
+            bytes_text(_sum(found, "bytesOutPerS")),
             count_text(len(found["subscriptions"])),
+            _backlog(found),
         )
         if found is not None
-        else (TopicName.parse(name).path, "-", "-", "-", "-")
+        else (TopicName.parse(name).path, *"-------")
         for name, found in zip(names, stats)
     ]
     example = "NAME" if namespace == f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}" else f"{namespace}/NAME"
     print_table(columns, rows, empty=f"No topics in {namespace}. Create one with `braid topic create {example}`.")
+    for name, found in zip(names, stats):
+        if found is not None and found.get("unavailable") is not None:
+            click.echo(f"Topic {TopicName.parse(name).path} is unavailable: {found['unavailable']}", err=True)
 
 
 def _sum(stats: dict[str, Any], field: str) -> int | None:
     """Add up all segments. Returns None if one is not known, because another broker serves it."""
-    values = [segment[field] for segment in stats["segments"].values()]
+    values = [segment.get(field) for segment in stats["segments"].values()]
     return None if None in values else sum(values)
+
+
+def _backlog(stats: dict[str, Any]) -> str:
+    """Add up all subscriptions. The sum is a minimum, marked by `+`, if a segment did not answer."""
+    unavailable = any(segment["unavailable"] is not None for segment in stats["segments"].values())
+    return backlog_text(
+        {
+            "backlog": sum(each["backlog"] for each in stats["subscriptions"].values()),
+            "unavailable": unavailable and stats["subscriptions"],
+        }
+    )
 
 
 async def _stats_of(admin: Admin, names: list[str]) -> list[dict[str, Any] | None]:
@@ -198,59 +233,56 @@ async def _stats_of(admin: Admin, names: list[str]) -> list[dict[str, Any] | Non
 @json_option
 @with_target
 def show(target: Target, name: str, as_json: bool) -> None:
-    """Show a topic's layout and policies.
+    """Show a topic's layout, owners and policies.
 
     \b
     Examples:
       braid topic show orders
     """
-    found = ask(target, lambda client: client.admin.topic(name))
+
+    async def look(client: Client) -> tuple[dict[str, Any], dict[str, Any]]:
+        stats = await client.admin.topic_stats(name)
+        if stats.get("unavailable") is not None:  # Without this, the client would wait for the topic.
+            raise RecordUnreadable(f"topic {name} is unavailable: {stats['unavailable']}")
+        return await client.admin.topic(name), stats
+
+    found, stats = ask(target, look)
     if as_json:
         print_json(found)
         return
-    policies = found["policies"]
-    retention_ms, retention_bytes = policies.get("retentionMs"), policies.get("retentionBytes")
+    owners = found.get("owners", {})  # Older brokers do not tell.
     print_fields(
         [
             ("topic", TopicName.parse(found["name"]).path),
             ("id", str(found["topicId"])),
             ("created", time_text(found["createdAt"])),
             ("layout epoch", str(found["epoch"])),
-            ("durability", policies["durability"]),
-            ("replicas", f"{policies['replicas']} (write quorum {policies['writeQuorum']})"),
-            ("retention", _retention_text(retention_ms, retention_bytes)),
-            ("on owner loss", _owner_loss_text(policies)),
+            *policy_fields(found["policies"]),
             *found["properties"].items(),
         ]
     )
     click.echo()
-    columns = [Column("SEGMENT", right=True), Column("RANGE"), Column("STATE"), Column("PARENTS"), Column("CHILDREN")]
+    columns = [
+        Column("SEGMENT", right=True),
+        Column("RANGE"),
+        Column("STATE"),
+        Column("OWNER"),
+        Column("PARENTS"),
+        Column("CHILDREN"),
+    ]
     rows = [
         (
             str(segment["segmentId"]),
             range_text(segment["hashRange"]),
             segment["state"],
+            owners.get(segment_id) or "-",
             ", ".join(map(str, segment["parentIds"])) or "-",
             ", ".join(map(str, segment["childIds"])) or "-",
         )
-        for segment in found["segments"].values()
+        for segment_id, segment in found["segments"].items()
     ]
     print_table(columns, rows, empty="No segments.")
-
-
-def _owner_loss_text(policies: dict[str, Any]) -> str:
-    if policies["onOwnerLoss"] == "wait":
-        return "waits for its broker"
-    return f"continues elsewhere after {DURATION.text(policies['ownerLossAfterMs'] // 1000)}"
-
-
-def _retention_text(retention_ms: int | None, retention_bytes: int | None) -> str:
-    limits = []
-    if retention_ms is not None:
-        limits.append(DURATION.text(retention_ms // 1000))
-    if retention_bytes is not None:
-        limits.append(f"{bytes_text(retention_bytes)} per segment")
-    return ", ".join(limits) or "keeps everything"
+    _print_unavailable(stats)
 
 
 @topic.command()
@@ -293,12 +325,16 @@ def stats(target: Target, name: str, as_json: bool) -> None:
         for segment in found["segments"].values()
     ]
     print_table(columns, rows, empty="No segments.")
-    for segment in found["segments"].values():
-        if segment["unavailable"] is not None:
-            click.echo(f"Segment {segment['segmentId']} is unavailable: {segment['unavailable']}")
+    _print_unavailable(found)
     if found["subscriptions"]:
         click.echo()
         _print_subscriptions(found["subscriptions"])
+
+
+def _print_unavailable(stats: dict[str, Any]) -> None:
+    for segment in stats["segments"].values():
+        if segment["unavailable"] is not None:
+            click.echo(f"Segment {segment['segmentId']} is unavailable: {segment['unavailable']}")
 
 
 def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
@@ -384,6 +420,7 @@ def repartition(target: Target, name: str, segments: int, as_json: bool) -> None
     print_done(f"Topic {name} now has {segments} segments.", done, as_json=as_json)
 
 
+topic.add_command(update)
 topic.add_command(move)
 topic.add_command(move, "unload")
 topic.add_command(recover)

@@ -32,14 +32,15 @@ class Column(NamedTuple):
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str) -> None:
-    """Print a table. Without rows, print `empty` instead, but only on a terminal: a program needs no sentence."""
+    """Print a table. Without rows, print `empty` instead, to stderr: a program that reads the table gets none."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     lines = list(rows)
     if not lines:
-        print_note(empty)
+        if empty:
+            click.echo(empty, err=True)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:

@@ -34,6 +34,20 @@ class Quantity(click.ParamType[int]):
         return str(amount)
 
 
+OFF: Final = "off"
+
+
+class OrOff(click.ParamType[int | str]):
+    """A quantity, or the word that removes the limit."""
+
+    def __init__(self, quantity: Quantity) -> None:
+        self.name = quantity.name
+        self._quantity = quantity
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return OFF if value == OFF else self._quantity.convert(value, param, ctx)
+
+
 DURATION: Final = Quantity(
     "time",
     {"s": 1, "m": 60, "h": 3_600, "d": 86_400},

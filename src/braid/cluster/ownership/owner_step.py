@@ -4,6 +4,7 @@
     this broker, and it does not serve the segment          opens it
     this broker, the epoch that it serves                   serves on
     this broker, the epoch that it serves, log has failed   abandons it and opens it again
+    this broker, the epoch that it serves, new durability   closes it in order and opens it again
     this broker, the epoch that it serves, a move           hands it over, also if its disk is full
     this broker, another epoch than it serves               lets it go
     another broker or none, or it is SEALED                 lets it go, if it serves it
@@ -30,6 +31,9 @@ class OwnerAction(Enum):
     OPEN = "open"
     REOPEN = "reopen"
     """Abandon the segment, because its log has failed; it is opened in the next epoch."""
+    RENEW = "renew"
+    """Close the segment in order, because its log has another durability than its topic; it is opened in the next
+    epoch."""
     HAND_OVER = "hand-over"
     LET_GO = "let-go"
     """Stop serving immediately: another owner, or another epoch, has the segment (I3)."""
@@ -44,6 +48,7 @@ def decide(
     *,
     failed: bool = False,
     full: bool = False,
+    renewed: bool = False,
     busy: bool = False,
     in_layout: bool = True,
 ) -> OwnerAction:
@@ -51,8 +56,9 @@ def decide(
 
     `served` is the epoch in which it serves the segment, None if it does not. `failed` tells whether the log of that
     epoch has failed, perhaps while the broker was busy; `full`, whether only because its disk is full. A full log can
-    be handed over, and that makes room. While the broker is `busy` with the segment, nothing else begins. A segment
-    outside the layout of every known topic is being created or deleted: it is neither opened nor handed over.
+    be handed over, and that makes room. `renewed` tells whether the topic has got another durability than that log was
+    opened with. While the broker is `busy` with the segment, nothing else begins. A segment outside the layout of every
+    known topic is being created or deleted: it is neither opened nor handed over.
     """
     if busy:
         return OwnerAction.NOTHING
@@ -62,7 +68,9 @@ def decide(
         moves = record.move is not None and in_layout
         if failed and not (full and moves):
             return OwnerAction.REOPEN
-        return OwnerAction.HAND_OVER if moves else OwnerAction.NOTHING
+        if moves:
+            return OwnerAction.HAND_OVER
+        return OwnerAction.RENEW if renewed and record.state is OwnershipState.SERVING else OwnerAction.NOTHING
     if record is None or record.owner != broker_id or record.state is OwnershipState.SEALED:
         return OwnerAction.NOT_OURS
     return OwnerAction.OPEN if in_layout else OwnerAction.NOTHING
