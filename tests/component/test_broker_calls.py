@@ -100,7 +100,8 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
             "properties": {"team": "billing"},
             "policies": {
                 "durability": "memory", "replicas": 1, "writeQuorum": 1, "retentionMs": 1_000, "retentionBytes": None,
-                "retentionIgnoresSubscriptions": False, "onOwnerLoss": "wait", "ownerLossAfterMs": 60_000,
+                "retentionIgnoresSubscriptions": False, "retentionWaitsForSubscriptionsMs": None,
+                "onOwnerLoss": "wait", "ownerLossAfterMs": 60_000,
             },
             "createdAt": broker.topics.get(ORDERS.path).created_at,
             "owners": {"0": "broker-1", "1": "broker-1"},
@@ -144,6 +145,8 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "name": "billing",
             "kind": "stream",
             "createdAt": billing["createdAt"],
+            "movedAt": billing["movedAt"],
+            "heldBytes": 0,
             "backlog": 6,
             "segments": {
                 "0": {"offset": 4, "earliest": 0, "end": 10, "backlog": 6},
@@ -152,6 +155,7 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "unavailable": {},
             "consumers": {"worker-1": {"segments": [0, 1], "connected": True}},
         }
+        assert billing["createdAt"] <= billing["movedAt"] < billing["createdAt"] + 1_000_000
         assert stats["subscriptions"] == {"billing": billing}
         assert await call("list_subscriptions", topic="orders") == [billing]
 

@@ -283,7 +283,7 @@ async def test_a_log_that_may_have_lost_records_places_every_cursor_anew(simulat
         await cursors.place(Placing(name, Offset(40)))
     before = {name: cursors.placement(name) for name in names}
     ownership = await own(store, NAME, epoch=2)
-    again = Cursors(store, NAME, Epoch(2), ownership, lambda: Offset(100), CursorConfig())
+    again = Cursors(store, NAME, Epoch(2), ownership, lambda: Offset(100), CursorConfig(), now_us=lambda: 1)
     await again.load(lossy=True)
     assert again.all() == dict.fromkeys(names, 40)
     for name in names:
@@ -329,7 +329,16 @@ async def test_whoever_owns_the_cursors_is_told_once_that_they_are_fenced(
     told: list[Fenced] = []
     ownership = await own(store, NAME)
     end = Offset(100)
-    cursors = Cursors(store, NAME, Epoch(1), ownership, lambda: end, CursorConfig(flush_s=1.0), on_fenced=told.append)
+    cursors = Cursors(
+        store,
+        NAME,
+        Epoch(1),
+        ownership,
+        lambda: end,
+        CursorConfig(flush_s=1.0),
+        now_us=lambda: 1,
+        on_fenced=told.append,
+    )
     await cursors.load()
     await cursors.place(Placing("billing", Offset(0)))
     cursors.start()
@@ -351,7 +360,7 @@ async def test_a_segment_that_was_lost_cannot_have_its_cursors_loaded(simulation
     store = MemoryStore(simulation.clock)
     ownership = await own(store, NAME)
     await own(store, NAME, owner="broker-2", epoch=2)
-    cursors = Cursors(store, NAME, Epoch(1), ownership, lambda: Offset(0), CursorConfig())
+    cursors = Cursors(store, NAME, Epoch(1), ownership, lambda: Offset(0), CursorConfig(), now_us=lambda: 1)
     with pytest.raises(Fenced):
         await cursors.load()
 
@@ -493,3 +502,54 @@ async def test_a_cursor_keeps_the_fields_that_this_build_does_not_know(simulatio
     assert entry is not None
     assert b'"offset":6' in entry.value
     assert b'"tier":"gold"' in entry.value
+
+
+async def test_a_cursor_says_when_it_moved_also_after_a_restart(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    now_us = simulation.clock.now_us
+    cursors = (await plain_segment(store, NAME, end=100, now_us=now_us)).cursors
+    await cursors.place(Placing("billing", Offset(0)))
+    await cursors.place(Placing("mailer", Offset(7)))
+    placed_at = now_us()
+    await asyncio.sleep(50)
+    cursors.advance("billing", Offset(10))
+    assert cursors.all_moved_at() == {"billing": now_us(), "mailer": placed_at}
+    await cursors.flush()
+    acked_at = now_us()
+    await asyncio.sleep(50)
+    again = (await plain_segment(store, NAME, end=100, now_us=now_us)).cursors
+    assert again.all_moved_at() == {"billing": acked_at, "mailer": placed_at}
+    assert (again.lowest(), again.lowest(placed_at), again.lowest(acked_at), again.lowest(acked_at + 1)) == (
+        7, 7, 10, None,
+    )  # fmt: skip
+
+
+async def test_a_subscription_that_has_nothing_before_it_does_not_grow_old(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    now_us = simulation.clock.now_us
+    segment = await plain_segment(store, NAME, end=100, now_us=now_us)
+    await segment.cursors.place(Placing("billing", Offset(100)))
+    await segment.cursors.place(Placing("forgotten", Offset(99)))
+    placed_at = now_us()
+    await asyncio.sleep(1_000)
+    requests = counted(store)
+    segment.cursors.note_consumed(placed_at)
+    await segment.cursors.flush()
+    assert requests == [], "the stored time is young enough"
+    assert segment.cursors.all_moved_at() == {"billing": now_us(), "forgotten": placed_at}
+    segment.cursors.note_consumed(placed_at + 1)
+    await segment.cursors.flush()
+    again = (await plain_segment(store, NAME, end=100, now_us=now_us)).cursors
+    assert again.all_moved_at() == {"billing": now_us(), "forgotten": placed_at}
+
+
+async def test_a_cursor_of_an_earlier_version_grows_old_from_its_opening_on(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    now_us = simulation.clock.now_us
+    await store.txn([], [Put(paths.cursor(ORDERS.path, NAME.descriptor, "billing"), b'{"offset":1,"epoch":1}')])
+    cursors = (await plain_segment(store, NAME, end=100, now_us=now_us)).cursors
+    opened_at = now_us()
+    await cursors.flush()
+    await asyncio.sleep(100)
+    again = (await plain_segment(store, NAME, end=100, now_us=now_us)).cursors
+    assert again.moved_at("billing") == opened_at

@@ -115,6 +115,7 @@ async def plain_segment(
     topic_id: int = 0,
     owner: str = "broker-1",
     epoch: int = 1,
+    now_us: Callable[[], int] = lambda: 1,
 ) -> PlainSegment:
     ends = {"end": end, "synced": end}
     cursors = Cursors(
@@ -124,6 +125,7 @@ async def plain_segment(
         await own(store, name, owner, epoch),
         lambda: Offset(ends["synced"]),
         config or CursorConfig(),
+        now_us=now_us,
         end=lambda: Offset(ends["end"]),
     )
     await cursors.load()

@@ -61,6 +61,8 @@ class _SegmentRow(NamedTuple):
     pending_bytes: int
     lags: list[tuple[str, int]]
     """By subscription."""
+    held: list[tuple[str, int]]
+    """By subscription, of those that hold anything back."""
 
 
 class _TopicRow(NamedTuple):
@@ -73,7 +75,8 @@ class _TopicRow(NamedTuple):
 
     @property
     def series(self) -> int:
-        return len(self.counts) + len(self.consumers) + sum(4 + len(segment.lags) for segment in self.segments)
+        of_segments = sum(4 + len(segment.lags) + len(segment.held) for segment in self.segments)
+        return len(self.counts) + len(self.consumers) + of_segments
 
 
 def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> _TopicRow:
@@ -85,7 +88,8 @@ def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> 
         subscriptions.update(dict.fromkeys(cursors))
         lags = [(name, Progress(offset, earliest, end).backlog) for name, offset in cursors.items()]
         log_bytes = sum([file.batch_bytes for file in log.files])
-        rows.append(_SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags))
+        held = [*segment.retention.held.items()]
+        rows.append(_SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held))
     counts = broker.metrics.topics.get(path)
     consumers = [(name, len(broker.groups.members(path, name))) for name in subscriptions]
     return _TopicRow(path, _read_counts(counts) if counts is not None else (), rows, consumers)
@@ -240,6 +244,11 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
         "Records that a subscription has before it.",
         labels=["topic", "subscription", "segment"],
     )
+    held = GaugeMetricFamily(
+        "braid_subscription_held_bytes",
+        "Bytes that have outlived the topic's retention and are kept for this subscription; absent if none are.",
+        labels=["topic", "subscription", "segment"],
+    )
     consumers = GaugeMetricFamily(
         "braid_subscription_consumers",
         "Consumers of a subscription, also those in their grace after a lost connection.",
@@ -256,10 +265,12 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
             pending_bytes.add_metric(labels, segment.pending_bytes)
             for name, records in sorted(segment.lags):
                 lag.add_metric([row.path, name, labels[1]], records)
+            for name, size in sorted(segment.held):
+                held.add_metric([row.path, name, labels[1]], size)
         for name, count in sorted(row.consumers):
             consumers.add_metric([row.path, name], count)
     left_out = _gauge("braid_metrics_omitted_series", f"Series beyond the limit of {MAX_SERIES}.", omitted)
-    return [*counters, earliest, end, log_bytes, pending_bytes, lag, consumers, left_out]
+    return [*counters, earliest, end, log_bytes, pending_bytes, lag, held, consumers, left_out]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -66,6 +66,7 @@ class Admin:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         retention_ignores_subscriptions: bool = False,
+        retention_waits_for_subscriptions_ms: int | None = None,
         on_owner_loss: str = "wait",
         owner_loss_after_ms: int = 60_000,
         properties: Mapping[str, str] | None = None,
@@ -75,7 +76,9 @@ class Admin:
         `exist_ok`, an existing topic stays as it is and is returned.
 
         `durability` is what a publish waits for: `memory`, `fsync` or `replicated`. `retention_ms` and
-        `retention_bytes` (of each segment) say which records may be deleted; without them, none are. When the broker of
+        `retention_bytes` (of each segment) say which records may be deleted; without them, none are. Records that a
+        subscription has not consumed stay, as long as it has moved within `retention_waits_for_subscriptions_ms`; None
+        waits for ever, `retention_ignores_subscriptions` not at all. When the broker of
         a segment is lost, `on_owner_loss` decides: the segment may `wait` for it, or, after `owner_loss_after_ms`,
         `continue` on another broker without the records that only the lost broker's disk had.
         """
@@ -87,6 +90,8 @@ class Admin:
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
         }
+        if retention_waits_for_subscriptions_ms is not None:  # Older brokers do not know it.
+            policies["retentionWaitsForSubscriptionsMs"] = retention_waits_for_subscriptions_ms
         if on_owner_loss != "wait":  # Older brokers always wait, and do not know this field.
             policies |= {"onOwnerLoss": on_owner_loss, "ownerLossAfterMs": owner_loss_after_ms}
         arguments: Json = {
@@ -109,6 +114,7 @@ class Admin:
         retention_ms: int | UnsetType | None = UNSET,
         retention_bytes: int | UnsetType | None = UNSET,
         retention_ignores_subscriptions: bool | UnsetType = UNSET,
+        retention_waits_for_subscriptions_ms: int | UnsetType | None = UNSET,
         on_owner_loss: str | UnsetType = UNSET,
         owner_loss_after_ms: int | UnsetType = UNSET,
     ) -> Json:
@@ -119,6 +125,7 @@ class Admin:
             "retentionMs": retention_ms,
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
+            "retentionWaitsForSubscriptionsMs": retention_waits_for_subscriptions_ms,
             "onOwnerLoss": on_owner_loss,
             "ownerLossAfterMs": owner_loss_after_ms,
         }

@@ -37,6 +37,8 @@ class Cursor(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Changes whenever anything but an ack sets the offset: a reader that knew an older number looks again."""
     placed_by: RequestId = NO_REQUEST
     """The call that placed it: a repeat of that call recognises its own work."""
+    moved_at: int = 0
+    """When an ack or a call last moved it, or found it at the end of the segment: µs since 1970. 0: not known."""
 
 
 class Placing(msgspec.Struct, frozen=True):

@@ -48,6 +48,11 @@ RetentionBytes = Annotated[int, _between(1, MAX_RETENTION), Meta(description="Pe
 IgnoresSubscriptions = Annotated[
     bool, Meta(description="Whether retention also deletes what a subscription has not consumed.")
 ]
+WaitsMs = Annotated[
+    int,
+    _between(1, MAX_RETENTION),
+    Meta(description="How long retention waits for a subscription that does not move; null: for ever."),
+]
 OnOwnerLoss = Annotated[
     OwnerLoss, Meta(description="What becomes of a segment whose broker is gone with records that nobody else has.")
 ]
@@ -65,6 +70,8 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     retention_bytes: RetentionBytes | None = None
     """The oldest records beyond it may go. None: size alone deletes nothing."""
     retention_ignores_subscriptions: IgnoresSubscriptions = False
+    retention_waits_for_subscriptions_ms: WaitsMs | None = None
+    """A subscription that has records before it and has not moved for this long holds no record back. None: it does."""
     on_owner_loss: OnOwnerLoss = OwnerLoss.WAIT
     owner_loss_after_ms: OwnerLossMs = 60_000
     """Long enough for a restart."""
@@ -76,7 +83,7 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             raise InvalidArgument(
                 f"a write quorum of {self.write_quorum} of {self.replicas} replicas cannot be: use 1 to {self.replicas}"
             )
-        for name in ("retention_ms", "retention_bytes"):
+        for name in ("retention_ms", "retention_bytes", "retention_waits_for_subscriptions_ms"):
             limit = getattr(self, name)
             if limit is not None and not 1 <= limit <= MAX_RETENTION:
                 raise InvalidArgument(f"{name} is {limit}; it must be a positive number, or absent for no limit")
@@ -93,6 +100,7 @@ class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
     retention_ms: RetentionMs | UnsetType | None = UNSET
     retention_bytes: RetentionBytes | UnsetType | None = UNSET
     retention_ignores_subscriptions: IgnoresSubscriptions | UnsetType = UNSET
+    retention_waits_for_subscriptions_ms: WaitsMs | UnsetType | None = UNSET
     on_owner_loss: OnOwnerLoss | UnsetType = UNSET
     owner_loss_after_ms: OwnerLossMs | UnsetType = UNSET
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +56,12 @@ def expired(
         total_bytes -= piece.size
         count += 1
     return count
+
+
+def held_back(old: Sequence[Aged], cursors: Mapping[str, Offset]) -> dict[str, int]:
+    """Return the bytes of each subscription that has not consumed pieces which have outlived the policy."""
+    held = {name: sum(piece.size for piece in old if piece.next_offset > offset) for name, offset in cursors.items()}
+    return {name: size for name, size in held.items() if size}
 
 
 def reclaimable(files: Sequence[WalFile], *, covered: Offset, keep_bytes: int) -> list[WalFile]:

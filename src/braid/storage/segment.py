@@ -47,7 +47,7 @@ from braid.storage.log.wal import base_of
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
 from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
-from braid.storage.retention import Aged, RetentionPolicy, expired, reclaimable, removable
+from braid.storage.retention import Aged, RetentionPolicy, expired, held_back, reclaimable, removable
 
 
 class StorageMode(Enum):
@@ -304,6 +304,21 @@ class SegmentStorage:
             return None
         footer = await _last_footer(self._context, self.catalog, self._objects_folder)
         return await store_producers(self._context.objects, self._objects_folder, footer, self.log.epoch)
+
+    def held_back(self, policy: RetentionPolicy, cursors: Mapping[str, Offset]) -> dict[str, int]:
+        """Return the bytes that have outlived the policy and that subscriptions have not consumed, by subscription."""
+        if policy.max_age_s is None and policy.max_bytes is None:
+            return {}
+        chunks = self.catalog.chunks
+        tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
+        total = sum(chunk.size for chunk in chunks) + sum(file.batch_bytes for file in tail)
+        aged = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
+        continuous = self._context.mode.exports_continuously
+        if not continuous and not chunks:
+            aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in removable(self.log.files)]
+        now_us = self._context.clock.now_us()
+        count = expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=None, keep_newest=continuous)
+        return held_back(aged[:count], cursors)
 
     async def replace_chunks(self, old: Sequence[str], new: str) -> ChunkDescriptor:
         """Put the joined chunk `new`, an object that compaction has made (compaction.py), in the place of the chunks

@@ -7,6 +7,7 @@ nothing: its segments are named as unavailable, with the owner and what is wrong
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
@@ -43,6 +44,10 @@ class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
     """By subscription and name, of the topic's controller."""
     absent: dict[SegmentId, str] = {}
     """Why the broker does not serve segments that are its own."""
+    moved_at: dict[SegmentId, dict[str, int]] = {}
+    """By segment and subscription: when its cursor last moved. Earlier versions do not tell."""
+    held_bytes: dict[SegmentId, dict[str, int]] = {}
+    """By segment and subscription: bytes that retention keeps for it alone."""
 
 
 class Unavailable(msgspec.Struct, frozen=True):
@@ -58,6 +63,10 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of all brokers that answered."""
     consumers: dict[str, dict[str, ConsumerStatus]]
     """By subscription and name; none if the controller did not answer."""
+    moved_at: dict[str, int]
+    """By subscription: when one of its cursors last moved, as far as owners tell."""
+    held_bytes: dict[str, int]
+    """By subscription."""
     unavailable: dict[SegmentId, Unavailable]
 
     def connected(self, subscription: str | None = None) -> list[str]:
@@ -132,8 +141,21 @@ class Reports:
             if segment_id not in segments
         }
         counts = _sum(report.counts for report in reports)
+        moved_at: dict[str, int] = {}
+        held_bytes: Counter[str] = Counter()
+        for report in reports:
+            for times in report.moved_at.values():
+                moved_at |= {name: max(time, moved_at.get(name, 0)) for name, time in times.items()}
+            for sizes in report.held_bytes.values():
+                held_bytes.update(sizes)
         return TopicReport(
-            segments=segments, cursors=cursors, counts=counts, consumers=consumers, unavailable=unavailable
+            segments=segments,
+            cursors=cursors,
+            counts=counts,
+            consumers=consumers,
+            moved_at=moved_at,
+            held_bytes=held_bytes,
+            unavailable=unavailable,
         )
 
     def _down(self, record: Ownership | None) -> list[str]:
@@ -159,9 +181,12 @@ class Reports:
         return self._own(topic)
 
     def _own(self, topic: TopicName) -> OwnerReport:
+        owned = self._segments.of_topic(topic.path)
         return OwnerReport(
             segments=segment_statistics(self._broker_id, self._segments, topic, self._rates),
-            cursors={each.name.id: each.cursors.all() for each in self._segments.of_topic(topic.path)},
+            cursors={each.name.id: each.cursors.all() for each in owned},
+            moved_at={each.name.id: each.cursors.all_moved_at() for each in owned},
+            held_bytes={each.name.id: each.retention.held for each in owned},
             counts=topic_counts(self._metrics, topic),
             consumers=self._groups.of_topic(topic.path),
             absent={

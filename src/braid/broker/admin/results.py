@@ -281,6 +281,10 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
     name: str
     kind: SubscriptionKind
     created_at: Micros
+    moved_at: Annotated[Micros | None, Meta(description="When it last acked or was placed; null if no owner tells.")]
+    held_bytes: Annotated[
+        int, Meta(description="Bytes that have outlived the topic's retention and are kept because it needs them.")
+    ]
     backlog: Annotated[int, Meta(description="Records that it has before it, in the segments whose owners answered.")]
     segments: dict[SegmentId, SubscriptionProgress]
     unavailable: Annotated[
@@ -296,6 +300,8 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
             name=name,
             kind=subscription.kind,
             created_at=subscription.created_at,
+            moved_at=report.moved_at.get(name),
+            held_bytes=report.held_bytes.get(name, 0),
             backlog=sum(each.backlog for each in progress.values()),
             segments=msgspec.convert(progress, dict[SegmentId, SubscriptionProgress], from_attributes=True),
             unavailable={

@@ -70,6 +70,7 @@ class _Place(NamedTuple):
     offset: Offset
     placement: int
     placed_by: RequestId
+    moved_at: int
 
 
 class _Stored(NamedTuple):
@@ -89,15 +90,18 @@ class Cursors:
         durable_end: Callable[[], Offset],
         config: CursorConfig,
         *,
+        now_us: Callable[[], int],
         end: Callable[[], Offset] | None = None,
         on_fenced: Callable[[Fenced], None] | None = None,
     ) -> None:
         """`durable_end` returns the synced end of the log, `end` the end of what consumers may see; without `end` both
-        are the same. `on_fenced` is called once, when the store shows that the segment has another owner, or none."""
+        are the same. `now_us` returns the time, µs since 1970. `on_fenced` is called once, when the store shows that
+        the segment has another owner, or none."""
         self.name = name
         self._store = store
         self._epoch = epoch
         self._ownership = ownership
+        self._now_us = now_us
         self._durable_end = durable_end
         self._end = end or durable_end
         self._on_fenced = on_fenced
@@ -107,6 +111,7 @@ class Cursors:
         self._offsets: dict[str, Offset] = {}
         self._placements: dict[str, int] = {}
         self._placed_by: dict[str, RequestId] = {}
+        self._moved_at: dict[str, int] = {}
         self._last_placement = 0
         """The highest that any cursor of the segment has had."""
         self._stored: dict[str, _Stored] = {}
@@ -142,13 +147,16 @@ class Cursors:
                         subscription, place.offset, self.name, end,
                     )  # fmt: skip
                 if lossy or place.offset > end:
-                    placed[subscription] = _Place(min(place.offset, end), self._last_placement + 1, NO_REQUEST)
+                    offset, placement = min(place.offset, end), self._last_placement + 1
+                    placed[subscription] = _Place(offset, placement, NO_REQUEST, place.moved_at)
             if placed:
                 await self._write(placed)
                 self._last_placement += 1
             self._offsets = {name: stored.place.offset for name, stored in self._stored.items()}
             self._placements = {name: stored.place.placement for name, stored in self._stored.items()}
             self._placed_by = {name: stored.place.placed_by for name, stored in self._stored.items()}
+            self._moved_at = {name: stored.place.moved_at or self._now_us() for name, stored in self._stored.items()}
+            self._settle([*self._stored])  # A cursor of an earlier version is stored again, with the time.
 
     def offset(self, subscription: str) -> Offset | None:
         return self._offsets.get(subscription)
@@ -160,9 +168,34 @@ class Cursors:
     def all(self) -> dict[str, Offset]:
         return dict(self._offsets)
 
-    def lowest(self) -> Offset | None:
-        """The first offset that a subscription may need again, also after a crash: the lowest that is stored."""
-        return min((stored.place.offset for stored in self._stored.values()), default=None)
+    def moved_at(self, subscription: str) -> int:
+        """When the cursor last moved, or was noted at the end: µs since 1970; 0 if there is no cursor."""
+        return self._moved_at.get(subscription, 0)
+
+    def all_moved_at(self) -> dict[str, int]:
+        return dict(self._moved_at)
+
+    def lowest(self, moved_since: int | None = None) -> Offset | None:
+        """The first offset that a subscription may need again, also after a crash: the lowest that is stored. With
+        `moved_since`, only of the subscriptions that have moved since that time."""
+        return min(
+            (
+                stored.place.offset
+                for name, stored in self._stored.items()
+                if moved_since is None or self.moved_at(name) >= moved_since
+            ),
+            default=None,
+        )
+
+    def note_consumed(self, stored_before: int) -> None:
+        """Note that the subscriptions at the end of the segment have nothing to move for: their time counts from now.
+        The times of those that were stored before `stored_before` are stored again."""
+        for subscription, offset in self._offsets.items():
+            if offset >= self._end():
+                self._moved_at[subscription] = self._now_us()
+                stored = self._stored_place(subscription)
+                if stored is not None and stored.moved_at < stored_before:
+                    self._note_dirty(subscription)
 
     def advance(self, subscription: str, offset: Offset) -> bool:
         """Take an ack: everything below `offset` is consumed. Return False if it was consumed before."""
@@ -174,6 +207,7 @@ class Cursors:
             return False
         self._check_place(subscription, offset)
         self._offsets[subscription] = offset
+        self._moved_at[subscription] = self._now_us()
         self._acks += 1
         self._note_dirty(subscription)
         if self._acks >= self._config.flush_acks:
@@ -227,8 +261,8 @@ class Cursors:
     async def _place(
         self, subscription: str, offset: Offset, *, placed_by: RequestId = NO_REQUEST, unless: str | None = None
     ) -> bool:
-        placement = self._last_placement + 1
-        place = _Place(min(offset, self._durable_end()), placement, placed_by)
+        placement, moved_at = self._last_placement + 1, self._now_us()
+        place = _Place(min(offset, self._durable_end()), placement, placed_by, moved_at)
         try:
             written = await self._write({subscription: place}, unless=unless)
         except MetadataError:
@@ -243,6 +277,7 @@ class Cursors:
         self._offsets[subscription] = offset
         self._placements[subscription] = placement
         self._placed_by[subscription] = placed_by
+        self._moved_at[subscription] = moved_at
         self._settle([subscription])
         return True
 
@@ -257,6 +292,7 @@ class Cursors:
             self._offsets.pop(subscription, None)
             self._placements.pop(subscription, None)
             self._placed_by.pop(subscription, None)
+            self._moved_at.pop(subscription, None)
             self._dirty.pop(subscription, None)
             self._unsure.pop(subscription, None)
             self._settle([])
@@ -306,7 +342,9 @@ class Cursors:
     def _place_up_to(self, end: Offset, subscription: str) -> _Place:
         """The place of the cursor in memory, but not beyond `end`."""
         offset = min(self._offsets[subscription], end)
-        return _Place(offset, self._placements[subscription], self._placed_by[subscription])
+        return _Place(
+            offset, self._placements[subscription], self._placed_by[subscription], self._moved_at[subscription]
+        )
 
     def _stored_place(self, subscription: str) -> _Place | None:
         stored = self._stored.get(subscription)
@@ -414,7 +452,7 @@ class Cursors:
             subscription = paths.subscription_of_cursor(entry.key)
             if subscription is not None:
                 cursor = decode(Cursor, entry.value)
-                place = _Place(cursor.offset, cursor.placement, cursor.placed_by)
+                place = _Place(cursor.offset, cursor.placement, cursor.placed_by, cursor.moved_at)
                 self._stored[subscription] = _Stored(place, entry.revision, cursor.unknown)
                 self._last_placement = max(self._last_placement, cursor.placement)
         self._last_placement = max(self._last_placement, listing.revision)

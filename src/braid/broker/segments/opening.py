@@ -19,7 +19,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.folders import own_folder
-from braid.broker.segments.owned_segment import OwnedSegment
+from braid.broker.segments.owned_segment import OwnedSegment, SegmentRetention
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics
 from braid.cluster.members import still_gone
@@ -37,7 +37,6 @@ from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.recovery_start import RecoverySource
-from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
 KEEP_LOCAL_BYTES: Final = 256 << 20
@@ -99,11 +98,12 @@ class Opening:
             self._metrics.topic(name.topic.path),
             asyncio.get_running_loop().time,
         )
-        self._housekeeper.add(
-            storage, lambda: self._retention(name.topic.path), cursors.lowest, keep_local_bytes=KEEP_LOCAL_BYTES
+        retention = SegmentRetention(
+            name, storage, cursors, lambda: self._topics.find(name.topic.path), self._context.clock.now_us
         )
+        self._housekeeper.add(storage, retention.policy, retention.needed_from, keep_local_bytes=KEEP_LOCAL_BYTES)
         _log_recovery(name, storage)
-        return OwnedSegment(name, topic, record.epoch, storage, cursors, publishes, on_failure)
+        return OwnedSegment(name, topic, record.epoch, storage, cursors, publishes, retention, on_failure)
 
     async def has_claimed(self, name: SegmentName, epoch: Epoch) -> bool:
         """Tell whether an opening in this epoch has claimed the catalog: the epoch cannot be used again."""
@@ -118,7 +118,15 @@ class Opening:
         """Place all cursors anew, before the record forgets that a loss was accepted: if the opening fails after that,
         no consumer may go on at a position in the lost records."""
         unchanged = Compare(paths.ownership(name.topic.path, name.descriptor), revision)
-        cursors = Cursors(self._context.store, name, record.epoch, unchanged, lambda: NO_END, self._config.cursors)
+        cursors = Cursors(
+            self._context.store,
+            name,
+            record.epoch,
+            unchanged,
+            lambda: NO_END,
+            self._config.cursors,
+            now_us=self._context.clock.now_us,
+        )
         await cursors.load(lossy=True)
 
     async def _open_storage(
@@ -185,6 +193,7 @@ class Opening:
             Compare(paths.ownership(name.topic.path, name.descriptor), storage.begun_at),
             lambda: Offset(storage.log.synced.value),
             self._config.cursors,
+            now_us=self._context.clock.now_us,
             end=lambda: Offset(storage.log.confirmed.value),
             on_fenced=lambda error: on_fenced(cursors, error),
         )
@@ -201,17 +210,6 @@ class Opening:
         except BraidError as error:
             self._manifests.pop(name.path, None)
             _log.warning("the manifest of %s was not written: %s", name, error)
-
-    def _retention(self, path: str) -> RetentionPolicy:
-        topic = self._topics.find(path)
-        if topic is None:
-            return RetentionPolicy()
-        policies = topic.policies
-        return RetentionPolicy(
-            max_age_s=policies.retention_ms / 1000 if policies.retention_ms is not None else None,
-            max_bytes=policies.retention_bytes,
-            delete_unconsumed=policies.retention_ignores_subscriptions,
-        )
 
 
 def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:

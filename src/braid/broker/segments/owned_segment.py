@@ -15,9 +15,70 @@ from braid.model.errors import BraidError
 from braid.model.ids import Epoch, LayoutEpoch, Offset
 from braid.model.names import SegmentName
 from braid.model.topic import Durability, Topic
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 
 _log: Final = logging.getLogger(__name__)
+
+
+NOTE_CONSUMED_US: Final = 3_600_000_000
+"""How old the stored time of a subscription may be that has consumed everything."""
+
+
+class SegmentRetention:
+    """What a segment's topic lets retention delete, and what its subscriptions hold back; the housekeeper asks."""
+
+    def __init__(
+        self,
+        name: SegmentName,
+        storage: SegmentStorage,
+        cursors: Cursors,
+        topic: Callable[[], Topic | None],
+        now_us: Callable[[], int],
+    ) -> None:
+        self.held: dict[str, int] = {}
+        """By subscription: bytes that have outlived the policy and wait for it. Known from the last round."""
+        self._name = name
+        self._storage = storage
+        self._cursors = cursors
+        self._topic = topic
+        self._now_us = now_us
+        self._forgotten: set[str] = set()
+        """Subscriptions that retention no longer waits for. The log has said so, once."""
+
+    def policy(self) -> RetentionPolicy:
+        topic = self._topic()
+        if topic is None:
+            return RetentionPolicy()
+        policies = topic.policies
+        return RetentionPolicy(
+            max_age_s=policies.retention_ms / 1000 if policies.retention_ms is not None else None,
+            max_bytes=policies.retention_bytes,
+            delete_unconsumed=policies.retention_ignores_subscriptions,
+        )
+
+    def needed_from(self) -> Offset | None:
+        """Return the first offset that retention has to keep for a subscription."""
+        policy, topic = self.policy(), self._topic()
+        held = {} if policy.delete_unconsumed else self._storage.held_back(policy, self._cursors.all())
+        waits_ms = topic.policies.retention_waits_for_subscriptions_ms if topic is not None else None
+        if waits_ms is None:
+            self.held = held
+            return self._cursors.lowest()
+        now_us = self._now_us()
+        moved_since = now_us - waits_ms * 1000
+        self._cursors.note_consumed(now_us - NOTE_CONSUMED_US)
+        forgotten = {name for name, moved_at in self._cursors.all_moved_at().items() if moved_at < moved_since}
+        self.held = {name: size for name, size in held.items() if name not in forgotten}
+        newly = (held.keys() & forgotten) - self._forgotten
+        for name in newly:
+            _log.warning(
+                "%s: retention does not wait for subscription %s any more, which has not moved for %d s: records that "
+                "it has not consumed are deleted",
+                self._name, name, (now_us - self._cursors.moved_at(name)) // 1_000_000,
+            )  # fmt: skip
+        self._forgotten = (self._forgotten & forgotten) | newly
+        return self._cursors.lowest(moved_since)
 
 
 class OwnedSegment:
@@ -29,6 +90,7 @@ class OwnedSegment:
         storage: SegmentStorage,
         cursors: Cursors,
         publishes: PublishQueue,
+        retention: SegmentRetention,
         on_failure: Callable[[OwnedSegment, BraidError], None],
     ) -> None:
         self.name: Final = name
@@ -37,6 +99,7 @@ class OwnedSegment:
         self.storage: Final = storage
         self.cursors: Final = cursors
         self.publishes: Final = publishes
+        self.retention: Final = retention
         self.serving = True
         self.layout_epoch: LayoutEpoch | None = None
         """The layout by which it takes publishes; None while it takes none. A publish names its layout."""

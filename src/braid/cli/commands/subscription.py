@@ -10,12 +10,14 @@ import click
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
     Column,
+    age_text,
     backlog_text,
     confirm,
     count_text,
     json_option,
     print_done,
     print_fields,
+    print_held,
     print_json,
     print_table,
     time_text,
@@ -71,6 +73,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
         Column("SUBSCRIPTION"),
         Column("KIND"),
         Column("CREATED"),
+        Column("MOVED", right=True),
         Column("BACKLOG", right=True),
         Column("CONSUMERS", right=True),
     ]
@@ -79,12 +82,15 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
             each["name"],
             each["kind"],
             time_text(each["createdAt"]),
+            age_text(each.get("movedAt")),
             backlog_text(each),
             count_text(len(each["consumers"])),
         )
         for each in found
     ]
     print_table(columns, rows, empty=f"Topic {topic} has no subscriptions.")
+    for each in found:
+        print_held(each["name"], each)
 
 
 @subscription.command()
@@ -107,7 +113,8 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
         [
             ("subscription", found["name"]),
             ("kind", found["kind"]),
-            ("created", time_text(found["createdAt"])),
+            ("created", f"{time_text(found['createdAt'])} ({age_text(found['createdAt'])} ago)"),
+            ("last moved", f"{age_text(found.get('movedAt'))} ago"),
             ("backlog", backlog_text(found)),
         ]
     )
@@ -133,6 +140,7 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
         for segment, each in found["segments"].items()
     ]
     print_table(columns, rows, empty="No segments.")
+    print_held(name, found)
     for segment, each in found["unavailable"].items():
         click.echo(f"Segment {segment} is unavailable: {each['reason']}")
     idle = [consumer for consumer, each in found["consumers"].items() if not each["segments"]]

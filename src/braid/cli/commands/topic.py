@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from braid.cli.commands.topic_moves import move, recover
-from braid.cli.commands.topic_policies import policy_fields, update
+from braid.cli.commands.topic_policies import policy_fields, retention_waits_option, update, waiting_policies
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
     Column,
+    age_text,
     backlog_text,
     bytes_text,
     confirm,
@@ -20,6 +21,7 @@ from braid.cli.terminal.output import (
     json_option,
     print_done,
     print_fields,
+    print_held,
     print_json,
     print_table,
     range_text,
@@ -68,6 +70,7 @@ def topic() -> None:
     metavar="SIZE",
     help="Delete the oldest beyond this, per segment: 10GiB. [default: keep]",
 )
+@retention_waits_option
 @click.option(
     "--on-owner-loss",
     type=click.Choice(["wait", "continue"]),
@@ -95,6 +98,7 @@ def create(
     write_quorum: int | None,
     retention: int | None,
     retention_bytes: int | None,
+    retention_waits: int | str | None,
     on_owner_loss: str,
     owner_loss_after: int,
     if_not_exists: bool,
@@ -123,6 +127,7 @@ def create(
                 retention_bytes=retention_bytes,
                 on_owner_loss=on_owner_loss,
                 owner_loss_after_ms=owner_loss_after * 1000,
+                **waiting_policies(retention_waits),
             )
         except TopicExists:
             if if_not_exists:
@@ -338,12 +343,28 @@ def _print_unavailable(stats: dict[str, Any]) -> None:
 
 
 def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
-    columns = [Column("SUBSCRIPTION"), Column("KIND"), Column("BACKLOG", right=True), Column("CONSUMERS", right=True)]
+    columns = [
+        Column("SUBSCRIPTION"),
+        Column("KIND"),
+        Column("AGE", right=True),
+        Column("MOVED", right=True),
+        Column("BACKLOG", right=True),
+        Column("CONSUMERS", right=True),
+    ]
     rows = [
-        (name, each["kind"], backlog_text(each), count_text(len(each["consumers"])))
+        (
+            name,
+            each["kind"],
+            age_text(each["createdAt"]),
+            age_text(each.get("movedAt")),
+            backlog_text(each),
+            count_text(len(each["consumers"])),
+        )
         for name, each in subscriptions.items()
     ]
     print_table(columns, rows, empty="")
+    for name, each in subscriptions.items():
+        print_held(name, each)
 
 
 @topic.command()

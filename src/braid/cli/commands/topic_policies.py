@@ -8,20 +8,39 @@ import click
 
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import bytes_text, json_option, print_done
-from braid.cli.terminal.param_types import DURATION, OFF, SIZE, OrOff
+from braid.cli.terminal.param_types import DURATION, FOREVER, OFF, SIZE, OrWord
 from braid.model.names import TopicName
+
+retention_waits_option = click.option(
+    "--retention-waits-for-subscriptions",
+    "retention_waits",
+    type=OrWord(DURATION, OFF, FOREVER),
+    metavar="TIME|off|forever",
+    help="How long retention waits for a subscription that does not move: 7d; off: not at all; forever: no limit.",
+)
+
+
+def waiting_policies(waits: int | str | None) -> dict[str, Any]:
+    """Return the policies that `--retention-waits-for-subscriptions` means."""
+    if waits is None:
+        return {}
+    return {
+        "retention_ignores_subscriptions": waits == OFF,
+        "retention_waits_for_subscriptions_ms": int(waits) * 1000 if waits not in (OFF, FOREVER) else None,
+    }
 
 
 @click.command()
 @click.argument("name")
 @click.option("--durability", type=click.Choice(["memory", "fsync", "replicated"]), help="What a confirm waits for.")
-@click.option("--retention", type=OrOff(DURATION), metavar="TIME|off", help="Delete what is older: 12h, 7d.")
+@click.option("--retention", type=OrWord(DURATION, OFF), metavar="TIME|off", help="Delete what is older: 12h, 7d.")
 @click.option(
     "--retention-bytes",
-    type=OrOff(SIZE),
+    type=OrWord(SIZE, OFF),
     metavar="SIZE|off",
     help="Delete the oldest beyond this, per segment: 10GiB.",
 )
+@retention_waits_option
 @click.option(
     "--on-owner-loss",
     type=click.Choice(["wait", "continue"]),
@@ -41,6 +60,7 @@ def update(
     durability: str | None,
     retention: int | str | None,
     retention_bytes: int | str | None,
+    retention_waits: int | str | None,
     on_owner_loss: str | None,
     owner_loss_after: int | None,
     as_json: bool,
@@ -53,6 +73,7 @@ def update(
     Examples:
       braid topic update orders --retention 7d
       braid topic update orders --retention off --retention-bytes 10GiB
+      braid topic update orders --retention-waits-for-subscriptions 7d
       braid topic update orders --durability memory
     """
     path = TopicName.parse(name).path
@@ -65,7 +86,7 @@ def update(
     }
     given: dict[str, Any] = {
         policy: None if value == OFF else value for policy, value in changes.items() if value is not None
-    }
+    } | waiting_policies(retention_waits)
     if not given:
         raise click.UsageError("give at least one policy to change")
     changed = ask(target, lambda client: client.admin.update_topic(path, **given))
@@ -95,4 +116,13 @@ def _retention_text(policies: dict[str, Any]) -> str:
         limits.append(DURATION.text(retention_ms // 1000))
     if retention_bytes is not None:
         limits.append(f"{bytes_text(retention_bytes)} per segment")
-    return ", ".join(limits) or "keeps everything"
+    if not limits:
+        return "keeps everything"
+    return f"{', '.join(limits)}; {_waits_text(policies)}"
+
+
+def _waits_text(policies: dict[str, Any]) -> str:
+    if policies["retentionIgnoresSubscriptions"]:
+        return "does not wait for subscriptions"
+    waits_ms = policies.get("retentionWaitsForSubscriptionsMs")
+    return "waits for subscriptions" + (f" up to {DURATION.text(waits_ms // 1000)}" if waits_ms is not None else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TextIO, TypeVar
 
@@ -21,6 +22,8 @@ MAX_COLUMNS: Final = 10_000
 """Rich must neither fold nor cut lines, in a pipe or on a terminal. A terminal that is too narrow breaks the line
 itself, and nothing is lost."""
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+_AGES: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 
@@ -128,6 +131,24 @@ def count_text(count: int | None) -> str:
 def backlog_text(subscription: dict[str, Any]) -> str:
     """Return a count, marked as a minimum if some brokers did not answer."""
     return count_text(subscription["backlog"]) + ("+" if subscription["unavailable"] else "")
+
+
+def age_text(timestamp_us: int | None) -> str:
+    """Return how long ago that was, in its largest unit: `9d`, `3h`; `-` if it is not known."""
+    if not timestamp_us:
+        return "-"
+    seconds = max(0, int(time.time() - timestamp_us / 1e6))
+    return next((f"{seconds // size}{unit}" for unit, size in _AGES if seconds >= size), f"{seconds}s")
+
+
+def print_held(name: str, subscription: dict[str, Any]) -> None:
+    """Warn of a subscription that keeps records from retention."""
+    if subscription.get("heldBytes"):
+        held, moved = bytes_text(subscription["heldBytes"]), age_text(subscription["movedAt"])
+        click.echo(
+            f"Subscription {name} holds {held} back from retention; it last moved {moved} ago. Consume, skip or delete "
+            "it, or limit the wait: `braid topic update --retention-waits-for-subscriptions`."
+        )
 
 
 def time_text(timestamp_us: int) -> str:

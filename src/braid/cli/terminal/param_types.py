@@ -35,17 +35,19 @@ class Quantity(click.ParamType[int]):
 
 
 OFF: Final = "off"
+FOREVER: Final = "forever"
 
 
-class OrOff(click.ParamType[int | str]):
-    """A quantity, or the word that removes the limit."""
+class OrWord(click.ParamType[int | str]):
+    """A quantity, or one of some words."""
 
-    def __init__(self, quantity: Quantity) -> None:
+    def __init__(self, quantity: Quantity, *words: str) -> None:
         self.name = quantity.name
         self._quantity = quantity
+        self._words = words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        return OFF if value == OFF else self._quantity.convert(value, param, ctx)
+        return value if value in self._words else self._quantity.convert(value, param, ctx)
 
 
 DURATION: Final = Quantity(
