@@ -14,10 +14,21 @@ from typing import TYPE_CHECKING, Any
 from braid.model.errors import BraidError
 
 if TYPE_CHECKING:
+    from braid import errors as errors
     from braid import sync as sync
+    from braid.client.admin import Admin as Admin
     from braid.client.client import Client as Client
     from braid.client.client import connect as connect
-    from braid.model import errors as errors
+    from braid.client.consuming.checkpoint import CheckpointConsumer as CheckpointConsumer
+    from braid.client.consuming.consumer import Consumer as Consumer
+    from braid.client.consuming.delivery import ReceivedBatch as ReceivedBatch
+    from braid.client.consuming.stream import StreamConsumer as StreamConsumer
+    from braid.client.producing.idempotent import RepeatableProducer as RepeatableProducer
+    from braid.client.producing.idempotent import Written as Written
+    from braid.client.producing.open_batch import MessageIds as MessageIds
+    from braid.client.producing.open_batch import Receipt as Receipt
+    from braid.client.producing.options import ProducerOptions as ProducerOptions
+    from braid.client.producing.producer import Producer as Producer
     from braid.model.message import Message as Message
     from braid.model.message import MessageId as MessageId
     from braid.ports.allocator import keep_freed_memory as keep_freed_memory
@@ -25,10 +36,21 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "Admin",
     "BraidError",
+    "CheckpointConsumer",
     "Client",
+    "Consumer",
     "Message",
     "MessageId",
+    "MessageIds",
+    "Producer",
+    "ProducerOptions",
+    "Receipt",
+    "ReceivedBatch",
+    "RepeatableProducer",
+    "StreamConsumer",
+    "Written",
     "__version__",
     "connect",
     "errors",
@@ -37,18 +59,29 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Admin": "braid.client.admin",
+    "CheckpointConsumer": "braid.client.consuming.checkpoint",
     "Client": "braid.client.client",
     "connect": "braid.client.client",
+    "Consumer": "braid.client.consuming.consumer",
     "Message": "braid.model.message",
     "MessageId": "braid.model.message",
+    "MessageIds": "braid.client.producing.open_batch",
+    "Producer": "braid.client.producing.producer",
+    "ProducerOptions": "braid.client.producing.options",
+    "Receipt": "braid.client.producing.open_batch",
+    "ReceivedBatch": "braid.client.consuming.delivery",
+    "RepeatableProducer": "braid.client.producing.idempotent",
+    "StreamConsumer": "braid.client.consuming.stream",
+    "Written": "braid.client.producing.idempotent",
     "keep_freed_memory": "braid.ports.allocator",
 }
-_MODULES = {"errors": "braid.model.errors", "sync": "braid.sync"}
+_MODULES = ("errors", "sync")
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        found = import_module(_MODULES[name])
+        found = import_module(f"braid.{name}")
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     else:

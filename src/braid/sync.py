@@ -29,6 +29,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -39,8 +40,33 @@ from braid.model.errors import ClientClosed
 from braid.wire.address import DEFAULT_URL
 
 if TYPE_CHECKING:  # modules that need Arrow are imported with the first producer or consumer
-    from braid.client.blocking.consumer import BlockingCheckpointConsumer, BlockingStreamConsumer
-    from braid.client.blocking.producer import BlockingProducer
+    from braid.client.blocking.consumer import BlockingCheckpointConsumer as BlockingCheckpointConsumer
+    from braid.client.blocking.consumer import BlockingStreamConsumer as BlockingStreamConsumer
+    from braid.client.blocking.producer import BlockingProducer as BlockingProducer
+    from braid.client.blocking.producer import BlockingReceipt as BlockingReceipt
+
+__all__ = [
+    "Admin",
+    "BlockingCheckpointConsumer",
+    "BlockingProducer",
+    "BlockingReceipt",
+    "BlockingStreamConsumer",
+    "Client",
+    "connect",
+]
+
+_HOMES = {
+    "BlockingCheckpointConsumer": "braid.client.blocking.consumer",
+    "BlockingProducer": "braid.client.blocking.producer",
+    "BlockingReceipt": "braid.client.blocking.producer",
+    "BlockingStreamConsumer": "braid.client.blocking.consumer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'braid.sync' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def connect(

@@ -18,17 +18,19 @@ from braid.client.consuming.checkpoint import (
     kept_positions,
     readable_segments,
 )
+from braid.client.consuming.segment_range import read_segment_range
 from braid.model.errors import (
     ClientClosed,
     InvalidArgument,
     NotServing,
     OffsetOutOfRange,
     SegmentNotFound,
+    TimedOut,
     TopicNotFound,
 )
 from braid.model.ids import Epoch
 from braid.testing.sim.loop import Simulation
-from braid.wire.operations import SegmentPositions
+from braid.wire.operations import Kind, SegmentPositions
 from tests.kits.client_stream import connected, with_records
 from tests.kits.scripted_broker import TOPIC, ScriptedBroker
 from tests.kits.waiting import until
@@ -288,3 +290,11 @@ async def test_a_consumer_that_never_reads_costs_one_window_for_each_segment(sim
             await asyncio.sleep(10)
         for channel in broker.opened:
             assert channel.granted_bytes == 64 << 10
+
+
+async def test_a_range_is_read_though_its_owner_gave_up_opening_it_at_first(simulation: Simulation) -> None:
+    async with connected(simulation, with_records(3)) as (broker, client):
+        broker.refusals = {Kind.OPEN: [TimedOut("the segment was not opened in time")]}
+        topic = await client.routing.topic(TOPIC)
+        reading = read_segment_range(client, TOPIC, topic.topic_id, 0, 0, 3)
+        assert [value async for batch in reading for value in batch.values()] == [b"0/0", b"0/1", b"0/2"]

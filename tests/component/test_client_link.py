@@ -14,7 +14,7 @@ from braid.testing.scripted_broker import ScriptedBroker
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.wire.frame import Flags, Frame
-from braid.wire.link import TURN_FRAMES, Link, connect_link
+from braid.wire.link import TURN_FRAMES, Link, connect_link, within
 from braid.wire.operations import Kind, Topology, TopologyRequest, encode
 
 
@@ -181,3 +181,10 @@ async def test_one_who_ends_the_program_leaves_nobody_without_an_answer(simulati
             link.on_frames(answers(2 * TURN_FRAMES + 1))
         await asyncio.sleep(1)
         assert [len(each) for each in heard] == [1] * (2 * TURN_FRAMES + 1)
+
+
+async def test_a_broker_that_answers_that_it_gave_up_is_not_taken_for_one_that_does_not_answer() -> None:
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    answer.set_exception(TimedOut("segment 0 did not arrive within 60 s"))
+    with pytest.raises(TimedOut, match="segment 0 did not arrive"):
+        await within(answer, 5.0, "move_topic was not answered")

@@ -6,10 +6,13 @@ import concurrent.futures
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from braid.client.blocking.consumer import BlockingConsumer
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader
 from braid.client.consuming.delivery import ReceivedBatch, checked_slices
+from braid.model.errors import BraidError, NotServing, TimedOut
 from tests.kits.scripted_broker import TOPIC, stamped
 
 
@@ -64,6 +67,27 @@ def test_what_comes_in_the_moment_of_a_timeout_is_handed_out_by_the_next_receive
     batch = consumer.receive_batch(timeout=1)
     assert batch is not None
     assert batch.values() == [b"c"]
+
+
+class FailingThread(LateThread):
+    """A loop whose work fails."""
+
+    def __init__(self, *errors: BraidError) -> None:
+        self._errors = list(errors)
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        work.close()
+        failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        failed.set_exception(self._errors.pop(0))
+        return failed
+
+
+def test_an_error_of_the_consumer_is_raised_also_if_it_is_a_timeout() -> None:
+    errors = [TimedOut("JOIN was not answered within 5 s"), NotServing("not now")]
+    consumer = BlockingConsumer(FailingThread(*errors), Idle(TOPIC))
+    for error in errors:
+        with pytest.raises(type(error), match=str(error)):
+            consumer.receive(timeout=1)
 
 
 def test_a_delivery_that_waited_while_its_segment_went_to_another_consumer_is_not_handed_out() -> None:

@@ -32,6 +32,7 @@ from braid.cli.terminal.output import (
     time_text,
 )
 from braid.cli.terminal.param_types import DURATION, SIZE
+from braid.model.errors import TimedOut
 from braid.wire.address import DEFAULT_URL
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
@@ -429,3 +430,14 @@ def test_a_secret_is_not_overwritten_and_a_short_one_not_taken(tmp_path: Path) -
 def test_a_backlog_of_which_a_part_is_not_known_says_so() -> None:
     assert backlog_text({"backlog": 1_700, "unavailable": {}}) == "1,700"
     assert backlog_text({"backlog": 1_700, "unavailable": {"3": {"owner": "b", "reason": "it is gone"}}}) == "1,700+"
+
+
+def test_a_timeout_is_reported_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def give_up(**_: object) -> None:
+        raise TimedOut("segment 0 did not arrive within 60 s")
+
+    monkeypatch.setattr(main.braid, "main", give_up)
+    assert main.run([]) == 1
+    assert capsys.readouterr().err == "braid: segment 0 did not arrive within 60 s\n"

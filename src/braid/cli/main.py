@@ -132,16 +132,16 @@ def run(args: Sequence[str] | None = None) -> int:
         # flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        # Our own files and sockets raise `BraidError`. This error comes from the terminal, pipe or file of our output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print_error(f"the output cannot be written: {error.strerror or error}")
-        return EXIT_ERROR
     except InvalidArgument as error:
         print_error(str(error))
         return EXIT_USAGE
     except BraidError as error:
         print_error(str(error))
+        return EXIT_ERROR
+    except OSError as error:
+        # Our own files and sockets raise `BraidError`. This error comes from the terminal, pipe or file of our output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_error(f"the output cannot be written: {error.strerror or error}")
         return EXIT_ERROR
     return code if isinstance(code, int) else 0
 

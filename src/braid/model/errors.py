@@ -68,7 +68,7 @@
     │   └── ConnectionLost
     ├── ClientClosed                    the client, producer or consumer was closed before this was done
     ├── ProducerFull                    more was submitted than may wait to be confirmed: await flush()
-    ├── TimedOut                        the client gave up; whether it happened is not known
+    ├── TimedOut                        the client gave up; whether it happened is not known. Also a TimeoutError
     ├── RepeatDiffers                   what is written again is not what was written the first time
     ├── InvalidConfig
     ├── JobFailed                       Spark ended a job for a reason of its own
@@ -393,7 +393,7 @@ class ProducerFull(BraidError, code="producer-full", retriable=True):
     pass
 
 
-class TimedOut(BraidError, code="timed-out"):
+class TimedOut(BraidError, TimeoutError, code="timed-out"):
     pass
 
 

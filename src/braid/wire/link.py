@@ -408,6 +408,8 @@ async def within(future: asyncio.Future[T], timeout_s: float | None, what: str) 
     try:
         async with asyncio.timeout(timeout_s):
             return await future
+    except TimedOut:  # The broker's own answer: it gave up.
+        raise
     except TimeoutError as error:
         raise TimedOut(f"{what} within {timeout_s:g} s") from error
 

@@ -108,6 +108,8 @@ class Peers:
                 link = await _connected(peer, broker_id)
                 await link.connection.drained()
                 frame = await link.request(Kind.PEER, body, () if payload is None else (payload,))
+        except TimedOut:  # The broker's own answer: it gave up.
+            raise
         except TimeoutError as error:
             raise TimedOut(f"broker {broker_id} did not answer {name} within {timeout_s:g} s") from error
         return decode(PeerReply, frame.body).result

@@ -181,6 +181,8 @@ class _ConsumeRun:
                 printing.result()
         except BrokenPipeError:
             self._end_soon(client)  # The reader wants no more.
+        except BraidError:  # Before OSError, because `TimedOut` is both.
+            raise
         except OSError as error:
             raise BraidError(f"the output cannot be written: {error.strerror}") from error
         finally:

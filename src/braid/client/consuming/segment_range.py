@@ -53,10 +53,6 @@ async def read_segment_range(
                 yield batch
                 owner.worked()
                 failure, deadline = None, loop.time() + client.timeout_s
-        except TimeoutError:
-            raise TimedOut(
-                f"offset {offset} of segment {segment} of {topic} did not arrive within {client.timeout_s:g} s"
-            ) from failure
         except OffsetOutOfRange as error:
             if channel is None or channel.ended or loop.time() >= deadline:
                 raise
@@ -65,6 +61,10 @@ async def read_segment_range(
             if not may_pass(error) or loop.time() >= deadline:
                 raise
             failure = error
+        except TimeoutError:  # After BraidError, because `TimedOut` is both.
+            raise TimedOut(
+                f"offset {offset} of segment {segment} of {topic} did not arrive within {client.timeout_s:g} s"
+            ) from failure
         finally:
             if channel is not None and channel.working:
                 channel.abandon()
