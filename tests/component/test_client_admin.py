@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
@@ -242,3 +243,16 @@ async def test_seeks_that_meet_others_again_and_again_end_with_the_timeout() -> 
     async with connected(calls) as client:
         with pytest.raises(ConditionFailed):
             await client.admin.seek("x", "s", "earliest")
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "cure"),
+    [
+        (datetime.datetime(2026, 11, 15, 12), "without a zone: give it one"),  # noqa: DTZ001 (it has no zone)
+        (1_794_744_000_000_000, "milliseconds since 1970; this one is too high"),
+    ],
+)
+async def test_a_seek_to_a_time_that_can_be_mistaken_is_refused(mistaken: int | datetime.datetime, cure: str) -> None:
+    client = connect("braid://broker:6660", network=SimulatedNetwork(Random(1)).host("client"))
+    with pytest.raises(InvalidArgument, match=cure):
+        await client.admin.seek("orders", "billing", mistaken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from braid.storage.log.producers import REMEMBERED_BATCHES
 from braid.testing.sim.loop import Simulation
 from braid.wire.link import Link
 from tests.kits.client_producer import PATH, World, producing
+
+NOON_US = 1_794_744_000_000_000
 
 
 async def test_what_is_given_in_one_turn_of_the_loop_is_one_batch(simulation: Simulation) -> None:
@@ -224,12 +227,12 @@ async def test_linger_waits_for_more_but_not_for_a_full_batch_nor_for_flush(simu
 async def test_headers_keys_timestamps_and_text_arrive_as_they_were_given(simulation: Simulation) -> None:
     async with producing(simulation) as (world, producer):
         await asyncio.gather(
-            producer.send("größe", key="ключ", headers={"trace": "a1", "raw": b"\x00"}, timestamp=123),
+            producer.send("größe", key="ключ", headers={"trace": "a1", "raw": b"\x00"}, timestamp=NOON_US),
             producer.send(b"plain"),
             producer.send(bytearray(b"mutable"), key=b"k"),  # type: ignore[arg-type]
         )
         first, second, third = world.messages()
-        assert (first.value, first.key, first.timestamp_us) == ("größe".encode(), "ключ".encode(), 123)
+        assert (first.value, first.key, first.timestamp_us) == ("größe".encode(), "ключ".encode(), NOON_US)
         assert first.headers == {"trace": b"a1", "raw": b"\x00"}
         assert (second.value, second.key, second.headers) == (b"plain", None, {})
         assert second.timestamp_us > 1_000_000
@@ -246,6 +249,8 @@ async def test_headers_keys_timestamps_and_text_arrive_as_they_were_given(simula
         {"value": b"x", "headers": {1: b""}},
         {"value": b"x", "timestamp": "now"},
         {"value": b"x", "timestamp": 1 << 63},
+        {"value": b"x", "timestamp": NOON_US // 1_000},
+        {"value": b"x", "timestamp": datetime.datetime(2026, 11, 15, 12)},  # noqa: DTZ001 (it has no zone)
         {"value": "\ud800"},
     ],
 )
@@ -320,6 +325,8 @@ async def test_send_many_refuses_a_mixture_and_takes_generators_and_nothing(simu
             await producer.send_many(b"abc")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             await producer.send_table(pa.table({"other": [1]}))
+        with pytest.raises(InvalidArgument, match="milliseconds"):
+            await producer.send_table(pa.table({"value": ["a", "b"], "timestamp": [NOON_US, NOON_US // 1_000]}))
         assert len(await producer.send_many([])) == 0
         assert len(await producer.send_many(f"{number}" for number in range(10))) == 10
 

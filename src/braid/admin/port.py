@@ -9,12 +9,11 @@ A module of its own, because it is needed half a second before what answers on t
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from typing import Final
 
 from braid.model.errors import InvalidConfig
-from braid.ports.network import Address
+from braid.ports.network import Address, listen_failure
 
 BACKLOG: Final = 128
 
@@ -35,11 +34,9 @@ class AdminPort:
                     # Any free port means the same one on all addresses.
                     port = address.port or (sockets[0].getsockname()[1] if sockets else 0)
                     sockets.append(taken.enter_context(_listening(family, host, port)))
-            except OSError as error:
-                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-                raise InvalidConfig(
-                    f"cannot listen on {address} for admin: {reason}; is another broker running?"
-                ) from error
+            except (OSError, UnicodeError) as error:
+                reason = listen_failure(error, address.host)
+                raise InvalidConfig(f"cannot listen on {address} for admin: {reason}") from error
             taken.pop_all()
             return cls(address.host, sockets)
 

@@ -45,6 +45,8 @@ _UNKNOWN_OUTCOME: Final = (ConnectionLost, MetadataUncertain, TimedOut)
 """After these errors, the call may have been carried out."""
 _NOTHING_SPECIAL: Final[Mapping[type[BraidError], Callable[[BraidError], None]]] = {}
 MOVE_TIMEOUT_S: Final = 60.0
+_MAX_MS: Final = 253_402_300_799_999
+"""The end of the year 9999. Microseconds of this era are higher."""
 
 
 class Admin:
@@ -268,17 +270,21 @@ class Admin:
     ) -> Json:
         """Set a subscription to another place; its consumers continue from there. Returns the offsets.
 
-        `to` is `earliest`, `latest`, a time (a datetime, or ms since 1970; the first record of that time or later), or
-        the next offset of each segment id; other segments keep their position. With offsets, `epochs` may say in which
-        epochs the records before them were read: `PositionDiverged` if the topic has lost these records.
+        `to` is `earliest`, `latest`, a time (a datetime with its zone, or ms since 1970; the first record of that time
+        or later), or the next offset of each segment id; other segments keep their position. With offsets, `epochs` may
+        say in which epochs the records before them were read: `PositionDiverged` if the topic has lost these records.
         """
         arguments: Json = {"topic": topic, "subscription": subscription}
         match to:
             case str():
                 arguments["to"] = to
             case datetime.datetime():
+                if to.tzinfo is None:
+                    raise InvalidArgument(f"seek to {to}, a time without a zone: give it one, such as datetime.UTC")
                 arguments["timestamp"] = round(to.timestamp() * 1_000)
             case int():
+                if to > _MAX_MS:
+                    raise InvalidArgument(f"seek to {to}: a number is milliseconds since 1970; this one is too high")
                 arguments["timestamp"] = to
             case _:
                 arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -13,6 +14,9 @@ NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 """Shared by all messages without headers, therefore read-only."""
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_SHOWN_BYTES: Final = 64
+_SHOWN_HEADERS: Final = 8
+"""How much of a message its `repr` shows: a log line or a traceback must not hold megabytes."""
 
 
 class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -39,6 +43,15 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     topic: str = ""
     """The path `tenant/namespace/name`; empty where a batch was decoded by itself."""
 
+    def __repr__(self) -> str:
+        shown = [f"{_cut(name)}: {_cut(value)}" for name, value in islice(self.headers.items(), _SHOWN_HEADERS)]
+        if len(self.headers) > len(shown):
+            shown.append(f"… {len(self.headers)} headers")
+        return (
+            f"Message(value={_cut(self.value)}, key={_cut(self.key)}, timestamp_us={self.timestamp_us}, "
+            f"offset={self.offset}, headers={{{', '.join(shown)}}}, segment={self.segment}, topic={self.topic!r})"
+        )
+
     @property
     def id(self) -> MessageId:
         return MessageId(self.segment, self.offset)
@@ -47,3 +60,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     def timestamp(self) -> datetime.datetime:
         """In UTC. `OverflowError` outside the years 1 to 9999, which a producer may write: see `timestamp_us`."""
         return _EPOCH + datetime.timedelta(microseconds=self.timestamp_us)
+
+
+def _cut(data: bytes | str | None) -> str:
+    if data is None or len(data) <= _SHOWN_BYTES:
+        return repr(data)
+    return f"{data[:_SHOWN_BYTES]!r}… ({len(data)} {'bytes' if isinstance(data, bytes) else 'characters'})"

@@ -8,6 +8,9 @@ no time limit of its own: a host that does not answer takes minutes, so callers 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
 import ssl
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -18,6 +21,21 @@ LISTEN_BACKLOG = 1_024
 """A thousand clients that reconnect at the same time after a restart are not refused."""
 TLS_HANDSHAKE_S = 10.0
 """A client that connects and then says nothing has its socket for so long; asyncio's default is a minute."""
+
+
+def reason_of(error: OSError | UnicodeError, host: str) -> str:
+    """Say why an address cannot be used, in the words of the system; asyncio's own words repeat the address."""
+    if isinstance(error, UnicodeError):
+        return f"{host[:200]!r} is no host name"
+    if isinstance(error, socket.gaierror):
+        return f"the host name {host!r} cannot be resolved ({error.strerror})"
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def listen_failure(error: OSError | UnicodeError, host: str) -> str:
+    """Say why nothing can listen on an address, and what the likely cause is."""
+    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return f"{reason_of(error, host)}{'; is another broker running?' if taken else ''}"
 
 
 class Address(NamedTuple):

@@ -10,7 +10,6 @@ does, and broker/peers/links.py).
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from braid.model.errors import (
     UnsupportedVersion,
 )
 from braid.ports.disk import Buffer
-from braid.ports.network import Address, Network
+from braid.ports.network import Address, Network, reason_of
 from braid.wire.address import format_address
 from braid.wire.connection import Connection
 from braid.wire.frame import ERROR, MAX_FRAME_BYTES, MAX_REQUEST_ID, REPLY, Frame
@@ -341,13 +340,13 @@ class Link:
         self._heartbeat = loop.call_later(self._heartbeat_s, self._beat)
 
 
-def _reason_of(error: OSError) -> str:
-    """Describe an error in the words of the system or of TLS; asyncio's own words repeat the address."""
+def _reason_of(error: OSError | UnicodeError, host: str) -> str:
+    """Describe an error in the words of TLS, or of the system."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its TLS certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({error.reason or error}): does the broker speak TLS on this port?"
-    return os.strerror(error.errno) if error.errno else str(error)
+    return reason_of(error, host)
 
 
 def _settle(future: asyncio.Future[Frame], frame: Frame | None, error: BraidError | None) -> None:
@@ -387,9 +386,7 @@ async def connect_link(
         raise ConnectFailed(f"broker {name} did not answer within {timeout_s:g} s") from error
     except (OSError, UnicodeError) as error:
         link.connection.abort(given_up)
-        if isinstance(error, UnicodeError):
-            raise ConnectFailed(f"broker {name} cannot be reached: {address.host!r} is no host name") from error
-        raise ConnectFailed(f"broker {name} cannot be reached: {_reason_of(error)}") from error
+        raise ConnectFailed(f"broker {name} cannot be reached: {_reason_of(error, address.host)}") from error
     except ConnectionLost as error:
         raise ConnectFailed(
             f"broker {name} closed the connection before its hello: is it a broker, and does it speak TLS? ({error})"

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from typing import Final
 
 from braid.broker.connections.session import Services, Session
 from braid.broker.topology import encoded_topology
 from braid.model.errors import BraidError, ConnectionLost, InvalidConfig, Overloaded, ShuttingDown, Unauthenticated
 from braid.ports.clock import Clock
-from braid.ports.network import Address, Listener, Network
+from braid.ports.network import Address, Listener, Network, listen_failure
 from braid.wire.connection import Connection
 from braid.wire.operations import Kind
 
@@ -49,11 +48,8 @@ class Server:
     async def listen(self, address: Address) -> Address:
         try:
             self._listener = await self._network.listen(address.host, address.port, self._accept)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise InvalidConfig(
-                f"cannot listen on {address.host}:{address.port}: {reason}; is another broker running?"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            raise InvalidConfig(f"cannot listen on {address}: {listen_failure(error, address.host)}") from error
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return self._listener.address
 

@@ -450,7 +450,7 @@ def _check_start(name: str, start: str) -> None:
 
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
-    return SubscriptionNotFound(f"there is no subscription {name} of {topic}; create it first")
+    return SubscriptionNotFound(f"there is no subscription {name} of {topic}: it was never created, or it was deleted")
 
 
 async def _from_the_cursor(_: SegmentId, __: SegmentAccess) -> Offset:

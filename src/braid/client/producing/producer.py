@@ -44,6 +44,7 @@ from braid.client.producing.records import (
     MAX_RECORD_BYTES,
     as_bytes,
     as_microseconds,
+    check_times,
     columns,
     headers_bytes,
 )
@@ -219,8 +220,8 @@ class Producer:
     ) -> MessageId:
         """Publish a record and wait until it is stored. Returns its `MessageId`.
 
-        `timestamp` is µs since 1970 or a datetime; the default is now. Cancelling ends the wait; the record is still
-        sent.
+        `timestamp` is a datetime with its zone, or µs since 1970; the default is now. Cancelling ends the wait; the
+        record is still sent.
         """
         writer = self._fast
         if (
@@ -373,6 +374,7 @@ class Producer:
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table) or "value" not in table.column_names:
             raise InvalidArgument("send_table takes a pyarrow Table or RecordBatch with a column value")
+        check_times(table)
         bulk = BulkSend(self, self.partitioner)
         for first in range(0, table.num_rows, MANY_RECORDS):
             if not await bulk.add_table(table.slice(first, MANY_RECORDS)):

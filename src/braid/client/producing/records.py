@@ -30,7 +30,13 @@ OFFSET_BYTES: Final = 4
 
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
-_INT64: Final = 1 << 63
+_ERA_US: Final = range(10**14, 10**17)
+"""The years 1973 to 5138. No other unit has the same numbers for these years, so a number in another one is noticed."""
+_OTHER_UNITS: Final = (
+    (range(10**8, 10**11), "seconds: multiply by 1,000,000"),
+    (range(10**11, 10**14), "milliseconds: multiply by 1,000"),
+    (range(10**17, 10**20), "nanoseconds: divide by 1,000"),
+)
 
 
 def columns(records: Iterable[Any], batch_bytes: int) -> Iterator[tuple[list[Any], list[bytes | None] | None]]:
@@ -120,11 +126,34 @@ def as_bytes(what: str, item: object) -> bytes:
 def as_microseconds(timestamp: object) -> int:
     if isinstance(timestamp, datetime.datetime):
         if timestamp.tzinfo is None:
-            timestamp = timestamp.astimezone()
+            raise InvalidArgument(f"the timestamp {timestamp} has no zone; give it one, such as datetime.UTC")
         return (timestamp - _UNIX_EPOCH) // _MICROSECOND
-    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and -_INT64 <= timestamp < _INT64:
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool):
+        check_era(timestamp)
         return timestamp
-    raise InvalidArgument(f"{timestamp!r} is no time: give microseconds since 1970, or a datetime")
+    shown = repr(timestamp)
+    raise InvalidArgument(f"{shown[:200]} is no time: give microseconds since 1970, or a datetime with its zone")
+
+
+def check_era(timestamp: int) -> None:
+    """Raise if this number cannot be microseconds of this era. A datetime may be of any year: its unit is clear."""
+    if timestamp in _ERA_US:
+        return
+    unit = next((f"it looks like {unit}" for values, unit in _OTHER_UNITS if timestamp in values), "")
+    number = str(timestamp) if abs(timestamp) < 10**30 else "a huge number"
+    raise InvalidArgument(
+        f"the timestamp {number} is no number of microseconds since 1970 in the years 1973 to 5138"
+        f"{'; ' + unit if unit else ''}. A datetime with its zone may be of any year"
+    )
+
+
+def check_times(table: Any) -> None:
+    """Check the column timestamp of a table if it holds plain numbers, whose unit can be mistaken."""
+    if "timestamp" in table.column_names and table.schema.field("timestamp").type == pa.int64():
+        ends = pc.min_max(table.column("timestamp"))
+        for end in (ends["min"].as_py(), ends["max"].as_py()):
+            if end is not None:
+                check_era(end)
 
 
 def headers_bytes(headers: object) -> int:
