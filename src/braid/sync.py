@@ -37,6 +37,7 @@ from braid.client import client as asynchronous
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.client import DEFAULT_TIMEOUT_S
 from braid.model.errors import ClientClosed
+from braid.model.subscription import DEFAULT_START
 from braid.wire.address import DEFAULT_URL
 
 if TYPE_CHECKING:  # modules that need Arrow are imported with the first producer or consumer
@@ -133,7 +134,7 @@ class Client:
         subscription: str,
         *,
         name: str = "",
-        start: str = "latest",
+        start: str = DEFAULT_START,
         window_bytes: int | None = None,
     ) -> BlockingStreamConsumer:
         from braid.client.blocking.consumer import BlockingStreamConsumer
@@ -153,7 +154,7 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | bytes | datetime.datetime = "latest",
+        start: str | bytes | datetime.datetime = DEFAULT_START,
         window_bytes: int | None = None,
     ) -> BlockingCheckpointConsumer:
         from braid.client.blocking.consumer import BlockingCheckpointConsumer

@@ -33,6 +33,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import random_id
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
+from braid.model.subscription import DEFAULT_START
 from braid.wire.link import within
 from braid.wire.operations import AdminReply, AdminRequest, Kind, decode, encode
 
@@ -235,9 +236,10 @@ class Admin:
     # Subscriptions.
 
     async def create_subscription(
-        self, topic: str, subscription: str, *, start: str = "latest", kind: str = "stream"
+        self, topic: str, subscription: str, *, start: str = DEFAULT_START, kind: str = "stream"
     ) -> Json:
-        """Create a subscription at `earliest` or `latest`. Raises `SubscriptionExists`."""
+        """Create a subscription at `earliest` (the first record that is kept) or `latest`. Raises
+        `SubscriptionExists`."""
         arguments = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
         result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})
         return result

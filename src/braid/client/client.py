@@ -26,6 +26,7 @@ from braid.client.retry import Backoff, retrying
 from braid.client.routing import Routing
 from braid.model.errors import BraidError, ClientClosed, InvalidArgument, NotAvailable
 from braid.model.names import TopicName
+from braid.model.subscription import DEFAULT_START
 from braid.ports.clock import Clock, SystemClock
 from braid.ports.network import Network, SocketNetwork
 from braid.wire.address import DEFAULT_URL, parse_url
@@ -175,7 +176,7 @@ class Client:
         subscription: str,
         *,
         name: str = "",
-        start: str = "latest",
+        start: str = DEFAULT_START,
         window_bytes: int | None = None,
     ) -> StreamConsumer:
         """Make a consumer of an ordered subscription. A new subscription begins at `start` (`earliest` or `latest`).
@@ -196,7 +197,7 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | bytes | datetime.datetime = "latest",
+        start: str | bytes | datetime.datetime = DEFAULT_START,
         window_bytes: int | None = None,
     ) -> CheckpointConsumer:
         """Make a consumer whose positions the caller keeps.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 import msgspec
 
 from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId
 from braid.model.stored_record import StoredRecord
+
+DEFAULT_START: Final = "earliest"
+"""Where a new subscription or reader begins, in each interface, unless it is told otherwise: nothing is left out."""
 
 
 class SubscriptionKind(Enum):

@@ -23,12 +23,12 @@ from braid.broker.admin.route import (
 )
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
-from braid.broker.groups.subscriptions import LATEST, SeekRequest
+from braid.broker.groups.subscriptions import SeekRequest
 from braid.model.batch.header import MAX_EPOCH
 from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.names import check_name
-from braid.model.subscription import SubscriptionKind
+from braid.model.subscription import DEFAULT_START, SubscriptionKind
 
 MAX_TIMESTAMP_MS: Final = 1 << 53
 """What every JSON parser reads exactly."""
@@ -75,7 +75,7 @@ class OnSubscription(OnTopic, frozen=True):
 class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
     needs = on_topic(Action.ADMIN, Action.CONSUME)
     http = HttpRoute("PUT", SUBSCRIPTION, query=("start", "kind"), status=201, errors=(404, 409, 501))
-    start: Annotated[End, Meta(description="Where it begins.")] = LATEST
+    start: Annotated[End, Meta(description="Where it begins.")] = DEFAULT_START
     kind: SubscriptionKind = SubscriptionKind.STREAM
     request_id: CallId = NO_REQUEST
 

@@ -26,6 +26,7 @@ from braid.cli.terminal.output import json_option, print_error
 from braid.client.retry import retrying
 from braid.model.errors import BraidError, NotServing, TopicNotFound
 from braid.model.names import TopicName
+from braid.model.subscription import DEFAULT_START
 from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ Format = Callable[["ReceivedBatch"], list[bytes]]
     "--from",
     "start",
     type=click.Choice(["earliest", "latest"]),
-    default="earliest",
+    default=DEFAULT_START,
     show_default=True,
     help="Where a new subscription begins.",
 )

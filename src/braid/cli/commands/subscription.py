@@ -22,6 +22,7 @@ from braid.cli.terminal.output import (
     print_table,
     time_text,
 )
+from braid.model.subscription import DEFAULT_START
 
 
 @click.group()
@@ -36,7 +37,7 @@ def subscription() -> None:
     "--from",
     "start",
     type=click.Choice(["earliest", "latest"]),
-    default="latest",
+    default=DEFAULT_START,
     show_default=True,
     help="Where it begins: at the first stored record, or at the records that are published from now on.",
 )

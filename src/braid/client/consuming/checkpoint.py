@@ -155,7 +155,7 @@ class CheckpointConsumer(Consumer):
         client: Client,
         topic: TopicName,
         *,
-        start: str | bytes | datetime.datetime = "earliest",
+        start: str | bytes | datetime.datetime,
         window_bytes: int | None = None,
     ) -> None:
         super().__init__(topic.path)

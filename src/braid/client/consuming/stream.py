@@ -115,7 +115,7 @@ class StreamConsumer(Consumer):
         subscription: str,
         *,
         name: str = "",
-        start: str = "latest",
+        start: str,
         window_bytes: int | None = None,
     ) -> None:
         super().__init__(topic.path)
