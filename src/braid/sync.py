@@ -28,7 +28,7 @@ import functools
 import ssl
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -154,7 +154,7 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | bytes | datetime.datetime = DEFAULT_START,
+        start: str | bytes | datetime.datetime | Mapping[int, int] = DEFAULT_START,
         window_bytes: int | None = None,
     ) -> BlockingCheckpointConsumer:
         from braid.client.blocking.consumer import BlockingCheckpointConsumer

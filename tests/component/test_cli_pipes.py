@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braid.cli.commands.consume import record_object, whole_lines
+from braid.cli.commands.consume import whole_lines
 from braid.cli.commands.produce import split_keys
 from braid.cli.terminal import stdin_reader as lines_module
+from braid.cli.terminal.record_lines import record_object
 from braid.cli.terminal.stdin_reader import LineReader
 from braid.cli.terminal.stdout_writer import Printer
 from braid.model.errors import BraidError

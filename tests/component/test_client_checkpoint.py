@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -29,6 +30,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.ids import Epoch
+from braid.model.message import Message
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import Kind, SegmentPositions
 from tests.kits.client_stream import connected, with_records
@@ -290,6 +292,32 @@ async def test_a_consumer_that_never_reads_costs_one_window_for_each_segment(sim
             await asyncio.sleep(10)
         for channel in broker.opened:
             assert channel.granted_bytes == 64 << 10
+
+
+async def test_only_the_named_segments_are_read_each_from_its_offset(simulation: Simulation) -> None:
+    async with (
+        connected(simulation, with_records(5, segments=3, per_batch=5)) as (broker, client),
+        client.checkpoint_consumer("orders", start={0: 3, 2: 4}) as consumer,
+    ):
+        seen = [message.id async for message, _ in _numbered(consumer, 3)]
+        assert sorted((each.segment, each.offset) for each in seen) == [(0, 3), (0, 4), (2, 4)]
+        assert await consumer.receive(timeout=5) is None
+        assert {channel.segment for channel in broker.opened} == {0, 2}
+        saved = ConsumerCheckpoint.from_bytes(consumer.checkpoint())
+        assert saved.positions == {0: 5, 1: END, 2: 5}
+        with pytest.raises(SegmentNotFound, match="no segment 7; it has 0, 1, 2"):
+            await client.checkpoint_consumer("orders", start={7: 0}).start()
+        for wrong in ({}, {0: -1}):
+            with pytest.raises(InvalidArgument, match="the next offset of at least one segment"):
+                client.checkpoint_consumer("orders", start=wrong)
+
+
+async def _numbered(consumer: CheckpointConsumer, count: int) -> AsyncIterator[tuple[Message, int]]:
+    async for message in consumer:
+        count -= 1
+        yield message, count
+        if not count:
+            return
 
 
 async def test_a_range_is_read_though_its_owner_gave_up_opening_it_at_first(simulation: Simulation) -> None:

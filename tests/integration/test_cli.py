@@ -319,6 +319,31 @@ def test_a_line_without_its_separator_is_named(url: str, topic: str) -> None:
     assert "line 3 has no key" in said
 
 
+def test_a_look_leaves_no_subscription_and_begins_where_it_is_told(url: str) -> None:
+    run(url, "topic", "create", "looked-at", "--segments", "2")
+    old = b'{"value": "old", "key": "a", "timestamp": "2020-01-01T00:00:00Z"}\n'
+    run(url, "produce", "looked-at", "--json", given=old)
+    run(url, "produce", "looked-at", "-H", "trace=a1", "--key-separator", ":", given=b"a:1\na:2\na:3\nb:4\n")
+    look = ("consume", "looked-at")
+    assert sorted(lines(url, *look)) == [b"1", b"2", b"3", b"4", b"old"]
+    assert sorted(lines(url, *look)) == [b"1", b"2", b"3", b"4", b"old"], "the first look changed nothing"
+    assert sorted(lines(url, *look, "--from", "-1h")) == [b"1", b"2", b"3", b"4"]
+    assert lines(url, *look, "--from", "latest") == []
+    records = [json.loads(line) for line in lines(url, *look, "--json")]
+    (segment,) = {record["segment"] for record in records if record["key"] == "a"}
+    there = (*look, "--segment", str(segment))
+    assert lines(url, *there, "--from", "1", "--count", "2") == [b"1", b"2"]
+    assert lines(url, *there, "--from", "-1", "--headers", "--key") == [b"trace=a1\ta\t3"]
+    assert ask(url, "subscription", "list", "looked-at") == []
+    copied = b"".join(line + b"\n" for line in lines(url, *there, "--json"))
+    run(url, "topic", "create", "copy")
+    assert json.loads(run(url, "produce", "copy", "--json", given=copied))["records"] == 4
+    copies = [json.loads(line) for line in lines(url, "consume", "copy", "--json")]
+    assert copies == [record | {"segment": 0} for record in records if record["segment"] == segment]
+    assert "looked-at has no segment 7; it has 0, 1" in run(url, *look, "--segment", "7", code=1)
+    assert "`braid subscription seek`" in run(url, *look, "-s", "s", "--from", "-1h", code=2)
+
+
 def test_producing_to_a_topic_that_does_not_exist_says_how_to_create_it(url: str) -> None:
     said = run(url, "produce", "nowhere", given=b"x\n", code=1)
     assert "nowhere does not exist; create it with `braid topic create nowhere`" in said
@@ -332,7 +357,7 @@ def test_a_summary_is_said_when_asked_for(url: str, topic: str) -> None:
     assert (quiet.stdout, quiet.stderr) == (b"", b"")
     said = subprocess.run([*arguments, "-v"], input=b"a\nb\n", capture_output=True, env=environment(url), check=True)
     assert said.stderr.startswith(b"2 records, 2 B in ")
-    assert json.loads(run(url, "produce", topic, "--json", given=b"abc\n"))["records"] == 1
+    assert json.loads(run(url, "produce", topic, "--json", given=b'{"value": "abc"}\n'))["records"] == 1
 
 
 @contextmanager

@@ -85,7 +85,7 @@ COMMANDS: Final = {
     ),
     "broker": Lazy("braid.cli.commands.broker:broker", "Look at brokers; take one out of service and back."),
     "produce": Lazy("braid.cli.commands.produce:produce", "Publish lines of stdin, one record each."),
-    "consume": Lazy("braid.cli.commands.consume:consume", "Print the records of a subscription, one per line."),
+    "consume": Lazy("braid.cli.commands.consume:consume", "Print the records of a topic, one per line."),
     "token": Lazy("braid.cli.commands.tokens:token", "Make tokens for brokers that ask for them."),
     "pipeline": Lazy("braid.cli.pipeline.commands:pipeline", "Spark jobs over the history of topics."),
     "bench": Lazy("braid.cli.bench.commands:bench", "Measure publishing, consuming, latency and moves."),

@@ -16,7 +16,7 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
@@ -197,13 +197,14 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | bytes | datetime.datetime = DEFAULT_START,
+        start: str | bytes | datetime.datetime | Mapping[int, int] = DEFAULT_START,
         window_bytes: int | None = None,
     ) -> CheckpointConsumer:
         """Make a consumer whose positions the caller keeps.
 
-        `start` is `earliest`, `latest`, a saved checkpoint, or a time with its zone. At a time, the consumer begins
-        with the batch that holds the first record of that time or later.
+        `start` is `earliest`, `latest`, a saved checkpoint, a time with its zone, or the next offset of each segment
+        that is to be read. At a time, the consumer begins with the batch that holds the first record of that time or
+        later.
         """
         from braid.client.consuming.checkpoint import CheckpointConsumer
 

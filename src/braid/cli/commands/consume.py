@@ -1,31 +1,31 @@
-"""`braid consume`: prints the records of a subscription to stdout.
+"""`braid consume`: prints the records of a topic to stdout, for a subscription or only to look.
 
-The command acks exactly the records that it printed; stdout_writer.py defines what counts as printed. The acks follow a
-few milliseconds later, and the command ends only when they are stored. Records that arrived but were not printed stay
-with the subscription. After an interrupt, or when the reader closes the pipe, the command does not wait for lost
-brokers.
+Without a subscription, the command reads with a checkpoint consumer: it leaves nothing on the brokers.
+
+With a subscription, the command acks exactly the records that it printed; stdout_writer.py defines what counts as
+printed. The acks follow a few milliseconds later, and the command ends only when they are stored. Records that arrived
+but were not printed stay with the subscription. After an interrupt, or when the reader closes the pipe, the command
+does not wait for lost brokers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import datetime
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
-import msgspec
 
+from braid.cli.commands.readings import Reading, looking, subscribed
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import json_option, print_error
-from braid.client.retry import retrying
-from braid.model.errors import BraidError, NotServing, TopicNotFound
-from braid.model.names import TopicName
+from braid.cli.terminal.record_lines import Format, column_lines, json_lines, value_lines
+from braid.cli.terminal.start_point import START, StartPoint
+from braid.model.errors import BraidError, TopicNotFound
 from braid.model.subscription import DEFAULT_START
 from braid.ports.allocator import keep_freed_memory
 
@@ -33,72 +33,112 @@ if TYPE_CHECKING:
     from braid.cli.terminal.stdout_writer import Printer
     from braid.client.client import Client
     from braid.client.consuming.delivery import ReceivedBatch
-    from braid.client.consuming.stream import StreamConsumer
-    from braid.model.message import Message
 
 IDLE_S: Final = 0.25
 """After this long without a record, ask the broker whether other consumers of the subscription are at the end."""
-SERVED_S: Final = 10.0
-"""How long to wait for a segment that is being opened."""
 ENDING_S: Final = 2.0
 """How long a broker may take to store the acks when the user waits for the end: after a signal, or after the pipe was
 closed. A broker that is not connected then gets no time."""
 LOOK_S: Final = 0.01
 """How often to ask a pipe how much its reader has taken, while the pipe is not empty."""
 
-Format = Callable[["ReceivedBatch"], list[bytes]]
-
 
 @click.command()
 @click.argument("topic")
-@click.option("-s", "--subscription", required=True, metavar="NAME", help="Remembers the position; created if absent.")
+@click.option(
+    "-s",
+    "--subscription",
+    metavar="NAME",
+    help="Remembers the position; created if absent. Without it, the command only looks and leaves nothing behind.",
+)
 @click.option("--queue", is_flag=True, help="Share all segments with other consumers, in no order.")
 @click.option(
     "--from",
     "start",
-    type=click.Choice(["earliest", "latest"]),
+    type=START,
     default=DEFAULT_START,
     show_default=True,
-    help="Where a new subscription begins.",
+    metavar="START",
+    help="earliest, latest, -1h, a TIME, an OFFSET, or -N for the last N of each segment. A new subscription begins at "
+    "earliest or latest.",
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--follow", is_flag=True, help="Wait for more records at the end, until Ctrl-C.")
-@click.option("--key-separator", metavar="CHAR", help=r"Print KEY CHAR VALUE; `\t` is a tab.")
+@click.option(
+    "--segment", "segments", type=click.IntRange(min=0), multiple=True, metavar="ID", help="Only look here. Repeatable."
+)
+@click.option("--key", is_flag=True, help="Print the key, a tab and the value.")
+@click.option("--headers", is_flag=True, help="Print the headers first: NAME=VALUE,NAME=VALUE and a tab.")
+@click.option("--key-separator", metavar="CHAR", help=r"As --key, with CHAR instead of the tab.")
 @json_option
 @with_target
 def consume(
     target: Target,
     topic: str,
-    subscription: str,
+    subscription: str | None,
     queue: bool,
-    start: str,
+    start: StartPoint,
     count: int | None,
     follow: bool,
+    segments: tuple[int, ...],
+    key: bool,
+    headers: bool,
     key_separator: str | None,
     as_json: bool,
 ) -> int:
-    """Print the records of a subscription, one per line.
+    """Print the records of a topic, one per line.
 
-    The command stops at the end that the topic had at the start, or waits for more records with --follow. It acks
-    printed records, so the next run continues after them. In a pipe, a record is printed when the reader has taken it.
+    The command stops at the end that the topic had at the start, or waits for more records with --follow. Without -s it
+    only looks. With -s it acks printed records, so the next run continues after them. In a pipe, a record is printed
+    when the reader has taken it.
 
     --json prints one object per record: key, value, timestamp, segment, offset, headers. A key or value that is no
     UTF-8 becomes keyBase64 or valueBase64.
 
     \b
     Examples:
-      braid consume orders -s billing
+      braid consume orders --from -1h --count 10
+      braid consume orders --segment 0 --from 1500 --key
       braid consume orders -s billing --follow --json | jq .value
-      braid consume orders -s copy --key-separator '\\t' | braid produce orders2 --key-separator '\\t'
+      braid consume orders --json | braid produce orders2 --json
     """
-    if as_json and key_separator is not None:
-        raise click.UsageError("--json and --key-separator are two formats; choose one")
-    formatted: Format = json_lines if as_json else value_lines
-    if key_separator is not None:
-        formatted = keyed_lines(key_separator.encode().replace(rb"\t", b"\t"))
-    run = _ConsumeRun(formatted, count, follow=follow)
+    _check_usage(subscription, start, segments, queue=queue)
+    if as_json and (key or headers or key_separator is not None):
+        raise click.UsageError("--json and --key, --headers or --key-separator are two formats; choose one")
+    run = _ConsumeRun(
+        _format(key, headers, key_separator, as_json=as_json), count, follow=follow, acks=subscription is not None
+    )
     keep_freed_memory()
-    return asyncio.run(run.run(target, topic, subscription, start=start, queue=queue))
+
+    def opened(client: Client) -> AbstractAsyncContextManager[Reading]:
+        if subscription is None:
+            return looking(client, topic, start, segments)
+        if queue:
+            client.queue_consumer(topic, subscription)
+        assert isinstance(start, str)
+        return subscribed(client, topic, subscription, start)
+
+    return asyncio.run(run.run(target, topic, opened))
+
+
+def _check_usage(subscription: str | None, start: StartPoint, segments: Sequence[int], *, queue: bool) -> None:
+    if subscription is None and queue:
+        raise click.UsageError("--queue shares a subscription; name it with -s")
+    if subscription is not None and not isinstance(start, str):
+        raise click.UsageError(
+            "with -s, --from is earliest or latest; `braid subscription seek` sets a subscription to another place"
+        )
+    if subscription is not None and segments:
+        raise click.UsageError("--segment is for a look without -s: the consumers of a subscription share its segments")
+
+
+def _format(key: bool, headers: bool, separator: str | None, *, as_json: bool) -> Format:
+    if as_json:
+        return json_lines
+    if not key and not headers and separator is None:
+        return value_lines
+    between = b"\t" if separator is None else separator.encode().replace(rb"\t", b"\t")
+    return column_lines(between, headers=headers, key=key or separator is not None)
 
 
 class _Printed(NamedTuple):
@@ -113,8 +153,10 @@ class _Printed(NamedTuple):
 
 
 class _ConsumeRun:
-    def __init__(self, formatted: Format, count: int | None, *, follow: bool) -> None:
+    def __init__(self, formatted: Format, count: int | None, *, follow: bool, acks: bool) -> None:
         self._format = formatted
+        self._acks = acks
+        """Whether printed records are acked, and the command waits until that is stored."""
         self._left = count
         self._follow = follow
         self._ends: dict[int, int] = {}
@@ -125,7 +167,9 @@ class _ConsumeRun:
         """Whether this run has acked anything."""
         self._signal = 0
 
-    async def run(self, target: Target, topic: str, subscription: str, *, start: str, queue: bool) -> int:
+    async def run(
+        self, target: Target, topic: str, opened: Callable[[Client], AbstractAsyncContextManager[Reading]]
+    ) -> int:
         """Run the command. Returns the exit code."""
         from braid.cli.terminal.stdout_writer import Printer
 
@@ -134,14 +178,11 @@ class _ConsumeRun:
         except OSError as error:
             raise BraidError(f"there is no output to print to: {error.strerror}") from error
         try:
-            async with target.connected() as client:
-                if queue:
-                    client.queue_consumer(topic, subscription)
-                async with client.stream_consumer(topic, subscription, start=start) as consumer:
-                    if not self._follow:
-                        await self._find_ends(client, topic, subscription)
-                    printing = asyncio.ensure_future(self._print(client, consumer, printer, topic, subscription))
-                    await self._until_done(printing, client, consumer, printer)
+            async with target.connected() as client, opened(client) as reading:
+                if not self._follow:
+                    self._ends = await reading.ends()
+                printing = asyncio.ensure_future(self._print(reading, printer))
+                await self._until_done(printing, client, reading, printer)
         except TopicNotFound as error:
             error.args = (f"{error}; create it with `braid topic create {topic}`",)
             raise
@@ -158,13 +199,13 @@ class _ConsumeRun:
         asyncio.get_running_loop().call_later(patience_s, self._give_up)
 
     def _give_up(self) -> None:
-        if not self._acked and not self._printed:
+        if not self._acks or (not self._acked and not self._printed):
             os._exit(self._exit_code())
         print_error("no broker answers to store what was acked: records that were printed may come again")
         os._exit(128 + self._signal if self._signal else 1)
 
     async def _until_done(
-        self, printing: asyncio.Task[None], client: Client, consumer: StreamConsumer, printer: Printer
+        self, printing: asyncio.Task[None], client: Client, reading: Reading, printer: Printer
     ) -> None:
         """Ack printed records until printing ends: by itself, by a signal, or because the reader closed the pipe."""
         stopped = asyncio.get_running_loop().create_future()
@@ -175,7 +216,7 @@ class _ConsumeRun:
                 await asyncio.wait(
                     waiting, timeout=LOOK_S if self._printed else IDLE_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                self._ack(consumer, printer.printed())
+                self._ack(reading, printer.printed())
             if printer.closed.done():
                 raise BrokenPipeError
             if printing.done():
@@ -191,69 +232,48 @@ class _ConsumeRun:
             await asyncio.wait([printing])
             if printer.closed.done():
                 await printer.settle()
-            self._ack(consumer, printer.printed(), last=True)
+            self._ack(reading, printer.printed(), last=True)
 
-    async def _print(
-        self, client: Client, consumer: StreamConsumer, printer: Printer, topic: str, subscription: str
-    ) -> None:
+    async def _print(self, reading: Reading, printer: Printer) -> None:
         while self._left != 0 and (self._follow or self._ends):
-            batch = await consumer.receive_batch(timeout=None if self._follow else IDLE_S)
+            batch = await reading.consumer.receive_batch(timeout=None if self._follow else IDLE_S)
             if batch is None:
-                await self._leave_out_what_others_consumed(client, topic, subscription)
+                await reading.on_idle(self._ends)
                 continue
-            lines = self._wanted(batch)
+            first = reading.leading(batch)
+            lines = self._wanted(batch, first)
             if lines:
                 data = b"\n".join(lines) + b"\n"
                 begins, self._given_bytes = self._given_bytes, self._given_bytes + len(data)
-                self._printed.append(_Printed(begins, self._given_bytes, lines, batch.segment, batch.base_offset))
+                offset = batch.base_offset + first
+                self._printed.append(_Printed(begins, self._given_bytes, lines, batch.segment, offset))
                 await printer.write(data)
         while printer.printed() < self._given_bytes:  # noqa: ASYNC110 (there is no event when a reader takes bytes)
             await asyncio.sleep(LOOK_S)
 
-    def _wanted(self, batch: ReceivedBatch) -> list[bytes]:
-        """Return the lines of a batch that are to be printed."""
-        count = len(batch)
+    def _wanted(self, batch: ReceivedBatch, first: int) -> list[bytes]:
+        """Return the lines of a batch that are to be printed, from its record number `first` on."""
+        until = len(batch)
         if not self._follow:
             end = self._ends.get(batch.segment, 0)
-            count = min(count, max(end - batch.base_offset, 0))
+            until = min(until, max(end - batch.base_offset, 0))
             if batch.next_offset >= end:
                 self._ends.pop(batch.segment, None)
         if self._left is not None:
-            count = min(count, self._left)
-            self._left -= count
-        return self._format(batch)[:count] if count else []
+            until = min(until, first + self._left)
+            self._left -= max(until - first, 0)
+        return self._format(batch)[first:until] if first < until else []
 
-    async def _find_ends(self, client: Client, topic: str, subscription: str) -> None:
-        """Find the end of each segment. Wait for segments that no broker serves: their records must not be left out."""
-
-        async def ends() -> dict[int, int]:
-            layout = (await client.routing.topic(TopicName.parse(topic).path)).by_id
-            segments = await self._progress(client, topic, subscription)
-            if missing := sorted(layout.keys() - segments.keys()):
-                raise NotServing(f"segment {missing[0]} of {topic} is not served by the broker that was asked")
-            return {segment: each["end"] for segment, each in segments.items() if each["offset"] < each["end"]}
-
-        self._ends = await retrying(ends, asyncio.get_running_loop().time() + SERVED_S, client.backoff())
-
-    async def _leave_out_what_others_consumed(self, client: Client, topic: str, subscription: str) -> None:
-        for segment, each in (await self._progress(client, topic, subscription)).items():
-            if each["offset"] >= self._ends.get(segment, 0):
-                self._ends.pop(segment, None)
-
-    async def _progress(self, client: Client, topic: str, subscription: str) -> dict[int, dict[str, int]]:
-        found = await client.admin.subscription(topic, subscription)
-        return {int(segment): each for segment, each in found["segments"].items()}
-
-    def _ack(self, consumer: StreamConsumer, printed: int, *, last: bool = False) -> None:
+    def _ack(self, reading: Reading, printed: int, *, last: bool = False) -> None:
         """Ack the records below this position of the output: whole batches, and at the end single records."""
         while self._printed and self._printed[0].ends <= printed:
             done = self._printed.popleft()
             self._acked = True
-            consumer.mark_acked(done.segment, done.first_offset + len(done.lines))
+            reading.ack(done.segment, done.first_offset + len(done.lines))
         if last and self._printed:
             cut = self._printed[0]
             self._acked = True
-            consumer.mark_acked(cut.segment, cut.first_offset + whole_lines(cut.lines, printed - cut.begins))
+            reading.ack(cut.segment, cut.first_offset + whole_lines(cut.lines, printed - cut.begins))
 
     def _stop_on_signals(self, stopped: asyncio.Future[None], client: Client) -> None:
         """Let the first signal end the output; printed records are still acked. The second signal ends the process."""
@@ -276,67 +296,3 @@ def whole_lines(lines: list[bytes], size: int) -> int:
         if size < 0:
             return count
     return len(lines)
-
-
-# Formats.
-
-
-def value_lines(batch: ReceivedBatch) -> list[bytes]:
-    return batch.values()
-
-
-def keyed_lines(separator: bytes) -> Format:
-    def lines(batch: ReceivedBatch) -> list[bytes]:
-        columns = batch.columns(("key", "value"))
-        pairs = zip(columns.column(0).to_pylist(), columns.column(1).to_pylist())
-        return [(key or b"") + separator + value for key, value in pairs]
-
-    return lines
-
-
-def json_lines(batch: ReceivedBatch) -> list[bytes]:
-    encode = msgspec.json.Encoder().encode
-    return [encode(record_object(message)) for message in batch.messages()]
-
-
-def record_object(message: Message) -> dict[str, Any]:
-    """Return a record for JSON. Bytes that are no UTF-8 get another name, so that they are not taken for text."""
-    headers = {name: _text(value) for name, value in message.headers.items()}
-    shown: dict[str, Any] = {
-        **_named("key", message.key),
-        **_named("value", message.value),
-        "timestamp": _iso(message.timestamp_us),
-        "segment": message.segment,
-        "offset": message.offset,
-        "headers": {name: text for name, text in headers.items() if text is not None},
-    }
-    binary = {name: _base64(message.headers[name]) for name, text in headers.items() if text is None}
-    return {**shown, "headersBase64": binary} if binary else shown
-
-
-def _named(name: str, data: bytes | None) -> dict[str, str | None]:
-    if data is None:
-        return {name: None}
-    text = _text(data)
-    return {f"{name}Base64": _base64(data)} if text is None else {name: text}
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-@lru_cache(maxsize=4_096)  # Records of one batch often have the same time.
-def _iso(timestamp_us: int) -> str | int:
-    """Return ISO 8601 in UTC, or the number itself if the calendar has no such time."""
-    try:
-        moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=timestamp_us)
-    except OverflowError:
-        return timestamp_us
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""`braid produce`: lines of stdin become records.
+"""`braid produce`: lines of stdin become records. A line is a value, a key and a value, or a record as JSON.
 
 One `send_many` at a time, of all lines that have been read by then: that keeps the order, needs no timer, and makes big
 batches exactly when there is much to send. While one is being confirmed, the next lines are read.
@@ -12,12 +12,14 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from braid.cli.target import Target, with_target
-from braid.cli.terminal.output import bytes_text, count_text, duration_text, json_option, print_json, print_note
+from braid.cli.terminal.output import bytes_text, count_text, duration_text, print_json, print_note
+from braid.cli.terminal.record_lines import json_table
 from braid.model.errors import BraidError, TopicNotFound
 from braid.ports.allocator import keep_freed_memory
 
@@ -33,17 +35,23 @@ PROGRESS_S: Final = 0.5
 @click.command()
 @click.argument("topic")
 @click.option("--key-separator", metavar="CHAR", help=r"Lines are KEY CHAR VALUE; `\t` is a tab.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of each record. Repeatable."
+)
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N records a second.")
 @click.option(
     "--compression", type=click.Choice(["none", "lz4", "zstd"]), default="none", show_default=True, help="Of batches."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print a summary at the end, also if stderr is no terminal.")
-@json_option
+@click.option(
+    "--json", "as_json", is_flag=True, help="Lines are records as `braid consume --json` prints them; answer in JSON."
+)
 @with_target
 def produce(
     target: Target,
     topic: str,
     key_separator: str | None,
+    headers: tuple[str, ...],
     rate: float | None,
     compression: str,
     verbose: bool,
@@ -52,22 +60,30 @@ def produce(
     """Publish lines of stdin, one record each.
 
     Lines are sent as they come. The command ends when the input has ended and every record is confirmed. Bytes are not
-    changed; an empty line is an empty record. --json prints a summary to stdout at the end.
+    changed; an empty line is an empty record.
+
+    With --json, a line is an object with value, and if wanted key, headers and timestamp; valueBase64, keyBase64 and
+    headersBase64 hold bytes that are no text. The command ignores segment and offset, and prints a summary to stdout at
+    the end.
 
     \b
     Examples:
       echo paid | braid produce orders
-      braid produce orders < orders.jsonl
+      braid produce orders -H source=shop < orders.jsonl
+      echo '{"key": "customer-7", "value": "paid", "headers": {"trace": "a1"}}' | braid produce orders --json
       tail -f access.log | braid produce access
       printf 'customer-7\\tpaid\\n' | braid produce orders --key-separator '\\t'
     """
+    if as_json and key_separator is not None:
+        raise click.UsageError("--json and --key-separator are two formats; choose one")
     separator = key_separator.encode().replace(rb"\t", b"\t") if key_separator is not None else None
     if separator == b"":
         raise click.UsageError("--key-separator is empty; give a character")
     if sys.stdin is None:
         raise click.ClickException("there is nothing to read: standard input is closed")
     typed = sys.stdin.isatty()
-    run = _ProduceRun(topic, separator, rate, show_progress=sys.stderr.isatty() and not typed)
+    table = _table_maker(parse_headers(headers), separator, as_json=as_json)
+    run = _ProduceRun(topic, table, rate, show_progress=sys.stderr.isatty() and not typed)
     if typed:
         print_note(f"Each line becomes a record of {topic}; Ctrl-D ends.")
     keep_freed_memory()
@@ -79,12 +95,25 @@ def produce(
     return 128 + run.interrupted_by if run.interrupted_by else 0
 
 
+MakeTable = Callable[[list[bytes], int], Any]
+"""Makes an Arrow table of lines. The number is that of the first line, for errors."""
+
+
+def _table_maker(headers: dict[str, bytes], separator: bytes | None, *, as_json: bool) -> MakeTable | None:
+    """Return how lines become rows; None if each line is a value and nothing else."""
+    if as_json:
+        return lambda lines, first: json_table(lines, headers, first=first)
+    if separator is None and not headers:
+        return None
+    return lambda lines, first: with_headers(split_keys(lines, separator, first=first), headers)
+
+
 class _ProduceRun:
     """One run of the command, and its counts."""
 
-    def __init__(self, topic: str, separator: bytes | None, rate: float | None, *, show_progress: bool) -> None:
+    def __init__(self, topic: str, table: MakeTable | None, rate: float | None, *, show_progress: bool) -> None:
         self._topic = topic
-        self._separator = separator
+        self._table = table
         self._rate = rate
         self._show_progress = show_progress
         self._input_bytes = _size_of_file(0)
@@ -126,10 +155,10 @@ class _ProduceRun:
                 self._due = max(self._due, time.monotonic() - PACE_S)
                 await asyncio.sleep(self._due - time.monotonic())
                 self._due += len(part) / self._rate
-            if self._separator is None:
+            if self._table is None:
                 await producer.send_many(part)
             else:
-                await producer.send_table(split_keys(part, self._separator, first=self.records + 1))
+                await producer.send_table(self._table(part, self.records + 1))
             self.records += len(part)
             self.bytes += sum(map(len, part))
             self._now = time.monotonic()
@@ -173,8 +202,32 @@ class _ProduceRun:
             sys.stderr.flush()
 
 
-def split_keys(lines: list[bytes], separator: bytes, *, first: int = 1) -> Any:
-    """Return an Arrow table of keys and values. `first` is the number of the first line, for the error.
+def parse_headers(given: Sequence[str]) -> dict[str, bytes]:
+    """Parse NAME=VALUE of each header."""
+    headers: dict[str, bytes] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise click.BadParameter(f"{text[:200]!r} must be NAME=VALUE", param_hint="'--header'")
+        if name in headers:
+            raise click.BadParameter(f"{name[:200]!r} is given twice", param_hint="'--header'")
+        headers[name] = os.fsencode(value)
+    return headers
+
+
+def with_headers(table: Any, headers: dict[str, bytes]) -> Any:
+    """Return the table with these headers in each row."""
+    import pyarrow as pa
+
+    if not headers:
+        return table
+    column = pa.array([list(headers.items())] * table.num_rows, pa.map_(pa.string(), pa.binary()))
+    return table.append_column("headers", column)
+
+
+def split_keys(lines: list[bytes], separator: bytes | None, *, first: int = 1) -> Any:
+    """Return an Arrow table of keys and values; without a separator, only of values. `first` is the number of the first
+    line, for the error.
 
     Working on whole columns is nine times as fast as line by line: all lines form one buffer, and cuts at both ends of
     each separator make it key, separator, value, key, separator, value, …
@@ -184,6 +237,8 @@ def split_keys(lines: list[bytes], separator: bytes, *, first: int = 1) -> Any:
     import pyarrow.compute as pc
 
     rows = pa.array(lines, pa.binary())
+    if separator is None:
+        return pa.table({"value": rows})
     found = pc.find_substring(rows, pattern=separator).to_numpy()
     if (found < 0).any():
         number = first + int((found < 0).argmax())

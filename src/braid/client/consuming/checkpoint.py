@@ -121,6 +121,14 @@ def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -
     return {segment: positions.get(segment, 0) for segment in sorted(known)}
 
 
+def chosen_positions(segments: Iterable[int], offsets: Mapping[int, int]) -> dict[int, Position]:
+    """Return positions of all segments, if only some are to be read."""
+    known = set(segments)
+    if missing := sorted(offsets.keys() - known):
+        raise SegmentNotFound(f"the topic has no segment {missing[0]}; it has {', '.join(map(str, sorted(known)))}")
+    return {segment: offsets.get(segment, END) for segment in sorted(known)}
+
+
 def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> dict[int, Position]:
     """Return the first positions for `earliest`, `latest`, or the time in µs that the request named."""
 
@@ -155,7 +163,7 @@ class CheckpointConsumer(Consumer):
         client: Client,
         topic: TopicName,
         *,
-        start: str | bytes | datetime.datetime,
+        start: str | bytes | datetime.datetime | Mapping[int, int],
         window_bytes: int | None = None,
     ) -> None:
         super().__init__(topic.path)
@@ -233,6 +241,9 @@ class CheckpointConsumer(Consumer):
                 )
             self._positions = kept_positions(topic.by_id, self._start.positions)
             self._epochs = self._start.epochs
+            return
+        if isinstance(self._start, dict):
+            self._positions = chosen_positions(topic.by_id, self._start)
             return
         link = await self._client.pool.any()
         request = PositionsRequest(self.topic, self._start if isinstance(self._start, int) else None)
@@ -369,8 +380,10 @@ class CheckpointConsumer(Consumer):
             await asyncio.sleep(backoff.next())
 
 
-def _checked_start(start: str | bytes | datetime.datetime, topic: TopicName) -> str | int | ConsumerCheckpoint:
-    """Return `earliest`, `latest`, a time in µs since 1970, or a checkpoint of this topic."""
+def _checked_start(
+    start: str | bytes | datetime.datetime | Mapping[int, int], topic: TopicName
+) -> str | int | dict[int, int] | ConsumerCheckpoint:
+    """Return `earliest`, `latest`, a time in µs since 1970, offsets by segment, or a checkpoint of this topic."""
     if isinstance(start, bytes | bytearray | memoryview):
         checkpoint = ConsumerCheckpoint.from_bytes(bytes(start))
         if checkpoint.topic != topic.path:
@@ -380,6 +393,12 @@ def _checked_start(start: str | bytes | datetime.datetime, topic: TopicName) -> 
         if start.tzinfo is None:
             raise InvalidArgument(f"start is {start}, a time without a zone; give it one, such as datetime.UTC")
         return (start - _EPOCH) // _MICROSECOND
+    if isinstance(start, Mapping):
+        if not start or any(offset < 0 for offset in start.values()):
+            raise InvalidArgument("start must name the next offset of at least one segment, as in {0: 1500}")
+        return dict(start)
     if start not in ("earliest", "latest"):
-        raise InvalidArgument(f"start is {start!r}; it must be 'earliest', 'latest', a datetime or a checkpoint")
+        raise InvalidArgument(
+            f"start is {start!r}; it must be 'earliest', 'latest', a datetime, offsets by segment or a checkpoint"
+        )
     return start
