@@ -576,13 +576,19 @@ def test_up_refuses_the_folder_of_brokers_that_did_not_share_topics_and_serve_op
         assert "orders" in run(broker.url, "topic", "list")
 
 
-def test_up_ends_with_an_error_when_a_broker_dies(tmp_path: Path) -> None:
+def test_up_starts_a_broker_again_that_dies_and_says_so(tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as (process, brokers):
+        assert process.stderr is not None
+        run(brokers[1]["url"], "topic", "create", "orders", "--segments", "2")
         os.kill(brokers[1]["pid"], signal.SIGKILL)
-        _, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 1
-        assert b"braid: broker-1 has ended" in errors
-        assert not alive(brokers[0]["pid"])
+        said = list(iter(process.stderr.readline, b"braid: broker-1 is ready again\n"))
+        assert b"braid: broker-1 was ended by SIGKILL; it starts again in 0.5 s\n" in said
+        assert alive(brokers[0]["pid"])
+        run(brokers[1]["url"], "produce", "orders", given=b"x\n")
+        assert lines(brokers[1]["url"], "consume", "orders") == [b"x"], "it listens where it did before"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
 
 
 def test_brokers_do_not_outlive_an_up_that_was_killed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from braid.cli import main, target
 from braid.cli.commands.subscription import parse_offsets, parse_timestamp_ms
 from braid.cli.commands.tokens import token
+from braid.cli.commands.up import how_it_ended, next_pause
 from braid.cli.main import COMMANDS
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import (
@@ -446,3 +447,17 @@ def test_a_timeout_is_reported_in_its_own_words(
     monkeypatch.setattr(main.braid, "main", give_up)
     assert main.run([]) == 1
     assert capsys.readouterr().err == "braid: segment 0 did not arrive within 60 s\n"
+
+
+def test_a_broker_that_dies_again_and_again_is_started_after_pauses_that_double_up_to_a_limit() -> None:
+    pauses = [0.0]
+    for _ in range(10):
+        pauses.append(next_pause(pauses[-1], lived_s=1.0))
+    assert pauses[1:] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert next_pause(30.0, lived_s=60.0) == 0.5
+
+
+def test_the_end_of_a_process_is_described() -> None:
+    assert how_it_ended(1) == "has ended with exit code 1"
+    assert how_it_ended(-9) == "was ended by SIGKILL"
+    assert how_it_ended(-250) == "was ended by signal 250"

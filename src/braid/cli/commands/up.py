@@ -4,8 +4,10 @@
     DATA/broker-i/      the files of each broker
 
 `braid up` prints the logs of all brokers, each line after its broker's name. Ctrl-C or SIGTERM stops all brokers in
-order; a second signal kills them. When one broker ends by itself, the others are stopped, too: half a cluster must not
-look whole.
+order; a second signal kills them.
+
+A broker that ends by itself is started again on the same ports, and the other brokers keep running. `braid up` says
+both. A broker that ends again and again is started after pauses that double, up to half a minute.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ import msgspec
 
 from braid.cli.extras import require_server
 from braid.cli.terminal.output import Column, json_option, paint, print_json, print_table
-from braid.model.errors import BraidError, InvalidConfig
+from braid.model.errors import InvalidConfig
 from braid.wire.address import format_url, parse_url
 
 MAX_BROKERS: Final = 64
 LINE_BYTES: Final = 1 << 20
 """Longer log lines are left out."""
+FIRST_PAUSE_S: Final = 0.5
+MAX_PAUSE_S: Final = 30.0
+STEADY_S: Final = 60.0
+"""A broker that ran for so long and then ended is started again after the shortest pause."""
 METADATA: Final = "metadata.db"
 _PR_SET_PDEATHSIG: Final = 1
 _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
@@ -112,17 +118,17 @@ class _Member:
             *(sys.executable, "-m", "braid.cli.main", "serve", "--json"),
             *("--id", self.id),
             *("--data", os.path.join(data, self.id)),
-            *("--listen", f"127.0.0.1:{port + number if port else 0}"),
-            *("--admin", f"127.0.0.1:{admin_port + number if admin_port else 0}"),
             *("--metadata", f"sqlite:{os.path.join(data, METADATA)}"),
             *("--storage", storage),
         ]
+        self._listen = f"127.0.0.1:{port + number if port else 0}"
+        self._admin = f"127.0.0.1:{admin_port + number if admin_port else 0}"
         self._process: asyncio.subprocess.Process
 
     async def start(self) -> None:
         """Start the broker and wait until it is ready. Raises if it ends before."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+            *(*self._command, "--listen", self._listen, "--admin", self._admin),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -137,6 +143,30 @@ class _Member:
             await self._process.wait()
             raise InvalidConfig(f"{self.id} did not start; its last lines say why")
         self.ready = msgspec.json.decode(line)
+        # Clients know these ports: the next start takes them, too, also where any free port was asked for.
+        self._listen = self.ready["url"].removeprefix("braid://")
+        self._admin = self.ready["adminUrl"].removeprefix("http://")
+
+    async def keep(self, stop: asyncio.Future[None]) -> None:
+        """Start the broker again whenever it has ended, until `stop` is done."""
+        loop = asyncio.get_running_loop()
+        pause_s = 0.0
+        while not stop.done():
+            began = loop.time()
+            code = await self.ended()
+            if stop.done():
+                return
+            pause_s = next_pause(pause_s, loop.time() - began)
+            self._say(f"{self.id} {how_it_ended(code)}; it starts again in {pause_s:g} s")
+            await asyncio.wait([stop], timeout=pause_s)
+            if stop.done():
+                return
+            with contextlib.suppress(InvalidConfig):  # It ended before it was ready, and its last lines say why.
+                await self.start()
+                self._say(f"{self.id} is ready again")
+
+    def _say(self, text: str) -> None:
+        click.echo(f"{paint('braid:', '1', sys.stderr)} {text}", err=True)
 
     async def ended(self) -> int:
         """Wait until the broker has ended and its log is printed. Returns its exit code."""
@@ -189,15 +219,31 @@ async def _run(members: Sequence[_Member], *, as_json: bool) -> int:
             return 0
         starting.result()
         _announce(members, as_json=as_json)
-        ends = {loop.create_task(member.ended()): member for member in members}
-        waiting = [*ends, stop]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task, member in ends.items():
-            if task.done() and not stop.done():
-                raise BraidError(f"{member.id} has ended with exit code {task.result()}; the others are stopped")
+        keepers = [loop.create_task(member.keep(stop), name=f"keep {member.id}") for member in members]
+        await stop
+        await _stop(members)
+        await asyncio.wait(keepers)  # A broker may have been started while the others stopped.
         return 0
     finally:
         await _stop(members)
+
+
+def next_pause(last_s: float, lived_s: float) -> float:
+    """Return how long to wait before a broker is started again, after it lived for `lived_s`. The first time, `last_s`
+    is 0."""
+    if not last_s or lived_s >= STEADY_S:
+        return FIRST_PAUSE_S
+    return min(2 * last_s, MAX_PAUSE_S)
+
+
+def how_it_ended(code: int) -> str:
+    """Say how a process ended, by the exit code that asyncio reports."""
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 async def _stop(members: Sequence[_Member]) -> None:
