@@ -91,7 +91,8 @@ def test_times_are_milliseconds_or_iso_8601_with_a_zone(value: str, microseconds
     ("given", "says"),
     [
         ({"startingOffset": "earliest"}, "option startingOffset is unknown: did you mean startingOffsets?"),
-        ({"kafka.bootstrap.servers": "x"}, "option kafka.bootstrap.servers is unknown: known are url, manifest, topic"),
+        ({"servers": "x"}, "option servers is unknown: known are url, manifest, topic"),
+        ({"kafka.bootstrap.servers": "x"}, "belongs to Spark's Kafka source: option url names brokers"),
         ({"path": "orders"}, "a topic has none; name it by .option('topic', …)"),
         ({"url": "http://a"}, "option url: 'http://a' is no broker URL"),
         ({"url": "braid://a", "manifest": "file:///h"}, "options url and manifest were both given"),
@@ -157,3 +158,36 @@ def test_a_stream_says_what_only_batch_reads_know(given: dict[str, str]) -> None
 def test_what_both_know_is_fine_for_both() -> None:
     options = parse(startingOffsets='{"0": 5}', minPartitions="4", failOnDataLoss="false")
     assert options.for_batch() is options.for_stream() is options
+
+
+def test_names_of_sparks_kafka_source_that_mean_the_same_are_taken() -> None:
+    options = SourceOptions.parse({"subscribe": "orders", "maxOffsetsPerTrigger": "10", "includeHeaders": "false"})
+    assert (options.topic, options.max_records_per_trigger) == ("public/default/orders", 10)
+    assert not options.include_headers
+    assert parse(startingTimestamp="1000").starting_timestamp == 1_000_000
+    assert SourceOptions.parse({"SUBSCRIBE": "orders"}).topic == "public/default/orders"
+    with pytest.raises(InvalidArgument, match="options topic and subscribe were both given"):
+        parse(subscribe="orders")
+    with pytest.raises(InvalidArgument, match="a read has one topic; join several reads by union"):
+        SourceOptions.parse({"subscribe": "orders,payments"})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("kafka.bootstrap.servers", "option url"),
+        ("subscribePattern", "option topic"),
+        ("assign", "option topic"),
+        ("startingOffsetsByTimestamp", "startingTimestamp"),
+        ("endingOffsetsByTimestamp", "endingTimestamp"),
+        ("minOffsetsPerTrigger", "maxRecordsPerTrigger"),
+        ("kafka.group.id", "option subscription"),
+        ("kafkaConsumer.pollTimeoutMs", "option timeout"),
+        ("kafka.security.protocol", "leave it out"),
+    ],
+)
+def test_other_options_of_sparks_kafka_source_are_named_with_what_to_use(name: str, instead: str) -> None:
+    for spelled in (name, name.lower()):
+        with pytest.raises(InvalidArgument, match="belongs to Spark's Kafka source") as raised:
+            SourceOptions.parse({"topic": "orders", spelled: "x"})
+        assert instead in str(raised.value)

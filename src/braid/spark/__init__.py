@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("braid")` in this session, if Spark does not find it by itself."""
+    """Register `format("braid")` in this session, if Spark does not find it by itself. Raises `NotAvailable` if the
+    session's workers cannot import Braid."""
     from braid.spark.data_source import BraidDataSource
+    from braid.spark.worker_python import check_workers
 
+    check_workers(spark)
     spark.dataSource.register(BraidDataSource)

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from braid.model.errors import NotAvailable
+from braid.spark.worker_python import check_worker_python
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -68,16 +69,19 @@ def build_session(
     log: BinaryIO | None = None,
 ) -> SparkSession:
     """Make a session that knows `format("braid")`. `extra` are settings of Spark, with precedence over those above;
-    `py_files` go to the executors; `log` takes Java's output. Raises `NotAvailable` if PySpark or Java is missing."""
+    `py_files` go to the executors; `log` takes Java's output. Raises `NotAvailable` if PySpark or Java is missing, or
+    if the workers on this machine run a Python without Braid."""
     check_pyspark()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if runs_in_this_process(master) and not py_files:
+        check_worker_python(os.environ["PYSPARK_PYTHON"])
     check_java()
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     from braid.spark import register
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings = session_settings(master, extra or {})
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
     if SparkContext._gateway is None:

@@ -33,6 +33,11 @@ def job_error(error: Exception) -> BraidError:
     raised = _PYTHON_RAISED.findall(text)
     if raised:
         name, sentence = raised[-1]
+        if name == "ModuleNotFoundError":
+            return JobFailed(
+                f"the Spark job failed: the Python of a worker cannot import what Braid needs ({_short(sentence)}); "
+                "install 'braidmq[spark]' for it, or name another Python by PYSPARK_PYTHON"
+            )
         return JobFailed(f"the Spark job failed: {name}: {_short(sentence)}")
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return JobFailed("the Spark job failed: its Java process has ended, or was killed")

@@ -1,8 +1,8 @@
 """The options of a read, `.option(…)`, checked once, on the driver.
 
-Options have the names and meanings of Spark's Kafka source where it has the same option. Spark does not keep the case
-of their names, so Braid ignores it. An unknown name or value is an error that names the option: an option that is
-silently ignored is worse than none.
+Options have the names and meanings of Spark's Kafka source where it has the same option. Where Braid has another name
+for the same option, it takes both. Spark does not keep the case of their names, so Braid ignores it. An unknown name or
+value is an error that names the option: an option that is silently ignored is worse than none.
 """
 
 from __future__ import annotations
@@ -55,6 +55,25 @@ NAMES: Final = (
     "tls",
     "timeout",
 )
+KAFKA_NAMES: Final = {"subscribe": "topic", "maxOffsetsPerTrigger": "maxRecordsPerTrigger"}
+"""Options of Spark's Kafka source that mean the same, and their names here."""
+_KAFKA_NAME_OF: Final = {name: kafka for kafka, name in KAFKA_NAMES.items()}
+KAFKA_HINTS: Final = {
+    "kafka.bootstrap.servers": "option url names brokers, as in braid://host:6660",
+    "subscribePattern": "a read has one topic, named by option topic; join several reads by union",
+    "assign": "option topic names what to read; startingOffsets and endingOffsets choose offsets by segment",
+    "startingOffsetsByTimestamp": "use startingTimestamp, one time for all segments",
+    "endingOffsetsByTimestamp": "use endingTimestamp, one time for all segments",
+    "startingOffsetsByTimestampStrategy": "a segment without records of the starting time is read from its end on",
+    "minOffsetsPerTrigger": "use the trigger's interval; maxRecordsPerTrigger limits a micro-batch",
+    "maxTriggerDelay": "use the trigger's interval; maxRecordsPerTrigger limits a micro-batch",
+    "kafka.group.id": "option subscription shows a query's progress under a name",
+    "groupIdPrefix": "option subscription shows a query's progress under a name",
+    "kafkaConsumer.pollTimeoutMs": "use option timeout, in seconds",
+    "fetchOffset.numRetries": "use option timeout, in seconds: how long a read retries",
+    "fetchOffset.retryIntervalMs": "use option timeout, in seconds: how long a read retries",
+}
+"""Options of Spark's Kafka source that do not exist here, and what to use instead."""
 ONLY_STREAMING: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "subscription")
 ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "pruneByFilters")
 
@@ -154,16 +173,31 @@ _FIELD: Final = {name: re.sub("[A-Z]", lambda match: "_" + match[0].lower(), nam
 def named_options(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     """Return the options by their documented names. Raises if an option is not among `names`."""
     known = {name.lower(): name for name in names}
+    known |= {kafka.lower(): name for kafka, name in KAFKA_NAMES.items() if name in names}
     values: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() == "path":
             raise InvalidArgument(f"a path was given ({value}): a topic has none; name it by .option('topic', …)")
+        if name.lower() not in known and (hint := _kafka_hint(name.lower())):
+            raise InvalidArgument(f"option {name} belongs to Spark's Kafka source: {hint}")
         if name.lower() not in known:
             near = difflib.get_close_matches(name.lower(), known, 1)
             hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(names)}"
             raise InvalidArgument(f"option {name} is unknown: {hint}")
+        if known[name.lower()] in values:
+            both = f"{known[name.lower()]} and {_KAFKA_NAME_OF[known[name.lower()]]}"
+            raise InvalidArgument(f"options {both} were both given; leave one of them out")
+        if name.lower() == "subscribe" and "," in value:
+            raise InvalidArgument(f"option subscribe is {value!r}: a read has one topic; join several reads by union")
         values[known[name.lower()]] = value
     return values
+
+
+def _kafka_hint(name: str) -> str:
+    hints = {option.lower(): hint for option, hint in KAFKA_HINTS.items()}
+    if name in hints:
+        return hints[name]
+    return "settings of Kafka's own clients mean nothing here; leave it out" if name.startswith("kafka.") else ""
 
 
 def wrong_value(name: str, value: object, expected: str) -> NoReturn:
