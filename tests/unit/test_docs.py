@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +106,17 @@ def test_the_readme_says_how_to_run_the_demo_and_the_tests() -> None:
     readme = text_of(ROOT / "README.md")
     assert "make demo" in readme
     assert "make test" in readme
+
+
+def test_the_readme_and_the_description_of_the_package_promise_only_what_there_is() -> None:
+    readme = text_of(ROOT / "README.md")
+    description = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["description"]
+    if "not released yet" in readme:
+        assert not re.search(r"pip install '?braidmq", readme), "an index has no such package yet"
+    if "no replicas yet" in readme:
+        assert "Without replicas yet" in description
+    assert "alpha" in readme.lower()
+    assert "alpha" in description
 
 
 def test_the_numbers_in_the_readme_stand_on_the_page_that_explains_them() -> None:

@@ -27,9 +27,9 @@ DEFAULT_ADMIN_URL: Final = "http://127.0.0.1:8660"
 DEFAULT_URL: Final = "braid://127.0.0.1:6660"
 """As in wire/address.py, which `braid --help` must not import."""
 
-CONNECT_S: Final = 3.0
-"""How long to retry a broker that cannot be reached: enough for a broker that is just starting, and short enough for a
-person who waits."""
+CONNECT_S: Final = 6.0
+"""How long to retry a broker that cannot be reached: enough for a broker that is just starting on a busy machine, which
+was seen to take three seconds, and short enough for a person who waits."""
 
 
 class Target(msgspec.Struct, frozen=True):
