@@ -12,6 +12,7 @@ import pytest
 from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import NO_LEASE, Controller, Controllers
 from braid.broker.groups.groups import Groups
+from braid.broker.segments.read_grants import GrantSigner
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.metadata import paths
@@ -41,7 +42,7 @@ class Node:
         self.members = Members(self.view)
         self.lease: Lease | None = None
         self.controllers = Controllers(self.view, self.members, name, self.lease_id)
-        self.groups = Groups(self.topics, self.controllers, simulation.clock, CONFIG)
+        self.groups = Groups(self.topics, self.controllers, simulation.clock, CONFIG, GrantSigner(lambda: "secret"))
 
     def lease_id(self) -> int:
         return self.lease.id if self.lease is not None else NO_LEASE

@@ -12,6 +12,7 @@ import pytest
 from braid.broker.config import GroupConfig
 from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.groups import Groups
+from braid.broker.segments.read_grants import GrantSigner
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.metadata import paths
@@ -63,7 +64,9 @@ class World:
         self.topics = Topics(view, self.simulation.clock, self.simulation.random)
         lease = await self.store.grant_lease(86_400)
         self.controllers = Controllers(view, Members(view), f"broker-{next(self._brokers)}", lambda: lease.id)
-        self.groups = Groups(self.topics, self.controllers, self.simulation.clock, CONFIG)
+        self.groups = Groups(
+            self.topics, self.controllers, self.simulation.clock, CONFIG, GrantSigner(lambda: "secret")
+        )
         await view.load()
         self.groups.start()
 

@@ -10,7 +10,7 @@ import pytest
 from braid.client.client import Client
 from braid.client.consuming.stream import StreamConsumer
 from braid.client.producing.producer import Producer
-from braid.model.errors import Moved, NotServing
+from braid.model.errors import Moved, NotServing, PermissionDenied
 from braid.model.message import Message
 from braid.ports.network import Address
 from braid.testing.sim.loop import Simulation
@@ -324,15 +324,53 @@ async def test_what_an_old_controller_has_given_opens_nothing_once_a_newer_one_h
                 return told
 
             told = await open_by(old.term, old.grants[0])
-            newer = await open_by(old.term + 1, 1)
+            signer = brokers.running["a"].group_host.grant_signer
+            first_of_next = signer.signed(topic.topic_id, "billing", 0, old.term + 1, 1)
+            newer = await open_by(old.term + 1, first_of_next)
             await until(lambda: told.closed == [RESET])
             for term, grant in ((old.term, old.grants[0]), (old.term, old.grants[0] + 100), (old.term + 1, 0)):
                 with pytest.raises(NotServing, match="out of date"):
                     await open_by(term, grant)
             assert newer.closed == []
-            again = await open_by(old.term + 1, 1)
+            again = await open_by(old.term + 1, first_of_next)
             await until(lambda: newer.closed == [RESET])
             assert again.closed == []
+
+
+HIGHEST = (1 << 63) - 1
+
+
+async def test_a_read_grant_that_no_controller_gave_out_opens_nothing_and_keeps_no_consumer_out(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers:
+        await a_topic(brokers, segments=1)
+        async with brokers.client() as client, client.stream_consumer(PATH, "billing", start="earliest") as consumer:
+            async with client.producer(PATH) as producer:
+                await producer.send(b"one")
+            assert await consumer.receive(timeout=30) is not None
+            (held,) = consumer._read_grants.values()
+            topic = await client.routing.topic(PATH)
+            other = brokers.running["a"].group_host.grant_signer.signed(topic.topic_id, "audit", 0, held.term, 1 << 20)
+            owner = await client.routing.owner_link(PATH, 0)
+            for term, grant in (
+                (HIGHEST, HIGHEST),
+                (HIGHEST, held.grant),
+                (held.term + 1, 1),
+                (held.term, held.grant + 1),
+                (held.term, HIGHEST),
+                (held.term, other),  # of another subscription
+            ):
+                number = owner.open_channel(Told())
+                body = encode(Open(number, PATH, topic.topic_id, 0, 0, 0, 0, "billing", term, grant))
+                with pytest.raises(PermissionDenied, match="no controller gave"):
+                    await owner.ask(Kind.OPEN, body, Opened, 5)
+            await brokers.move(0, others(brokers, brokers.owner(0))[0])  # The next owner admits the consumer, too.
+            async with client.producer(PATH) as producer:
+                await producer.send(b"two")
+            message = await consumer.receive(timeout=30)
+            assert message is not None
+            assert message.value == b"two"
 
 
 async def test_brokers_know_which_generation_their_clients_have_adopted(simulation: Simulation) -> None:

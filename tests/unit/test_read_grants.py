@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from braid.broker.segments.read_grants import ReadGrant, ReadGrants
-from braid.model.errors import NotServing
+from braid.broker.segments.read_grants import GrantSigner, ReadGrant, ReadGrants
+from braid.model.errors import NotServing, PermissionDenied
 
 TABLE = [
     # shown before, shown now, may read
@@ -34,3 +34,48 @@ def test_only_the_highest_seat_reads(before: list[tuple[int, int]], now: tuple[i
             with pytest.raises(NotServing, match="out of date"):
                 read_grants.take("billing", ReadGrant(*now))
         read_grants.take("billing", ReadGrant(*before[-1]))
+
+
+SIGNER = GrantSigner(lambda: "the secret of the cluster")
+GIVEN = (11, "billing", 3, 7, 2)
+"""Topic id, subscription, segment, term, number."""
+
+
+def test_a_grant_that_was_given_out_is_believed_by_every_broker_of_the_cluster() -> None:
+    topic, subscription, segment, term, _ = GIVEN
+    grant = SIGNER.signed(*GIVEN)
+    assert 0 < grant < 1 << 63
+    GrantSigner(lambda: "the secret of the cluster").check(topic, subscription, segment, ReadGrant(term, grant))
+
+
+def test_a_later_grant_is_higher() -> None:
+    grants = [SIGNER.signed(11, "billing", 3, 7, number) for number in range(1, 200)]
+    assert grants == sorted(grants)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        (12, "billing", 3, 7),
+        (11, "audit", 3, 7),
+        (11, "billing", 4, 7),
+        (11, "billing", 3, 8),
+        (11, "billing", 3, (1 << 63) - 1),
+        (1, "1/billing", 3, 7),
+    ],
+)
+def test_a_grant_counts_only_for_what_it_was_given_for(shown: tuple[int, str, int, int]) -> None:
+    topic, subscription, segment, term = shown
+    with pytest.raises(PermissionDenied):
+        SIGNER.check(topic, subscription, segment, ReadGrant(term, SIGNER.signed(*GIVEN)))
+
+
+@pytest.mark.parametrize("grant", [0, 1, -1, -(1 << 63), 2 << 32, (1 << 63) - 1, (1 << 64) - 1])
+def test_an_invented_grant_is_not_believed(grant: int) -> None:
+    with pytest.raises(PermissionDenied):
+        SIGNER.check(11, "billing", 3, ReadGrant(7, grant))
+
+
+def test_a_grant_of_another_cluster_is_not_believed() -> None:
+    with pytest.raises(PermissionDenied):
+        GrantSigner(lambda: "another secret").check(11, "billing", 3, ReadGrant(7, SIGNER.signed(*GIVEN)))

@@ -27,7 +27,7 @@ from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.delivery import MAX_CREDIT, DeliveryChannel, ReadAhead
 from braid.broker.segments.publish import PublishQueue
-from braid.broker.segments.read_grants import ReadGrant
+from braid.broker.segments.read_grants import GrantSigner, ReadGrant
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView, encoded_topology
@@ -107,6 +107,7 @@ class Services(Protocol):
     segments: Segments
     subscriptions: Subscriptions
     groups: Groups
+    grant_signer: GrantSigner
     calls: Calls
     peer_calls: PeerCalls
     access: Access
@@ -422,7 +423,10 @@ class Session:
             offset = segment.cursors.offset(subscription)
             if offset is None:
                 raise NotServing(f"subscription {subscription} has no cursor on segment {request.segment} yet")
-            segment.read_grants.take(subscription, ReadGrant(request.term, request.grant))
+            read_grant = ReadGrant(request.term, request.grant)
+            segment.read_grants.check(subscription, read_grant)
+            self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant)
+            segment.read_grants.take(subscription, read_grant)
             segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
             # If the topic's policy allows it, retention may have deleted records that the subscription did not consume.
             return max(offset, segment.earliest)

@@ -23,7 +23,7 @@ class Assigned(msgspec.Struct, frozen=True):
     segments: tuple[int, ...]
     term: int
     grants: tuple[int, ...]
-    """One for each segment."""
+    """One for each segment, signed."""
 
 
 class Member(Protocol):
@@ -64,7 +64,7 @@ class MemberSession(msgspec.Struct, eq=False):
     """None while the consumer is disconnected."""
     grace: asyncio.TimerHandle | None = None
     pushed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """The segments and grants that were pushed last."""
+    """The segments that were pushed last, and the numbers of their grants."""
     pushes: int = 0
 
     def stop_grace(self) -> None:
@@ -84,7 +84,7 @@ class Group(msgspec.Struct, eq=False):
     """By the consumer's name."""
     holders: dict[SegmentId, MemberSession] = {}
     grants: dict[SegmentId, int] = {}
-    """The grant under which each segment's holder has it."""
+    """The number of the grant under which each segment's holder has it."""
     asked_back: dict[SegmentId, asyncio.TimerHandle] = {}
     """Segments that their holder must give back, and the timers that end the wait."""
     pass_is_due: bool = False

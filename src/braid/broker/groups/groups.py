@@ -40,6 +40,7 @@ from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.group import Assigned, ConsumerStatus, Control, Group, Member, MemberSession
 from braid.broker.groups.sessions import StoredSessions
 from braid.broker.keyed_locks import KeyedLocks
+from braid.broker.segments.read_grants import GrantSigner
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Entry, Store
@@ -67,7 +68,9 @@ _Key = tuple[str, str]
 
 
 class Groups:
-    def __init__(self, topics: Topics, controllers: Controllers, clock: Clock, config: GroupConfig) -> None:
+    def __init__(
+        self, topics: Topics, controllers: Controllers, clock: Clock, config: GroupConfig, signer: GrantSigner
+    ) -> None:
         self._store: Store = topics.view.store
         self._topics = topics
         self._controllers = controllers
@@ -81,6 +84,7 @@ class Groups:
         )
         self._clock = clock
         self._config = config
+        self._signer = signer
         self._controls: dict[str, Control] = {}
         """By topic: the topics whose controller is this broker."""
         self._groups: dict[tuple[str, str], Group] = {}
@@ -407,11 +411,16 @@ class Groups:
     def _push(self, session: MemberSession) -> None:
         group = session.group
         segments = group.held_by(session)
-        grants = tuple(group.grants[segment] for segment in segments)
-        if session.member is not None and (segments, grants) != session.pushed:
-            session.pushed = segments, grants
+        numbers = tuple(group.grants[segment] for segment in segments)
+        if session.member is not None and (segments, numbers) != session.pushed:
+            session.pushed = segments, numbers
             session.pushes += 1
-            session.member.assign(Assigned(session.pushes, segments, group.control.term, grants))
+            term = group.control.term
+            grants = tuple(
+                self._signer.signed(group.topic_id, group.subscription, segment, term, number)
+                for segment, number in zip(segments, numbers)
+            )
+            session.member.assign(Assigned(session.pushes, segments, term, grants))
 
 
 def _subscription_of(key: str) -> _Key | None:

@@ -9,6 +9,7 @@ from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
 from braid.broker.parts.segment_host import SegmentHost
+from braid.broker.segments.read_grants import GrantSigner
 
 
 class GroupHost:
@@ -19,7 +20,8 @@ class GroupHost:
             return registration.lease.id if registration.may_act() else NO_LEASE
 
         self.controllers = Controllers(cluster.view, cluster.members, config.id, lease_id)
-        self.groups = Groups(cluster.topics, self.controllers, resources.clock, config.groups)
+        self.grant_signer = GrantSigner(lambda: cluster.peers.secret)
+        self.groups = Groups(cluster.topics, self.controllers, resources.clock, config.groups, self.grant_signer)
         self.subscriptions = Subscriptions(
             resources.store, cluster.topics, host.segments, host.accesses, resources.clock, resources.random
         )
