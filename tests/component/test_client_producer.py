@@ -19,6 +19,7 @@ from braid.model.hashing import key_hash
 from braid.model.message import MessageId
 from braid.storage.log.producers import REMEMBERED_BATCHES
 from braid.testing.sim.loop import Simulation
+from braid.wire import wakeup
 from braid.wire.link import Link
 from tests.kits.client_producer import PATH, World, producing
 
@@ -79,7 +80,11 @@ async def test_who_sends_again_when_his_record_is_stored_does_so_in_the_turn_of_
         assert len(world.batches()) == 21
 
 
-async def test_many_senders_share_a_batch_and_a_cancelled_one_harms_no_other(simulation: Simulation) -> None:
+@pytest.mark.parametrize("stepping", [True, False], ids=["stepping", "plain"])
+async def test_many_senders_share_a_batch_and_a_cancelled_one_harms_no_other(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, stepping: bool
+) -> None:
+    monkeypatch.setattr(wakeup, "stepping", stepping)
     async with producing(simulation) as (world, producer):
         world.broker.answer_delay_s = lambda: 1.0
         senders = [asyncio.create_task(producer.send(b"%d" % number)) for number in range(3 * GROUP)]

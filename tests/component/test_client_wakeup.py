@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from braid.wire.wakeup import cancelled_itself, wait_on, wake
+from braid.wire import wakeup
+from braid.wire.wakeup import PLAIN_VARIABLE, cancelled_itself, shows_callbacks, wait_on, wake
 
 pytestmark = pytest.mark.real_loop
+
+
+@pytest.fixture(params=["stepping", "plain"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs as asyncio allows it today, and as it would without asyncio's private parts."""
+    monkeypatch.setattr(wakeup, "stepping", request.param == "stepping")
+
+
+# A canary. When it fails, this Python has changed what `wake` relies on. Clients still work, by the plain way; mend
+# `shows_callbacks` and `wake`, or name this Python in docs/support.md as one on which `send` is slower.
+
+
+async def test_this_python_shows_the_callbacks_of_a_future() -> None:
+    assert shows_callbacks(asyncio.get_running_loop().create_future())
+    assert wakeup.stepping
+
+
+@pytest.mark.parametrize("shown", [None, [], [print], [(print, None, 1)], 7])
+async def test_callbacks_of_another_form_are_not_stepped(shown: Any) -> None:
+    class Changed(asyncio.Future[None]):
+        _callbacks = shown
+
+    assert not shows_callbacks(Changed())
+    assert not shows_callbacks(Closed())
+
+
+def test_a_variable_switches_to_the_plain_way() -> None:
+    program = "from braid.wire import wakeup; print(wakeup.stepping)"
+    for value, stepping in (("1", "False"), ("", "True")):
+        environment = {**os.environ, PLAIN_VARIABLE: value}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert ran.stdout.strip() == stepping
 
 
 class Closed(asyncio.Future[None]):
@@ -36,6 +74,7 @@ async def start(futures: list[asyncio.Future[None]], tasks_each: int) -> tuple[l
     return tasks, went_on
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("shown", [True, False])
 async def test_all_tasks_go_on_in_order_also_where_asyncio_shows_nothing(shown: bool) -> None:
     loop = asyncio.get_running_loop()
@@ -80,6 +119,7 @@ async def test_an_error_in_the_middle_leaves_no_task_waiting() -> None:
     assert [type(each["exception"]) for each in said] == [StopEverythingError]
 
 
+@pytest.mark.usefixtures("either_way")
 async def test_cancelling_one_is_told_from_being_woken_by_it() -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     answers: dict[str, bool] = {}

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 import braid.sync
 from braid.spark.data_source import BraidDataSource
+from braid.spark.sink.input import workers_pipe
 from braid.spark.sink.options import SinkOptions
 from braid.spark.sink.rows import BLOCK_ROWS
 from braid.spark.sink.sink import StreamSink, stream_writer
@@ -78,6 +79,17 @@ def check_each_once(found: dict[int, list[tuple[bytes | None, bytes]]], expected
 
 
 # ── what a write is ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pipe_of_worker(_: int) -> str:
+    return type(workers_pipe()).__name__
+
+
+def test_the_sink_finds_the_pipe_of_sparks_worker(spark: SparkSession) -> None:
+    """A canary. When it fails, this version of Spark keeps the pipe elsewhere. The sink still works; see verifyInput in
+    docs/pipeline/writing.md, and mend `workers_pipe`."""
+    found = spark.sparkContext.parallelize([0], 1).map(pipe_of_worker).collect()
+    assert found == ["BufferedRWPair"] or found == ["BufferedReader"], found
 
 
 def test_columns_arrive_as_records(spark: SparkSession, broker: StoredBroker) -> None:

@@ -62,6 +62,7 @@ def test_what_spark_adds_by_itself_is_no_unknown_option() -> None:
         ({"url": "http://x"}, "option url: "),
         ({"timeout": "soon"}, "option timeout is 'soon'"),
         ({"compression": "brotli"}, "option compression is 'brotli': it must be none, lz4 or zstd"),
+        ({"verifyInput": "no"}, "option verifyInput is 'no': it must be true or false"),
         ({"ordering": "random"}, "option ordering is 'random': it must be arrival or content"),
         ({"txnAppId": "etl"}, "option txnAppId was given alone"),
         ({"txnVersion": "1"}, "option txnVersion was given alone"),

@@ -7,8 +7,9 @@ with the whole block, differs from it. So at the end of the rows the sink checks
 after the last row Spark sends a number (END_OF_STREAM), and nothing if it broke off.
 
 Spark has no public way to ask. The sink finds the pipe in the frame of Spark's worker and only peeks at it, so that the
-worker finds the number where it expects it. If the pipe is not found (another version of Spark), the rows count as
-complete: at worst the next attempt is refused as different. Nothing is lost or written twice by that.
+worker finds the number where it expects it. If the pipe is not found (another version of Spark), or if option
+`verifyInput` is false, the rows count as complete: at worst the next attempt is refused as different. Nothing is lost
+or written twice by that.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 from braid.model.errors import JobFailed
 
 
-def whole(rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield the same rows. Raises `JobFailed` at the end if Spark broke them off."""
+def whole(rows: Iterable[Any], *, verify: bool = True) -> Iterator[Any]:
+    """Yield the same rows. Raises `JobFailed` at the end if Spark broke them off; without `verify`, never."""
     yield from rows
-    pipe = _pipe()
+    pipe = workers_pipe() if verify else None
     if pipe is not None and broken_off(pipe):
         raise JobFailed(
             "Spark broke off the rows of this task because their input has failed: see that error. Written rows stay, "
@@ -40,7 +41,7 @@ def broken_off(pipe: Any) -> bool:
         return True
 
 
-def _pipe() -> Any:
+def workers_pipe() -> Any:
     """Find the pipe by which Spark's worker gets this task's rows; None if this process is no such worker."""
     frame: Any = sys._getframe()
     while frame is not None:

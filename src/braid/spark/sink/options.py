@@ -23,6 +23,7 @@ NAMES: Final = (
     "txnAppId",
     "txnVersion",
     "ordering",
+    "verifyInput",
 )
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of the query that Spark passes on to the sink."""
@@ -46,6 +47,8 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     txn_version: int = 0
     ordering: str = ARRIVAL
     """The order in which a task writes its rows: by arrival or by content."""
+    verify_input: bool = True
+    """Whether a task asks Spark's worker at the end if it got all of its rows (input.py)."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
@@ -68,6 +71,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
             txn_app=_app(values.get("txnAppId")),
             txn_version=_version(values.get("txnVersion")),
             ordering=_one_of("ordering", values.get("ordering"), (ARRIVAL, CONTENT)) or ARRIVAL,
+            verify_input=_one_of("verifyInput", values.get("verifyInput"), ("true", "false")) != "false",
         )
 
 

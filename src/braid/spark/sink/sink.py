@@ -105,7 +105,8 @@ class BatchSink(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> TaskCommit:
         partition = _task().partitionId()
-        return _commit_message(partition, write_task(whole(iterator), self._options, self._writing, partition))
+        rows = whole(iterator, verify=self._options.verify_input)
+        return _commit_message(partition, write_task(rows, self._options, self._writing, partition))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         check_messages(messages)
@@ -122,7 +123,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         task = _task()
         partition = task.partitionId()
         writing = micro_batch(task.getLocalProperty(QUERY_PROPERTY), task.getLocalProperty(BATCH_PROPERTY))
-        return _commit_message(partition, write_task(whole(iterator), self._options, writing, partition))
+        rows = whole(iterator, verify=self._options.verify_input)
+        return _commit_message(partition, write_task(rows, self._options, writing, partition))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         check_messages(messages)
