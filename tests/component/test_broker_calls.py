@@ -102,6 +102,7 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
                 "durability": "memory", "replicas": 1, "writeQuorum": 1, "retentionMs": 1_000, "retentionBytes": None,
                 "retentionIgnoresSubscriptions": False, "retentionWaitsForSubscriptionsMs": None,
                 "onOwnerLoss": "wait", "ownerLossAfterMs": 60_000,
+                "maxDecodedBytes": 64 << 20, "maxBatchRecords": 1 << 20,
             },
             "createdAt": broker.topics.get(ORDERS.path).created_at,
             "owners": {"0": "broker-1", "1": "broker-1"},

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.publish import PublishQueue
 from braid.model.batch.header import assemble
-from braid.model.errors import BraidError, OutOfSequence, StaleRoute
+from braid.model.errors import BatchError, BatchTooLarge, BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange
+from braid.model.topic import TopicPolicies
 from braid.storage.log.context import LogConfig
 from braid.storage.log.log import Log
 from braid.testing.batches import opaque_batch, opaque_header
@@ -20,10 +21,11 @@ from braid.testing.sim.disk import DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from braid.wire.frame import FrameReader
 from braid.wire.operations import Kind, Published, decode
+from tests.kits import poison
 from tests.kits.storage import NotingDisk, open_log
 from tests.kits.waiting import until
 
-BODY = b"x" * 100
+BODY = b"x" * 104
 
 
 class Connection:
@@ -59,7 +61,15 @@ class Bench:
         self.log = log
         self.metrics = BrokerMetrics()
         loop = asyncio.get_running_loop()
-        self.queue = PublishQueue(log, HashRange(0, 0x7FFF), self.metrics, self.metrics.topic("orders"), loop.time)
+        self.policies = TopicPolicies()
+        self.queue = PublishQueue(
+            log,
+            HashRange(0, 0x7FFF),
+            self.metrics,
+            self.metrics.topic("orders"),
+            loop.time,
+            lambda: self.policies,
+        )
 
     def take(self, connection: Connection, request: int, *, producer: int = 0, sequence: int = 0) -> int:
         batch = opaque_batch(BODY, producer=producer, sequence=sequence)
@@ -145,3 +155,33 @@ async def test_when_the_log_fails_everything_that_waits_is_refused_and_nothing_i
         await bench.answered()
         assert [request for request, _ in connection.refused] == [1, 2]
         assert connection.left == [[]]
+
+
+@pytest.mark.parametrize("what", poison.shown_by_the_header())
+async def test_poison_that_the_header_shows_is_refused_and_nothing_is_stored(simulation: Simulation, what: str) -> None:
+    async with open_bench(simulation) as bench:
+        connection = Connection()
+        with pytest.raises(BatchError):
+            bench.queue.take(memoryview(poison.shown_by_the_header()[what]), connection, 1)
+        bench.take(connection, 2)
+        bench.queue.commit()
+        await bench.answered()
+        assert connection.left == [[(2, Published(0, False))]]
+
+
+@pytest.mark.parametrize("make", [lambda: poison.bomb(2 << 20), lambda: poison.crowd(200_000)], ids=["bomb", "crowd"])
+async def test_a_small_batch_that_would_become_large_is_refused_by_the_limits_of_its_topic(
+    simulation: Simulation, make: Callable[[], bytearray]
+) -> None:
+    async with open_bench(simulation) as bench:
+        connection = Connection()
+        batch = make()
+        assert len(batch) < 10_000
+        bench.policies = TopicPolicies(max_decoded_bytes=2 << 20, max_batch_records=199_999)
+        with pytest.raises(BatchTooLarge, match="the topic takes"):
+            bench.queue.take(memoryview(batch), connection, 1)
+        bench.policies = TopicPolicies()  # The limits of a topic count from the moment at which they are changed.
+        bench.queue.take(memoryview(batch), connection, 2)
+        bench.queue.commit()
+        await bench.answered()
+        assert connection.left == [[(2, Published(0, False))]]

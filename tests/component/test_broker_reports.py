@@ -91,7 +91,7 @@ async def publish(cluster: Brokers, through: str, segment: int, records: int) ->
     topic = cluster.brokers[cluster.names[0]].topics.get(ORDERS.path)
     route = Route(ORDERS.path, topic.id, segment, topic.layout.epoch)
     async with linked(cluster, through) as link:
-        reply = await link.request(Kind.PUBLISH, encode(route), [opaque_batch(b"0123456789", records)])
+        reply = await link.request(Kind.PUBLISH, encode(route), [opaque_batch(bytes(1_024), records)])
     return decode(Published, reply.body).base_offset
 
 

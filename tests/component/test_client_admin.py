@@ -87,15 +87,17 @@ async def test_arguments_travel_as_the_broker_reads_them() -> None:
     assert listed == {"tenant": "a", "namespace": "b"}
 
 
-async def test_what_becomes_of_lost_owners_travels_only_when_it_is_not_the_default() -> None:
+async def test_policies_that_older_brokers_do_not_know_travel_only_when_they_are_not_the_default() -> None:
     """Brokers of the version before refuse what they have no word for."""
-    calls = Calls(create_topic=[{}, {}])
+    calls = Calls(create_topic=[{}, {}, {}])
     async with connected(calls) as client:
         await client.admin.create_topic("orders")
         await client.admin.create_topic("orders", on_owner_loss="continue", owner_loss_after_ms=5)
-    first, second = (arguments["policies"] for _, arguments in calls.seen)
-    assert "onOwnerLoss" not in first
+        await client.admin.create_topic("orders", max_decoded_bytes=4_096, max_batch_records=7)
+    first, second, third = (arguments["policies"] for _, arguments in calls.seen)
+    assert not {"onOwnerLoss", "maxDecodedBytes", "maxBatchRecords"} & first.keys()
     assert (second["onOwnerLoss"], second["ownerLossAfterMs"]) == ("continue", 5)
+    assert (third["maxDecodedBytes"], third["maxBatchRecords"]) == (4_096, 7)
 
 
 async def test_a_move_to_a_named_broker_is_asked_for_again_when_its_answer_was_lost() -> None:

@@ -12,13 +12,16 @@ from braid.model.batch.header import (
     Flag,
     assemble,
     body_of,
+    check_published,
     control_batch,
+    least_raw_length,
     parse_header,
     stamp,
     verify,
 )
 from braid.model.errors import BatchCorrupt, BatchError, BatchTooLarge, BatchTruncated, BatchUnsupported
 from braid.model.ids import Epoch, Offset
+from tests.kits import poison
 
 
 def a_batch() -> bytearray:
@@ -120,3 +123,25 @@ def test_a_header_that_lies_under_a_right_checksum_is_refused(
 def test_something_else_than_a_batch_is_said_to_be_none() -> None:
     with pytest.raises(BatchCorrupt, match="no record batch at byte 0"):
         parse_header(bytes(200))
+
+
+@pytest.mark.parametrize("what", poison.shown_by_the_header())
+def test_a_header_that_contradicts_itself_is_not_published(what: str) -> None:
+    header = verify(poison.shown_by_the_header()[what])
+    with pytest.raises(BatchUnsupported if "schema" in what else BatchCorrupt):
+        check_published(header)
+
+
+@pytest.mark.parametrize("what", poison.shown_by_the_body())
+def test_poison_in_the_body_cannot_be_seen_in_the_header(what: str) -> None:
+    check_published(verify(poison.shown_by_the_body()[what]))
+
+
+@pytest.mark.parametrize("keys", [None, b""])
+@pytest.mark.parametrize("times", [(5, 5), (5, 6)])
+@pytest.mark.parametrize("count", [2, 7, 8, 9, 1_000])
+def test_empty_records_have_the_least_raw_length(count: int, times: tuple[int, int], keys: bytes | None) -> None:
+    timestamps = [times[0]] * (count - 1) + [times[1]]
+    header = verify(encode_batch([b""] * count, keys=[keys] * count, timestamps=timestamps, now_us=0))
+    assert least_raw_length(header) == header.raw_length
+    check_published(header)

@@ -15,6 +15,7 @@ from braid.broker.connections import session
 from braid.broker.segments import delivery
 from braid.model.batch import header as batch
 from braid.model.errors import BraidError
+from braid.model.topic import TopicPolicies
 from braid.storage.log import producers
 from braid.wire import frame, operations
 from braid.wire.frame import Flags
@@ -171,6 +172,8 @@ def test_every_limit_in_the_table_is_the_one_in_the_code() -> None:
         "a frame before the reply to HELLO": frame.FIRST_FRAME_BYTES,
         "a body": frame.MAX_BODY_BYTES,
         "a record batch": batch.MAX_BATCH_BYTES,
+        "a record batch after decompression": TopicPolicies().max_decoded_bytes,
+        "records of a batch": TopicPolicies().max_batch_records,
         "requests without a reply": limits.max_requests_in_flight,
         "batches without a confirm": limits.max_bytes_in_flight,
         "channels": limits.max_channels,

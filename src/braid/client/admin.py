@@ -72,6 +72,8 @@ class Admin:
         retention_waits_for_subscriptions_ms: int | None = None,
         on_owner_loss: str = "wait",
         owner_loss_after_ms: int = 60_000,
+        max_decoded_bytes: int | None = None,
+        max_batch_records: int | None = None,
         properties: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> Json:
@@ -83,7 +85,8 @@ class Admin:
         subscription has not consumed stay, as long as it has moved within `retention_waits_for_subscriptions_ms`; None
         waits for ever, `retention_ignores_subscriptions` not at all. When the broker of
         a segment is lost, `on_owner_loss` decides: the segment may `wait` for it, or, after `owner_loss_after_ms`,
-        `continue` on another broker without the records that only the lost broker's disk had.
+        `continue` on another broker without the records that only the lost broker's disk had. `max_decoded_bytes` and
+        `max_batch_records` limit a batch after decompression: readers hold a whole batch in memory.
         """
         policies: Json = {
             "durability": durability,
@@ -92,6 +95,8 @@ class Admin:
             "retentionMs": retention_ms,
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
+            "maxDecodedBytes": max_decoded_bytes,
+            "maxBatchRecords": max_batch_records,
         }
         if retention_waits_for_subscriptions_ms is not None:  # Older brokers do not know it.
             policies["retentionWaitsForSubscriptionsMs"] = retention_waits_for_subscriptions_ms
@@ -120,6 +125,8 @@ class Admin:
         retention_waits_for_subscriptions_ms: int | UnsetType | None = UNSET,
         on_owner_loss: str | UnsetType = UNSET,
         owner_loss_after_ms: int | UnsetType = UNSET,
+        max_decoded_bytes: int | UnsetType = UNSET,
+        max_batch_records: int | UnsetType = UNSET,
     ) -> Json:
         """Change policies of a topic; those that are not given stay. None removes a limit. Returns the topic. Raises
         `TopicNotFound`. A new durability opens the topic's segments again, for which clients wait a moment."""
@@ -131,6 +138,8 @@ class Admin:
             "retentionWaitsForSubscriptionsMs": retention_waits_for_subscriptions_ms,
             "onOwnerLoss": on_owner_loss,
             "ownerLossAfterMs": owner_loss_after_ms,
+            "maxDecodedBytes": max_decoded_bytes,
+            "maxBatchRecords": max_batch_records,
         }
         given = {name: value for name, value in policies.items() if value is not UNSET}
         found = await self.topic(topic)

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
+from braid.model.batch.header import MAX_RAW_BYTES, MAX_RECORDS
 from braid.model.errors import InvalidArgument
 from braid.model.ids import NO_REQUEST, RequestId
 from braid.model.layout import Layout
@@ -15,6 +16,8 @@ from braid.model.stored_record import StoredRecord, decode, encode
 MAX_REPLICAS: Final = 7
 MAX_RETENTION: Final = (1 << 63) - 1
 MAX_OWNER_LOSS_MS: Final = (1 << 53) - 1
+MIN_DECODED_BYTES: Final = 1 << 10
+"""A topic with less could not store a record of a usual size."""
 
 
 def _between(least: int, most: int) -> Meta:
@@ -59,6 +62,10 @@ OnOwnerLoss = Annotated[
 OwnerLossMs = Annotated[
     int, _between(0, MAX_OWNER_LOSS_MS), Meta(description="How long it is gone before `continue` counts.")
 ]
+DecodedBytes = Annotated[
+    int, _between(MIN_DECODED_BYTES, MAX_RAW_BYTES), Meta(description="Of one batch, after decompression.")
+]
+BatchRecords = Annotated[int, _between(1, MAX_RECORDS)]
 
 
 class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
@@ -75,6 +82,10 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     on_owner_loss: OnOwnerLoss = OwnerLoss.WAIT
     owner_loss_after_ms: OwnerLossMs = 60_000
     """Long enough for a restart."""
+    max_decoded_bytes: DecodedBytes = 64 << 20
+    """Readers hold a whole batch in memory. Twice the largest body that can be stored without compression."""
+    max_batch_records: BatchRecords = 1 << 20
+    """An empty record takes no space in a compressed batch, but some hundred bytes in a reader."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
@@ -89,6 +100,12 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
                 raise InvalidArgument(f"{name} is {limit}; it must be a positive number, or absent for no limit")
         if not 0 <= self.owner_loss_after_ms <= MAX_OWNER_LOSS_MS:
             raise InvalidArgument(f"owner_loss_after_ms is {self.owner_loss_after_ms}; it must be 0 or more")
+        for name, least, most in (
+            ("max_decoded_bytes", MIN_DECODED_BYTES, MAX_RAW_BYTES),
+            ("max_batch_records", 1, MAX_RECORDS),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}; it must be {least} to {most}")
 
 
 class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -103,6 +120,8 @@ class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
     retention_waits_for_subscriptions_ms: WaitsMs | UnsetType | None = UNSET
     on_owner_loss: OnOwnerLoss | UnsetType = UNSET
     owner_loss_after_ms: OwnerLossMs | UnsetType = UNSET
+    max_decoded_bytes: DecodedBytes | UnsetType = UNSET
+    max_batch_records: BatchRecords | UnsetType = UNSET
 
     def apply(self, policies: TopicPolicies) -> TopicPolicies:
         """Return the changed policies. Raises `InvalidArgument` if they cannot be."""

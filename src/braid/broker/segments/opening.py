@@ -31,7 +31,7 @@ from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
-from braid.model.topic import Topic
+from braid.model.topic import Topic, TopicPolicies
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
@@ -97,6 +97,7 @@ class Opening:
             self._metrics,
             self._metrics.topic(name.topic.path),
             asyncio.get_running_loop().time,
+            lambda: self._policies(name.topic.path, topic),
         )
         retention = SegmentRetention(
             name, storage, cursors, lambda: self._topics.find(name.topic.path), self._context.clock.now_us
@@ -210,6 +211,11 @@ class Opening:
         except BraidError as error:
             self._manifests.pop(name.path, None)
             _log.warning("the manifest of %s was not written: %s", name, error)
+
+    def _policies(self, path: str, opened: Topic) -> TopicPolicies:
+        """The topic's policies now. A topic that is being deleted keeps those that it was opened with."""
+        topic = self._topics.find(path)
+        return (topic or opened).policies
 
 
 def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:

@@ -14,9 +14,10 @@ from typing import Final, Protocol
 
 from braid.broker.error_mapping import to_client, to_publisher
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
-from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, verify
+from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, check_published, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
+from braid.model.topic import TopicPolicies
 from braid.storage.log.log import Log
 from braid.wire.frame import REPLY, encode_frame
 from braid.wire.operations import FORGOTTEN, PAST_ERA, Kind, Published, encode
@@ -48,9 +49,12 @@ class PublishQueue:
         broker_metrics: BrokerMetrics,
         topic_metrics: TopicMetrics,
         time: Callable[[], float],
+        policies: Callable[[], TopicPolicies],
     ) -> None:
+        """`policies` are those that the topic has now."""
         self._log = log
         self._hashes = hashes
+        self._policies = policies
         self._broker_metrics = broker_metrics
         self._topic_metrics = topic_metrics
         self._time = time
@@ -71,6 +75,8 @@ class PublishQueue:
         if size > MAX_BATCH_BYTES:
             raise BatchTooLarge(f"a batch of {size} bytes is above the limit of {MAX_BATCH_BYTES}")
         header = verify(batch)
+        check_published(header)
+        self._check_limits(header)
         hashes = self._hashes
         if header.min_key_hash <= header.max_key_hash and not (
             hashes.start <= header.min_key_hash and header.max_key_hash <= hashes.end
@@ -97,6 +103,20 @@ class PublishQueue:
         self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
         if duplicate:
             self._on_confirmed()  # The first copy may be confirmed already, so that no rise of the watermark follows.
+
+    def _check_limits(self, header: BatchHeader) -> None:
+        """Refuse a batch that would take its readers more memory than the topic allows."""
+        policies = self._policies()
+        if header.raw_length > policies.max_decoded_bytes:
+            raise BatchTooLarge(
+                f"the batch has {header.raw_length} bytes when it is decompressed, and the topic takes "
+                f"{policies.max_decoded_bytes} (max_decoded_bytes): send smaller batches"
+            )
+        if header.count > policies.max_batch_records:
+            raise BatchTooLarge(
+                f"the batch has {header.count} records, and the topic takes {policies.max_batch_records} "
+                "(max_batch_records): send smaller batches"
+            )
 
     def _forgotten(self, header: BatchHeader) -> int:
         """The code that replaces the offset of a retried batch whose place the log no longer knows."""

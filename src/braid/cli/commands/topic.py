@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from braid.cli.commands.topic_moves import move, recover
-from braid.cli.commands.topic_policies import policy_fields, retention_waits_option, update, waiting_policies
+from braid.cli.commands.topic_policies import (
+    batch_records_option,
+    decoded_bytes_option,
+    policy_fields,
+    retention_waits_option,
+    update,
+    waiting_policies,
+)
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
     Column,
@@ -87,6 +94,8 @@ def topic() -> None:
     help="How long the broker is lost before `continue` applies.",
 )
 @click.option("--if-not-exists", is_flag=True, help="Leave a topic of this name as it is; do not fail.")
+@decoded_bytes_option
+@batch_records_option
 @json_option
 @with_target
 def create(
@@ -102,6 +111,8 @@ def create(
     on_owner_loss: str,
     owner_loss_after: int,
     if_not_exists: bool,
+    max_decoded_bytes: int | None,
+    max_batch_records: int | None,
     as_json: bool,
 ) -> None:
     """Create a topic.
@@ -127,6 +138,8 @@ def create(
                 retention_bytes=retention_bytes,
                 on_owner_loss=on_owner_loss,
                 owner_loss_after_ms=owner_loss_after * 1000,
+                max_decoded_bytes=max_decoded_bytes,
+                max_batch_records=max_batch_records,
                 **waiting_policies(retention_waits),
             )
         except TopicExists:

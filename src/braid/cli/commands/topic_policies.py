@@ -20,6 +20,14 @@ retention_waits_option = click.option(
 )
 
 
+decoded_bytes_option = click.option(
+    "--max-decoded-bytes", type=SIZE, metavar="SIZE", help="Refuse batches that decompress to more: 8MiB."
+)
+batch_records_option = click.option(
+    "--max-batch-records", type=int, metavar="N", help="Refuse batches of more records: 100000."
+)
+
+
 def waiting_policies(waits: int | str | None) -> dict[str, Any]:
     """Return the policies that `--retention-waits-for-subscriptions` means."""
     if waits is None:
@@ -52,6 +60,8 @@ def waiting_policies(waits: int | str | None) -> dict[str, Any]:
     metavar="TIME",
     help="How long the broker is lost before `continue` applies.",
 )
+@decoded_bytes_option
+@batch_records_option
 @json_option
 @with_target
 def update(
@@ -63,6 +73,8 @@ def update(
     retention_waits: int | str | None,
     on_owner_loss: str | None,
     owner_loss_after: int | None,
+    max_decoded_bytes: int | None,
+    max_batch_records: int | None,
     as_json: bool,
 ) -> None:
     """Change policies of a topic. Those that are not given stay.
@@ -83,6 +95,8 @@ def update(
         "retention_bytes": retention_bytes,
         "on_owner_loss": on_owner_loss,
         "owner_loss_after_ms": None if owner_loss_after is None else owner_loss_after * 1000,
+        "max_decoded_bytes": max_decoded_bytes,
+        "max_batch_records": max_batch_records,
     }
     given: dict[str, Any] = {
         policy: None if value == OFF else value for policy, value in changes.items() if value is not None

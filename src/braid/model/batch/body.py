@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from braid.model.batch.codec import decompress
-from braid.model.batch.header import BatchHeader, Codec, body_of, padded
+from braid.model.batch.header import DIRECTORY_BYTES, BatchHeader, Codec, body_of, padded
 from braid.model.errors import BatchCorrupt, BatchTruncated, BatchUnsupported
 
 (
@@ -57,7 +57,7 @@ from braid.model.errors import BatchCorrupt, BatchTruncated, BatchUnsupported
 BUFFERS: Final = 12
 
 DIRECTORY: Final = struct.Struct(f"<{BUFFERS}I")
-DIRECTORY_BYTES: Final = DIRECTORY.size
+assert DIRECTORY.size == DIRECTORY_BYTES
 _INT32: Final = struct.Struct("<i")
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")

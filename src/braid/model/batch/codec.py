@@ -13,10 +13,9 @@ from typing import Any, Final
 import pyarrow as pa
 from crc32c import crc32c
 
-from braid.model.batch.header import MAX_RAW_BYTES, Codec
+from braid.model.batch.header import CHECKSUM_BYTES, MAX_RAW_BYTES, Codec
 from braid.model.errors import BatchCorrupt, BatchTooLarge, InvalidArgument
 
-CHECKSUM_BYTES: Final = 4
 _ZSTD_LEVEL: Final = 1
 """Measured on JSON: level 3 is slower and no smaller."""
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from braid.model.batch.body import BUFFERS, DIRECTORY, DIRECTORY_BYTES, KEY_VALIDITY, TIMESTAMPS, Data
+from braid.model.batch.body import BUFFERS, DIRECTORY, KEY_VALIDITY, TIMESTAMPS, Data
 from braid.model.batch.codec import compress
 from braid.model.batch.header import (
+    DIRECTORY_BYTES,
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_RAW_BYTES,

@@ -20,7 +20,6 @@ from crc32c import crc32c
 
 from braid.model.batch.body import (
     DIRECTORY,
-    DIRECTORY_BYTES,
     HEADER_KEY_OFFSETS,
     HEADER_LISTS,
     HEADER_VALUE_OFFSETS,
@@ -32,7 +31,7 @@ from braid.model.batch.body import (
     Data,
 )
 from braid.model.batch.draft import ZEROS, Draft, check_stored, joined
-from braid.model.batch.header import HEADER_BYTES, NO_KEYS, Codec, fresh_header, padded
+from braid.model.batch.header import DIRECTORY_BYTES, HEADER_BYTES, NO_KEYS, Codec, fresh_header, padded
 from braid.model.errors import InvalidArgument
 from braid.model.hashing import key_hash, key_hashes
 
