@@ -84,6 +84,12 @@ class Segment:
         self.batches.append(stamped(values, self.end))
         self.end += len(values)
 
+    def append_batch(self, batch: bytearray) -> None:
+        """A batch as a producer sent it."""
+        header = stamp(batch, parse_header(batch), Offset(self.end), 1_000, Epoch(1), 7, 0)
+        self.batches.append(batch)
+        self.end = header.next_offset
+
     def since(self, offset: int) -> bytearray | None:
         """The batch that holds this offset."""
         return next((batch for batch in self.batches if parse_header(batch).next_offset > offset), None)
@@ -121,8 +127,11 @@ class Channel:
                 self.peer.push(Kind.NEED, Need(self.number, len(batch)))
                 return
             self.needed = 0
-            self.deliver(batch)
-            self.offset = parse_header(batch).next_offset
+            batches = [batch]
+            if self.peer.broker.together:
+                batches = segment.batches[segment.batches.index(batch) :]
+            self.deliver(*batches)
+            self.offset = parse_header(batches[-1]).next_offset
 
     def deliver(self, *batches: bytearray) -> None:
         size = sum(map(len, batches))
@@ -250,6 +259,8 @@ class ScriptedBroker:
         self.refusals: dict[int, list[BraidError]] = {}
         """What requests of a kind are answered with, one each."""
         self.silent = False
+        self.together = False
+        """Whether a delivery has all batches that there are."""
         self.last_session = 0
         self.term = 1
         self.grants: dict[int, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,7 +12,10 @@ from braid.client.blocking.consumer import BlockingConsumer
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader
 from braid.client.consuming.delivery import ReceivedBatch, checked_slices
-from braid.model.errors import BraidError, NotServing, TimedOut
+from braid.model.batch.header import parse_header, stamp
+from braid.model.errors import BatchUnreadable, BraidError, NotServing, TimedOut
+from braid.model.ids import Epoch, Offset
+from tests.kits import poison
 from tests.kits.scripted_broker import TOPIC, stamped
 
 
@@ -100,3 +103,54 @@ def test_a_delivery_that_waited_while_its_segment_went_to_another_consumer_is_no
     assert batch is not None
     assert batch.values() == [b"b"]
     assert lost.delivered == 0
+
+
+class PlainThread(LoopThread):
+    """Does everything immediately, in the thread of the caller."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def check_running(self) -> None: ...
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        work.close()
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        taken = self._consumer._take()
+        if taken is not None:
+            future.set_result(taken)
+        return future
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["batches", "messages"])
+def test_poison_stops_its_segment_again_and_again_and_no_other_segment(whole: bool) -> None:
+    consumer = Idle(TOPIC)
+    bad, fine = SegmentReader(0, 0), SegmentReader(1, 0)
+    batch = poison.shown_by_the_body()["value offsets that fall"]
+    header = stamp(batch, parse_header(batch), Offset(2), 1_000, Epoch(1), 7, 0)
+    payload = memoryview(stamped([b"a", b"b"], 0) + batch)
+    consumer.put_back(Fetched(bad, ReceivedBatch(TOPIC, 0, payload, checked_slices(payload), 0, header.next_offset)))
+    consumer.put_back(delivery(fine, b"c", b"d"))
+    blocking = BlockingConsumer(PlainThread(consumer), consumer)
+
+    def receive() -> list[bytes]:
+        if whole:
+            batch = blocking.receive_batch(timeout=0)
+            return [] if batch is None else batch.values()
+        message = blocking.receive(timeout=0)
+        return [] if message is None else [message.value]
+
+    got: list[bytes] = []
+    errors: list[BatchUnreadable] = []
+    for _ in range(10):
+        try:
+            got += receive()
+        except BatchUnreadable as error:
+            errors.append(error)
+    assert sorted(got) == [b"a", b"b", b"c", b"d"]
+    assert len(errors) >= 5
+    assert {(error.segment, error.first_offset, error.next_offset) for error in errors} == {(0, 2, 5)}
+    assert bad.delivered == 2

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from braid.client.consuming.channel import MAX_WINDOW_BYTES, checked_window, credit_to_grant
-from braid.client.consuming.delivery import ReceivedBatch, checked_slices
+from braid.client.consuming.delivery import (
+    MAX_DECODED_BYTES,
+    MESSAGE_BYTES,
+    BatchSlice,
+    ReceivedBatch,
+    checked_slices,
+    decoded_run,
+)
 from braid.model.batch.columns import RECORD_SCHEMA, decode_messages, encode_batch
 from braid.model.batch.header import Flag, control_batch, parse_header, stamp
 from braid.model.errors import BatchTruncated, InvalidArgument
@@ -136,3 +144,29 @@ def test_messages_say_where_they_are() -> None:
             for message in decode_messages(batch, segment=3, topic="t"):
                 assert (message.segment, message.topic) == (3, "t")
                 assert message.headers == ({"h": b"v"} if headers else {})
+
+
+def of_size(raw_length: int, count: int) -> BatchSlice:
+    """A batch that becomes so large, or a control batch."""
+    header = parse_header(control_batch(Flag.BEGIN) if not count else stamped([b"x"], 0))
+    return BatchSlice(msgspec.structs.replace(header, raw_length=raw_length, count=count), 0)
+
+
+FULL, HALF = MAX_DECODED_BYTES, MAX_DECODED_BYTES // 2
+
+
+@pytest.mark.parametrize(
+    ("batches", "run"),
+    [
+        ([(100, 1)], 1),
+        ([(100, 1)] * 1_000, 1_000),
+        ([(FULL, 1)] * 3, 1),  # each alone is too large: one has to be
+        ([(HALF - 1_000, 1)] * 3, 2),
+        ([(HALF, 1), (0, 0), (HALF, 1)], 2),  # a control batch goes with those before it
+        ([(0, 0), (FULL, 1), (0, 0), (0, 0), (100, 1)], 4),
+        ([(0, 0), (0, 0)], 2),
+        ([(100, MAX_DECODED_BYTES // MESSAGE_BYTES)] * 2, 1),  # small, but of many records
+    ],
+)
+def test_batches_are_decoded_together_as_far_as_memory_allows(batches: list[tuple[int, int]], run: int) -> None:
+    assert decoded_run([of_size(*each) for each in batches]) == run

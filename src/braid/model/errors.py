@@ -8,7 +8,8 @@
     │   ├── BatchTruncated
     │   ├── BatchTooLarge
     │   ├── BatchCorrupt
-    │   └── BatchUnsupported            a version, codec or flag from the future
+    │   ├── BatchUnsupported            a version, codec or flag from the future
+    │   └── BatchUnreadable             a stored batch whose records cannot be decoded; readers stop before it
     ├── StorageError
     │   ├── DiskError
     │   │   ├── DiskFull
@@ -138,6 +139,15 @@ class BatchCorrupt(BatchError, code="batch-corrupt"):
 
 class BatchUnsupported(BatchError, code="batch-unsupported"):
     pass
+
+
+class BatchUnreadable(BatchError, code="batch-unreadable"):
+    def __init__(self, message: str, segment: int, first_offset: int, next_offset: int) -> None:
+        """`next_offset` is where a reader goes on that skips the batch."""
+        super().__init__(message)
+        self.segment = segment
+        self.first_offset = first_offset
+        self.next_offset = next_offset
 
 
 class StorageError(BraidError, code="storage"):

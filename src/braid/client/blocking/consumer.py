@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -18,7 +19,7 @@ from braid.client.consuming.checkpoint import CheckpointConsumer
 from braid.client.consuming.consumer import NO_MESSAGES, Consumer, Fetched
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.stream import ACK_DELAY_S, StreamConsumer
-from braid.model.errors import BraidError, ClientClosed
+from braid.model.errors import BatchUnreadable, BraidError, ClientClosed
 from braid.model.message import Message
 
 C = TypeVar("C", bound=Consumer)
@@ -48,7 +49,7 @@ class BlockingConsumer(Generic[C]):
             if taken is None:
                 return None
             self._current = taken
-            self._messages = iter(taken.batch.messages())
+            self._messages = taken.batch.iter_messages()
             message = self._next_message()
         return message
 
@@ -59,9 +60,8 @@ class BlockingConsumer(Generic[C]):
             current = self._take(timeout)
             if current is None:
                 return None
-        batch = current.batch.from_offset(current.reader.delivered)
-        current.reader.delivered = batch.next_offset
-        return batch
+        rest = Fetched(current.reader, current.batch.from_offset(current.reader.delivered))
+        return self._consumer.hand_out(rest, self._put_back)
 
     def __iter__(self) -> Self:
         return self
@@ -79,12 +79,22 @@ class BlockingConsumer(Generic[C]):
         current = self._current
         if current is None:
             return None
-        message = next(self._messages, None)
+        try:
+            message = next(self._messages, None)
+        except BatchUnreadable as error:
+            self._current, self._messages = None, NO_MESSAGES
+            if not self._consumer.may_hand_out(current):
+                return None
+            self._put_back(Fetched(current.reader, current.batch.from_offset(current.reader.delivered)))
+            raise self._consumer.unreadable(error) from error
         if message is None or not self._consumer.may_hand_out(current):
             self._current, self._messages = None, NO_MESSAGES
             return None
         current.reader.delivered = message.offset + 1
         return message
+
+    def _put_back(self, rest: Fetched) -> None:
+        self._thread.call_soon(partial(self._consumer.put_back, rest))
 
     def _take(self, timeout: float | None) -> Fetched | None:
         self._thread.check_running()
@@ -208,6 +218,10 @@ class BlockingCheckpointConsumer(BlockingConsumer[CheckpointConsumer]):
     def checkpoint(self) -> bytes:
         """Return the positions of the application: in each segment, after the last record that it got."""
         return self._thread.call(self._checkpoint())
+
+    def seek(self, segment: int, offset: int) -> None:
+        """Go on at this offset of a segment that is being read, such as after records that cannot be decoded."""
+        self._thread.call(self._consumer.seek(segment, offset))
 
     async def _checkpoint(self) -> bytes:
         if not self._consumer.started:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from braid.client.consuming.delivery import BatchSlice, ReceivedBatch, checked_slices
+from braid.client.consuming.delivery import BatchSlice, ReceivedBatch, checked_slices, decoded_run
 from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
 from braid.wire.frame import Frame
@@ -62,6 +62,8 @@ class SegmentGrant(NamedTuple):
 class _Arrived(NamedTuple):
     payload: memoryview
     slices: list[BatchSlice]
+    size: int
+    """Bytes of the payload that were not taken."""
 
 
 def checked_window(window_bytes: int | None) -> int:
@@ -161,12 +163,19 @@ class ClientChannel:
         return bool(self._arrived)
 
     def take(self) -> ReceivedBatch | None:
-        """Return the oldest delivery that was not taken yet. This makes room for others."""
+        """Return the oldest delivery that was not taken yet, or the part of it that may be decoded together. This makes
+        room for others."""
         if not self._arrived:
             return None
-        payload, slices = self._arrived.popleft()
+        payload, slices, size = self._arrived.popleft()
+        batches = decoded_run(slices)
+        if batches < len(slices):
+            rest, slices = slices[batches:], slices[:batches]
+            rest_size = len(payload) - rest[0].position
+            self._arrived.appendleft(_Arrived(payload, rest, rest_size))
+            size -= rest_size
         start, self._wanted = self._wanted, slices[-1].header.next_offset
-        self.waiting_bytes -= len(payload)
+        self.waiting_bytes -= size
         self._grant()
         return ReceivedBatch(self.topic, self.segment, payload, slices, start, self._wanted)
 
@@ -210,8 +219,10 @@ class ClientChannel:
         if slices[-1].header.next_offset <= self._wanted:
             self._grant()  # All its records were handed out before, or it is a control batch.
             return
+        if slices[0].header.next_offset <= self._wanted:
+            slices = [each for each in slices if each.header.next_offset > self._wanted]
         self.waiting_bytes += len(payload)
-        self._arrived.append(_Arrived(payload, slices))
+        self._arrived.append(_Arrived(payload, slices, len(payload)))
         self._on_news()
 
     def on_need(self, need: Need) -> None:

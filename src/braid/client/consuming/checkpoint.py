@@ -32,6 +32,7 @@ from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch
 from braid.model.batch.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.errors import (
+    BatchUnreadable,
     BraidError,
     ClientClosed,
     InvalidArgument,
@@ -196,6 +197,29 @@ class CheckpointConsumer(Consumer):
             positions=positions,
             epochs={segment: epoch for segment, epoch in epochs.items() if epoch and positions.get(segment) != END},
         ).to_bytes()
+
+    async def seek(self, segment: int, offset: int) -> None:
+        """Go on at this offset of a segment that is being read, such as after records that cannot be decoded."""
+        self.check_usable()
+        reader = self._readers.get(segment)
+        if reader is None or offset < 0:
+            raise InvalidArgument(
+                f"segment {segment} cannot be read from offset {offset} on: this consumer reads now the segments "
+                f"{', '.join(map(str, sorted(self._readers)))}, and offsets begin with 0"
+            )
+        channel, task = reader.channel, self._tasks[segment]
+        reader.end()
+        self._ending.pop(reader, None)
+        task.cancel()
+        await asyncio.wait((task,))
+        if channel is not None and channel.working:
+            channel.abandon()
+        self.check_usable()
+        another = self._readers[segment] = SegmentReader(segment, offset)
+        self._in_background(segment, partial(self._read, another))
+
+    def _way_past(self, error: BatchUnreadable) -> str:
+        return f"To skip them: await consumer.seek({error.segment}, {error.next_offset})"
 
     async def _begin(self) -> None:
         self._client.add_consumer(self)

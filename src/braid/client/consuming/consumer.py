@@ -10,6 +10,9 @@ the segment now, or the subscription was set to another place. After a lost conn
 channel, and continues at its position.
 
 Segments take turns, one delivery each, so a segment with a long backlog does not delay the others.
+
+A batch that cannot be decoded stops its segment: the records before it are handed out, and each turn of the segment
+raises the same error. The other segments go on.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -25,11 +28,14 @@ from braid.client.consuming.channel import ClientChannel
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.shared import result_of
 from braid.model.batch.epochs import UNKNOWN_EPOCH, EpochStarts, begin_epoch, epoch_before
-from braid.model.errors import BraidError, ClientClosed, TimedOut
+from braid.model.errors import BatchUnreadable, BraidError, ClientClosed, TimedOut
 from braid.model.ids import Epoch, Offset
 from braid.model.message import Message
 
 NO_MESSAGES: Final[Iterator[Message]] = iter(())
+UNREADABLE_PAUSE_S: Final = 0.01
+"""Before a batch that cannot be decoded is reported: a program that only tries again must not keep the loop from
+everything else, such as a seek."""
 
 
 class SegmentReader:
@@ -46,6 +52,8 @@ class SegmentReader:
         self.channel: ClientChannel | None = None
         self.queued = False
         """Whether the reader waits for its turn."""
+        self.put_back: ReceivedBatch | None = None
+        """A taken delivery that begins with a batch that cannot be decoded. It comes again at the next turn."""
         self._last_epoch = Epoch(after_epoch)
         self._epochs: EpochStarts = ((self._last_epoch, Offset(offset - 1)),) if after_epoch else ()
         """The epochs of the records that were taken, the last ones at least."""
@@ -79,10 +87,18 @@ class SegmentReader:
         channel = self.channel
         return channel is not None and channel.ended and not channel.has_batch and self.delivered >= self.taken
 
+    def next_batch(self) -> ReceivedBatch | None:
+        """Return the next delivery, if there is one."""
+        batch, self.put_back = self.put_back, None
+        if batch is None and self.channel is not None:
+            batch = self.channel.take()
+        return batch
+
     def end(self) -> None:
         """Hand out no more records of this segment."""
         self.valid = False
         self.channel = None
+        self.put_back = None
 
 
 class Fetched(NamedTuple):
@@ -116,32 +132,41 @@ class Consumer(ABC):
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message, or None if none came within `timeout` seconds."""
-        message = self._next_message()
-        if message is None:
-            deadline = _deadline(timeout)
-            while message is None:
-                if not await self._news_before(deadline):
-                    return None
-                message = self._next_message()
+        try:
+            message = self._next_message()
+            if message is None:
+                deadline = _deadline(timeout)
+                while message is None:
+                    if not await self._news_before(deadline):
+                        return None
+                    message = self._next_message()
+        except BatchUnreadable:
+            await asyncio.sleep(UNREADABLE_PAUSE_S)
+            raise
         return message
 
     async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
         """Return the next delivery of one segment, or None if none came within `timeout` seconds."""
         taken = await self.take(timeout)
-        if taken is None:
-            return None
-        taken.reader.delivered = taken.batch.next_offset
-        return taken.batch
+        try:
+            return None if taken is None else self.hand_out(taken, self.put_back)
+        except BatchUnreadable:
+            await asyncio.sleep(UNREADABLE_PAUSE_S)
+            raise
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Message:
         """Return the next message. The iteration ends only by `break`, by an error, or when the consumer is closed."""
-        message = self._next_message()
-        while message is None:
-            await self._news_before(None)
+        try:
             message = self._next_message()
+            while message is None:
+                await self._news_before(None)
+                message = self._next_message()
+        except BatchUnreadable:
+            await asyncio.sleep(UNREADABLE_PAUSE_S)
+            raise
         return message
 
     async def take(self, timeout: float | None = None) -> Fetched | None:
@@ -155,6 +180,36 @@ class Consumer(ABC):
                 taken = self._take()
         return taken
 
+    def hand_out(self, taken: Fetched, put_back: Callable[[Fetched], None]) -> ReceivedBatch:
+        """Return the delivery as far as it can be decoded, and put back the rest. Raises `BatchUnreadable` if it cannot
+        be decoded from its first batch on. Any thread may call this."""
+        reader, batch = taken
+        try:
+            good = batch.readable()
+        except BatchUnreadable as error:
+            put_back(taken)
+            raise self.unreadable(error) from error
+        if good.next_offset < batch.next_offset:
+            put_back(Fetched(reader, batch.from_offset(good.next_offset)))
+        reader.delivered = good.next_offset
+        return good
+
+    def put_back(self, taken: Fetched) -> None:
+        """Hand out this delivery again at the next turn of its reader: other segments come first."""
+        if taken.reader.valid:
+            taken.reader.put_back = taken.batch
+            self._arrived(taken.reader)
+
+    def unreadable(self, error: BatchUnreadable) -> BatchUnreadable:
+        """Return the error with the way past the batch. Any thread may ask."""
+        return BatchUnreadable(
+            f"{error}. {self._way_past(error)}", error.segment, error.first_offset, error.next_offset
+        )
+
+    def _way_past(self, error: BatchUnreadable) -> str:
+        """Say how the application goes on after a batch that cannot be decoded."""
+        return f"To skip them, go on at offset {error.next_offset} of segment {error.segment}"
+
     def may_hand_out(self, taken: Fetched) -> bool:
         """Whether the records of this delivery still belong to this consumer. Any thread may ask."""
         return taken.reader.valid and self._failure is None
@@ -167,19 +222,30 @@ class Consumer(ABC):
     def _next_message(self) -> Message | None:
         """Hot: called for each message."""
         while True:
-            message = next(self._messages, None)
+            try:
+                message = next(self._messages, None)
+            except BatchUnreadable as error:
+                self._stop_before(error)
+                continue
             if message is None:
                 self._current = None
                 taken = self._take()
                 if taken is None:
                     return None
                 self._current = taken
-                self._messages = iter(taken.batch.messages())
+                self._messages = taken.batch.iter_messages()
             elif (current := self._current) is not None and self.may_hand_out(current):
                 current.reader.delivered = message.offset + 1
                 return message
             else:
                 self._messages = NO_MESSAGES
+
+    def _stop_before(self, error: BatchUnreadable) -> None:
+        """Raise the error, unless the segment has gone to another consumer. The next turn raises it again."""
+        current, self._current, self._messages = self._current, None, NO_MESSAGES
+        if current is not None and self.may_hand_out(current):
+            self.put_back(Fetched(current.reader, current.batch.from_offset(current.reader.delivered)))
+            raise self.unreadable(error) from error
 
     def _take(self) -> Fetched | None:
         self.check_usable()
@@ -192,7 +258,7 @@ class Consumer(ABC):
         while self._turns:
             reader = self._turns.popleft()
             reader.queued = False
-            batch = reader.channel.take() if reader.channel is not None else None
+            batch = reader.next_batch()
             if batch is None:
                 self._on_nothing_left(reader)
                 continue

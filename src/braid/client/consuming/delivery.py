@@ -3,21 +3,35 @@
 The batches stay the bytes that arrived. They are decoded when the application asks: into Arrow columns that use those
 bytes, a list of values, or one object for each record. So receiving costs per delivery, not per record. Batches travel
 whole, so the first batch may begin before the wanted offset; the records before that offset are left out.
+
+**Memory.** A few compressed bytes may hold very much, and a delivery has many batches. So a delivery is handed out in
+runs of batches that are decoded together (`decoded_run`), and message by message only one batch is open at a time.
+
+**Poison.** A producer may write a batch that no reader can decode: its checksums are right, its contents are not. The
+records before it are good, and are handed out (`readable`). At the batch itself a reader stops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from braid.model.batch.columns import COLUMNS, RECORD_SCHEMA, decode_arrow, decode_messages
+from braid.model.batch.body import Body
+from braid.model.batch.columns import COLUMNS, RECORD_SCHEMA, arrow_rows, decode_one, message_lists
 from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.batch.header import BatchHeader, verify
+from braid.model.errors import BatchError, BatchUnreadable
 from braid.model.ids import Epoch
 from braid.model.message import Message
+
+MAX_DECODED_BYTES: Final = 64 << 20
+"""Of the batches that are handed out together, unless one batch alone has more."""
+MESSAGE_BYTES: Final = 200
+"""What a record takes as a `Message`, beside the bytes of its key and value."""
 
 
 class BatchSlice(NamedTuple):
@@ -37,6 +51,17 @@ def checked_slices(payload: memoryview) -> list[BatchSlice]:
         slices.append(BatchSlice(header, position))
         position += header.size
     return slices
+
+
+def decoded_run(slices: Sequence[BatchSlice]) -> int:
+    """Return how many of these batches may be decoded together: at least one with records."""
+    size = records = 0
+    for number, (header, _) in enumerate(slices):
+        size += header.raw_length + MESSAGE_BYTES * header.count
+        if size > MAX_DECODED_BYTES and records and header.count:
+            return number
+        records += header.count
+    return len(slices)
 
 
 class ReceivedBatch:
@@ -59,6 +84,8 @@ class ReceivedBatch:
         """The offset after the last record."""
         self._payload = payload
         self._slices = [each for each in slices if each.header.next_offset > base_offset]
+        self._open: dict[int, Body] = {}
+        """The bodies that `readable` has checked, by their position."""
 
     def __len__(self) -> int:
         return self.next_offset - self.base_offset
@@ -73,9 +100,8 @@ class ReceivedBatch:
 
     def columns(self, names: Sequence[str]) -> Any:
         """Return a `pyarrow.Table` of only these columns. The others are not decoded."""
-        if not self._slices:
-            return RECORD_SCHEMA.empty_table().select(list(names))
-        return pa.Table.from_batches(self._rows(names))
+        rows = [*self._rows(names)]
+        return pa.Table.from_batches(rows) if rows else RECORD_SCHEMA.empty_table().select(list(names))
 
     def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Yield the stored batches, each with its checked header. The first may begin before `base_offset`."""
@@ -91,12 +117,25 @@ class ReceivedBatch:
         return values
 
     def messages(self) -> list[Message]:
-        messages: list[Message] = []
-        for header, position in self._slices:
-            messages += decode_messages(self._payload, header, position, segment=self.segment, topic=self.topic)
-        # Only the first batch can begin too early.
-        early = self._early_records()
-        return messages[early:] if early else messages
+        return [*self.iter_messages()]
+
+    def iter_messages(self) -> Iterator[Message]:
+        """Iterate over the messages. Only one batch is decoded at a time."""
+        return chain.from_iterable(self._message_lists())
+
+    def readable(self) -> ReceivedBatch:
+        """Return the records before the first batch that cannot be decoded: all of them, as a rule. `BatchUnreadable`
+        if it is the first batch. The batches stay decoded."""
+        until = self.base_offset
+        try:
+            for position, body in self._bodies():
+                self._open[position] = body
+                until = body.header.next_offset
+        except BatchUnreadable:
+            if until == self.base_offset:
+                raise
+            return self._between(self.base_offset, until)
+        return self
 
     @property
     def last_epoch(self) -> Epoch:
@@ -110,12 +149,47 @@ class ReceivedBatch:
         """Return the stored headers of the batches that hold the records."""
         return [header for header, _ in self._slices]
 
+    def _message_lists(self) -> Iterator[list[Message]]:
+        early = self._early_records()
+        for _, body in self._bodies():
+            if body.is_plain_record:
+                yield [decode_one(body, self.segment, self.topic)]
+            else:
+                yield from message_lists(body, segment=self.segment, topic=self.topic, first=early)
+            early = 0
+            del body  # Its memory is free before the next body is decompressed.
+
     def _rows(self, names: Sequence[str]) -> Iterator[Any]:
         early = self._early_records()
-        for header, position in self._slices:
-            rows = decode_arrow(self._payload, header, position, columns=names)
+        for _, body in self._bodies():
+            rows = arrow_rows(body, names)
             yield rows.slice(early) if early else rows
             early = 0
+
+    def _bodies(self) -> Iterator[tuple[int, Body]]:
+        """Yield the checked bodies of the batches that have records, with their positions."""
+        for header, position in self._slices:
+            if header.is_control:
+                continue
+            body = self._open.get(position) if self._open else None
+            if body is None:
+                try:
+                    body = Body(self._payload, header, position)
+                    body.check()
+                except BatchError as error:
+                    raise self._unreadable(header, error) from error
+            yield position, body
+            del body
+
+    def _unreadable(self, header: BatchHeader, error: BatchError) -> BatchUnreadable:
+        first, until = max(header.base_offset, self.base_offset), header.next_offset
+        return BatchUnreadable(
+            f"offsets {first} to {until - 1} of segment {self.segment} of {self.topic} cannot be decoded, because "
+            f"their producer wrote them wrong: {error}",
+            self.segment,
+            first,
+            until,
+        )
 
     def _early_records(self) -> int:
         return max(self.base_offset - self._slices[0].header.base_offset, 0) if self._slices else 0
@@ -124,5 +198,10 @@ class ReceivedBatch:
         """Return the records from this offset on; the whole batch if it begins there or later."""
         if offset <= self.base_offset:
             return self
-        end = max(self.next_offset, offset)
-        return ReceivedBatch(self.topic, self.segment, self._payload, self._slices, offset, end)
+        return self._between(offset, max(self.next_offset, offset))
+
+    def _between(self, base_offset: int, next_offset: int) -> ReceivedBatch:
+        slices = [each for each in self._slices if each.header.base_offset < next_offset]
+        part = ReceivedBatch(self.topic, self.segment, self._payload, slices, base_offset, next_offset)
+        part._open = self._open
+        return part

@@ -43,6 +43,7 @@ from braid.client.consuming.group_session import GroupSession
 from braid.client.retry import Backoff, retrying
 from braid.client.routing import OwnerSearch
 from braid.model.errors import (
+    BatchUnreadable,
     BraidError,
     InvalidArgument,
     NotServing,
@@ -193,6 +194,13 @@ class StreamConsumer(Consumer):
         await channel.ack_surely(offset, self._client.timeout_s, durable=True)
         reader.sent = max(reader.sent, offset)
         reader.stored = max(reader.stored, offset)
+
+    def _way_past(self, error: BatchUnreadable) -> str:
+        place = f"{{{error.segment}: {error.next_offset}}}"
+        return (
+            f"To skip them: await client.admin.seek({self.topic!r}, {self.subscription!r}, {place}), or braid "
+            f"subscription seek {self.topic} {self.subscription} --offset {error.segment}:{error.next_offset}"
+        )
 
     # The session.
 

@@ -24,8 +24,8 @@ buffers as Arrow arrays without a copy.
 
 This module reads. Nothing here trusts the bytes: a checksum proves that they are what the producer wrote, not that the
 producer was sane. `Body` checks every length when it is made, and each column checks its own offsets in one vectorised
-pass before it is handed out. After that no access through Arrow can leave the buffers. The memory must not change while
-arrays stand on it; `stamp` is fine, it writes only the header.
+pass before it is handed out for the first time. After that no access through Arrow can leave the buffers. The memory
+must not change while arrays stand on it; `stamp` is fine, it writes only the header.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ BUFFERS: Final = 12
 DIRECTORY: Final = struct.Struct(f"<{BUFFERS}I")
 assert DIRECTORY.size == DIRECTORY_BYTES
 _INT32: Final = struct.Struct("<i")
+_PAIR: Final = struct.Struct("<2i")
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 HEADERS_TYPE: Final = pa.map_(pa.string(), pa.binary())
@@ -72,14 +73,18 @@ Data = bytes | bytearray | memoryview
 class Body:
     """A checked view of one batch's columns. Each method returns one column as an Arrow array of `count` rows."""
 
-    __slots__ = ("_buffer", "count", "header", "lengths", "raw", "starts")
+    __slots__ = ("_buffer", "_checked", "count", "header", "is_plain_record", "lengths", "raw", "starts")
 
     def __init__(self, batch: Data, header: BatchHeader, position: int = 0) -> None:
         self.header = header
         self.count = header.count
         self.raw = _raw_body(batch, header, position)
         self.lengths = _checked_lengths(self.raw, header)
+        self.is_plain_record = self.count == 1 and not self.lengths[HEADER_LISTS]
+        """Whether there is one record, without headers: it is decoded without the fixed costs of Arrow."""
         self._buffer: Any = None
+        self._checked: dict[str, Any] = {}
+        """The columns that were checked, by name."""
         at = DIRECTORY_BYTES
         self.starts = []
         for length in self.lengths:
@@ -89,6 +94,21 @@ class Body:
     def view(self, slot: int) -> memoryview:
         start = self.starts[slot]
         return self.raw[start : start + self.lengths[slot]]
+
+    def check(self) -> None:
+        """Check every column: after this, none of them fails."""
+        lengths = self.lengths
+        if self.is_plain_record:
+            if _PAIR.unpack_from(self.raw, self.starts[VALUE_OFFSETS]) != (0, lengths[VALUE_BYTES]):
+                self._check_ends(VALUE_OFFSETS, "value", lengths[VALUE_BYTES])
+            if lengths[KEY_OFFSETS]:
+                self._check_ends(KEY_OFFSETS, "key", lengths[KEY_BYTES])
+            return
+        self.values()
+        if lengths[KEY_OFFSETS]:
+            self.keys()
+        if lengths[HEADER_LISTS]:
+            self.headers()
 
     def values(self) -> Any:
         return self._binary(pa.binary(), "value", self.count, VALUE_OFFSETS, VALUE_BYTES)
@@ -115,18 +135,25 @@ class Body:
         if not self.lengths[HEADER_LISTS]:
             lists = pa.py_buffer(np.zeros(self.count + 1, np.int32))
             return pa.Array.from_buffers(HEADERS_TYPE, self.count, [None, lists], children=[_NO_ENTRIES])
+        if (known := self._checked.get("headers")) is not None:
+            return known
         entries = self.lengths[HEADER_KEY_OFFSETS] // 4 - 1
         self._check_ends(HEADER_LISTS, "header list", entries)
         keys = self._binary(pa.string(), "header key", entries, HEADER_KEY_OFFSETS, HEADER_KEY_BYTES)
         values = self._binary(pa.binary(), "header value", entries, HEADER_VALUE_OFFSETS, HEADER_VALUE_BYTES)
         pairs = pa.Array.from_buffers(_ENTRIES_TYPE, entries, [None], children=[keys, values])
         lists = self._arrow(HEADER_LISTS)
-        maps = pa.Array.from_buffers(HEADERS_TYPE, self.count, [None, lists], children=[pairs])
-        return _validated(maps, "headers")
+        found = _validated(pa.Array.from_buffers(HEADERS_TYPE, self.count, [None, lists], children=[pairs]), "headers")
+        self._checked["headers"] = found
+        return found
 
     def _binary(self, kind: Any, what: str, count: int, offsets: int, data: int, validity: Any = None) -> Any:
+        if (known := self._checked.get(what)) is not None:
+            return known
         self._check_ends(offsets, what, self.lengths[data])
-        return _validated(pa.Array.from_buffers(kind, count, [validity, self._arrow(offsets), self._arrow(data)]), what)
+        buffers = [validity, self._arrow(offsets), self._arrow(data)]
+        self._checked[what] = found = _validated(pa.Array.from_buffers(kind, count, buffers), what)
+        return found
 
     def _check_ends(self, offsets: int, what: str, end: int) -> None:
         """Offsets run from 0 to the end of what they divide; that they never fall is Arrow's validation to find."""
@@ -202,5 +229,6 @@ def _validated(array: Any, what: str) -> Any:
     try:
         array.validate(full=True)
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError; Arrow's own texts tell the place
+        array = None  # A tool that prints the variables of a traceback would end the process in Arrow.
         raise BatchCorrupt(f"the {what} column is damaged: {error}") from error
     return array

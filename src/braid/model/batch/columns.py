@@ -5,10 +5,9 @@ Decoding costs per batch, not per record, as long as the records stay columns; m
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -23,14 +22,13 @@ from braid.model.batch.body import (
     TIMESTAMP_TYPE,
     TIMESTAMPS,
     VALUE_BYTES,
-    VALUE_OFFSETS,
     Body,
     Data,
 )
 from braid.model.batch.draft import largest_body
 from braid.model.batch.encode import Headers, Timestamps, encode_batch, encode_table
 from braid.model.batch.header import BatchHeader, verify
-from braid.model.errors import BatchCorrupt, InvalidArgument
+from braid.model.errors import InvalidArgument
 from braid.model.message import NO_HEADERS, Message
 
 __all__ = [
@@ -39,11 +37,14 @@ __all__ = [
     "Headers",
     "Message",
     "Timestamps",
+    "arrow_rows",
     "decode_arrow",
     "decode_messages",
+    "decode_one",
     "encode_batch",
     "encode_table",
     "largest_body",
+    "message_lists",
 ]
 
 RECORD_SCHEMA: Final = pa.schema(
@@ -58,7 +59,8 @@ RECORD_SCHEMA: Final = pa.schema(
 )
 COLUMNS: Final[tuple[str, ...]] = tuple(RECORD_SCHEMA.names)
 
-_PAIR: Final = struct.Struct("<2i")
+LIST_RECORDS: Final = 8_192
+"""Messages that are made of a batch at a time: some megabytes beside the bytes of the records."""
 
 
 def decode_arrow(
@@ -74,7 +76,12 @@ def decode_arrow(
         header = verify(batch, position)
     if header.is_control:
         return pa.RecordBatch.from_pylist([], schema=schema)
-    body = Body(batch, header, position)
+    return arrow_rows(Body(batch, header, position), columns)
+
+
+def arrow_rows(body: Body, columns: Sequence[str] = COLUMNS) -> Any:
+    """Return the records of an open body as `decode_arrow` does."""
+    schema = _schema(tuple(columns))
     return pa.RecordBatch.from_arrays([_COLUMN[name](body) for name in columns], schema=schema)
 
 
@@ -90,45 +97,58 @@ def decode_messages(
     if header.is_control:
         return []
     body = Body(batch, header, position)
-    if header.count == 1 and not body.lengths[HEADER_LISTS]:
-        return [_decode_one(body, segment, topic)]
-    values = body.values().to_pylist()
-    keys = body.keys().to_pylist() if body.lengths[KEY_OFFSETS] else repeat(None)
-    timestamps: Iterable[int] = repeat(header.min_timestamp)
+    body.check()
+    if body.is_plain_record:
+        return [decode_one(body, segment, topic)]
+    return [*chain.from_iterable(message_lists(body, segment=segment, topic=topic))]
+
+
+def message_lists(body: Body, *, segment: int = 0, topic: str = "", first: int = 0) -> Iterator[list[Message]]:
+    """Yield the records of a checked body from number `first` on, in lists of at most `LIST_RECORDS` messages. A few
+    compressed bytes can hold millions of records, so each list is made when it is asked for."""
+    header = body.header
+    for start in range(first, header.count, LIST_RECORDS):
+        end = min(start + LIST_RECORDS, header.count)
+        offsets = range(header.base_offset + start, header.base_offset + end)
+        fields = _fields(body, start, end)
+        headers = _headers(body, start, end)
+        yield [*map(Message, *fields, offsets, headers, repeat(segment), repeat(topic))]
+
+
+def _fields(body: Body, start: int, end: int) -> tuple[Iterable[bytes], Iterable[bytes | None], Iterable[int]]:
+    """Return the values, keys and timestamps of these records."""
+    values = body.values().slice(start, end - start).to_pylist()
+    keys: Iterable[bytes | None] = repeat(None)
+    if body.lengths[KEY_OFFSETS]:
+        keys = body.keys().slice(start, end - start).to_pylist()
+    timestamps: Iterable[int] = repeat(body.header.min_timestamp)
     if body.lengths[TIMESTAMPS]:
-        timestamps = np.frombuffer(body.view(TIMESTAMPS), np.int64).tolist()
-    offsets = range(header.base_offset, header.next_offset)
-    headers: Iterable[Mapping[str, bytes]] = _header_dicts(body) if body.lengths[HEADER_LISTS] else repeat(NO_HEADERS)
-    return list(map(Message, values, keys, timestamps, offsets, headers, repeat(segment), repeat(topic)))
+        timestamps = np.frombuffer(body.view(TIMESTAMPS), np.int64)[start:end].tolist()
+    return values, keys, timestamps
 
 
-def _decode_one(body: Body, segment: int, topic: str) -> Message:
-    """What the general way makes of one record without headers, without its fixed costs."""
+def decode_one(body: Body, segment: int, topic: str) -> Message:
+    """Return what `message_lists` makes of a checked body that is a plain record, without its fixed costs."""
     header = body.header
     key = None
-    if body.lengths[KEY_OFFSETS]:
-        data = _only_item(body, "key", KEY_OFFSETS, KEY_BYTES)
-        if not body.lengths[KEY_VALIDITY] or body.view(KEY_VALIDITY)[0] & 1:
-            key = data
-    value = _only_item(body, "value", VALUE_OFFSETS, VALUE_BYTES)
+    if body.lengths[KEY_OFFSETS] and (not body.lengths[KEY_VALIDITY] or body.view(KEY_VALIDITY)[0] & 1):
+        key = bytes(body.view(KEY_BYTES))
+    value = bytes(body.view(VALUE_BYTES))
     timestamp = header.min_timestamp
     if body.lengths[TIMESTAMPS]:
         timestamp = int.from_bytes(body.view(TIMESTAMPS), "little", signed=True)
     return Message(value, key, timestamp, header.base_offset, NO_HEADERS, segment, topic)
 
 
-def _only_item(body: Body, what: str, offsets: int, data: int) -> bytes:
-    first, last = _PAIR.unpack_from(body.raw, body.starts[offsets])
-    if first != 0 or last != body.lengths[data]:
-        raise BatchCorrupt(f"{what} offsets run from {first} to {last}, they must run from 0 to {body.lengths[data]}")
-    return bytes(body.view(data))
-
-
-def _header_dicts(body: Body) -> list[Mapping[str, bytes]]:
-    """Each record's headers; of a name that a foreign producer wrote twice, the last counts."""
+def _headers(body: Body, start: int, end: int) -> Iterable[Mapping[str, bytes]]:
+    """Return the headers of these records; of a name that a foreign producer wrote twice, the last counts."""
+    if not body.lengths[HEADER_LISTS]:
+        return repeat(NO_HEADERS)
     maps = body.headers()
-    pairs = list(zip(maps.keys.to_pylist(), maps.items.to_pylist()))
-    return [dict(pairs[start:end]) or NO_HEADERS for start, end in pairwise(maps.offsets.to_pylist())]
+    ends = maps.offsets.slice(start, end - start + 1).to_pylist()
+    before, entries = ends[0], ends[-1] - ends[0]
+    pairs = list(zip(maps.keys.slice(before, entries).to_pylist(), maps.items.slice(before, entries).to_pylist()))
+    return [dict(pairs[first - before : last - before]) or NO_HEADERS for first, last in pairwise(ends)]
 
 
 def _offsets(body: Body) -> Any:
