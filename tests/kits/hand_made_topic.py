@@ -57,6 +57,17 @@ def layout_of(shapes: Sequence[Shape]) -> Layout:
     return Layout(LayoutEpoch(max(created)), SegmentId(len(shapes)), infos)
 
 
+def _encoded(records: Sequence[Record], codec: Codec) -> bytearray:
+    return encode_batch(
+        [record.value for record in records],
+        keys=[record.key for record in records],
+        timestamps=[record.timestamp for record in records],
+        headers=[record.headers for record in records],
+        now_us=0,
+        codec=codec,
+    )
+
+
 class HandMadeTopic:
     def __init__(self, folder: Path, shapes: Sequence[Shape] = (Shape(FULL),)) -> None:
         self.folder = folder
@@ -79,29 +90,22 @@ class HandMadeTopic:
     def add_chunk(
         self,
         segment: int,
-        *batches: Sequence[Record],
+        *batches: Sequence[Record] | bytearray,
         epoch: int = 1,
         codec: Codec = Codec.NONE,
         at: int | None = None,
         runs: bool = False,
     ) -> ChunkDescriptor:
-        """A chunk of these batches behind the last one of the segment, or `at` another place. `runs`: each batch is a
-        run in the index."""
+        """A chunk of these batches behind the last one of the segment, or `at` another place: records, or a batch as a
+        producer sent it. `runs`: each batch is a run in the index."""
         first = offset = self.end(segment) if at is None else at
         data, index = bytearray(), Index()
         for records in batches:
-            batch = encode_batch(
-                [record.value for record in records],
-                keys=[record.key for record in records],
-                timestamps=[record.timestamp for record in records],
-                headers=[record.headers for record in records],
-                now_us=0,
-                codec=codec,
-            )
+            batch = records if isinstance(records, bytearray) else _encoded(records, codec)
             header = stamp(batch, parse_header(batch), Offset(offset), 5_000_000, Epoch(epoch), 7, 0)
             index.add(header, len(data), starts_run=runs)
             data += batch
-            offset += len(records)
+            offset = header.next_offset
         footer = encode_footer(
             base_offset=first,
             next_offset=offset,

@@ -16,6 +16,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import braid.sync
@@ -26,6 +27,7 @@ from braid.spark.jobs.lake.table import LakeTable, Landed, Landing
 from braid.spark.source.options import SourceOptions
 from braid.spark.source.snapshot import take_snapshot
 from braid.spark.stream.batch_limits import BatchLimits
+from tests.kits import poison
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
 from tests.kits.waiting import wait_until
 from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered
@@ -105,6 +107,21 @@ def test_parents_land_before_their_children_and_everything_once(spark: SparkSess
             if after.get(str(segment)) != before.get(str(segment), 0):
                 assert all(before.get(str(parent)) == "END" for parent in shape.parents)
     assert landed[-1] == {"0": "END", "1": "END", "2": "END", "3": 40}
+
+
+def test_records_that_cannot_be_decoded_end_the_run_or_are_skipped_with_a_count(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = HandMadeTopic(tmp_path / "history")
+    topic.add_chunk(0, records(0, 5), poison.shown_by_the_body()["value offsets that fall"], records(8, 12))
+    where = tmp_path / "orders"
+    with pytest.raises(PySparkException, match="offsets 5 to 7 of segment 0"):
+        lake(spark, topic.options, tmp_path / "failed", "parquet")
+    report = lake(spark, {**topic.options, "badRecords": "skip"}, where, "parquet", columns=("offset", "value"))
+    assert (report.ok, report.records, report.skipped, report.lag) == (True, 17, 3, 0)
+    (segment,) = report.segments
+    assert (segment.first, segment.until, segment.records, segment.position) == (0, 20, 17, 20)
+    assert sorted(rows_of(where, "parquet")["offset"].to_pylist()) == [*range(5), *range(8, 20)]
 
 
 def positions(where: Path, kind: str) -> dict[str, Any]:
@@ -192,13 +209,13 @@ def test_what_retention_took_before_it_landed_is_an_error_or_is_skipped_by_name(
     topic = HandMadeTopic(tmp_path / "history")
     topic.add_chunk(0, records(0, 10))
     where = tmp_path / "orders"
-    lake(spark, topic.options, where, "parquet")
+    lake(spark, topic.options, tmp_path / "failed", "parquet")
     topic.add_chunk(0, records(10, 10))
     topic.add_chunk(0, records(20, 10))
     topic.forget(0, 0)
     topic.forget(0, 0)
     with pytest.raises(DataLoss, match=r"offsets 10 to 19 of segment 0 .*--skip-lost"):
-        lake(spark, topic.options, where, "parquet")
+        lake(spark, topic.options, tmp_path / "failed", "parquet")
     report = lake(spark, topic.options, where, "parquet", skip_lost=True)
     assert (report.ok, report.records) == (False, 10)
     assert "offsets 10 to 19" in report.losses[0]

@@ -22,6 +22,7 @@ from braid.model.layout import HashRange
 from braid.spark.jobs.replay.job import ReplayReport, ReplayRun, bounds, copy, in_order
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.source.planning import Range
+from tests.kits import poison
 from tests.kits.hand_made_topic import HandMadeTopic, Record, Shape
 from tests.spark.spark_kit import ROOT, WAIT_S, StoredBroker, numbered
 
@@ -67,6 +68,20 @@ def test_a_topic_is_copied_into_one_with_other_segments_and_keys_keep_their_orde
     assert replay(spark, source, broker, "replay-b", tmp_path).steps == 0
 
 
+def test_records_that_cannot_be_decoded_are_skipped_with_a_count_also_within_bounds_of_time(
+    spark: SparkSession, broker: StoredBroker, tmp_path: Path
+) -> None:
+    topic = HandMadeTopic(tmp_path / "history")
+    timed = [Record(b"%d" % number, None, number * 1_000_000) for number in range(12)]
+    topic.add_chunk(0, timed[:5], poison.shown_by_the_body()["value offsets that fall"], timed[5:])
+    broker.create("replay-poison")
+    source = {**topic.options, "badRecords": "skip"}
+    report = replay(spark, source, broker, "replay-poison", tmp_path / "journal", bounded_by=bounds("2000", "9000"))
+    assert (report.ok, report.records, report.skipped) == (True, 7, 3)
+    found = records(spark, {"topic": "replay-poison", "url": broker.url})
+    assert [bytes(row["value"]) for row in found] == [b"%d" % number for number in range(2, 9)]
+
+
 class Interrupted(Exception):
     pass
 
@@ -107,8 +122,8 @@ def test_a_step_in_several_partitions_is_stored_once_though_spark_reads_it_in_an
     sink = {"topic": "replay-wide", "url": broker.url}
     whole = Replay(id="x", source="s", source_id=0, target="t", target_id=1, bounds={})
     step = ReplayStep(number=0, ranges=(Range(0, 0, 2_000),), partitions=3, positions={0: 2_000})
-    assert copy(spark, {**topic.options, "minPartitions": "5"}, sink, whole, step, ()) == {0: 2_000}
-    assert copy(spark, {**topic.options, "minPartitions": "2"}, sink, whole, step, ()) == {0: 2_000}
+    assert copy(spark, {**topic.options, "minPartitions": "5"}, sink, whole, step, ()) == ({0: 2_000}, 0)
+    assert copy(spark, {**topic.options, "minPartitions": "2"}, sink, whole, step, ()) == ({0: 2_000}, 0)
     assert by_key(records(spark, sink)) == by_key(records(spark, topic.options))
     frame = spark.read.format("braid").options(**topic.options).load()
     used = in_order(frame, 3).selectExpr("spark_partition_id() AS part", "key").distinct().collect()

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from braid.model.batch.header import Codec
-from braid.model.errors import ConnectFailed, DataLoss, InvalidArgument, LogDamaged, TopicNotFound
+from braid.model.errors import BatchUnreadable, ConnectFailed, DataLoss, InvalidArgument, LogDamaged, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
 from braid.spark.data_source import BatchReader, BraidDataSource
@@ -22,6 +22,7 @@ from braid.spark.source.planning import NO_PRUNING, ChunkPiece, Partition, Prune
 from braid.spark.source.reading import raw_batches, record_batches
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
 from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot, take_snapshot
+from tests.kits import poison
 from tests.kits.hand_made_topic import FULL, HandMadeTopic, Record, Shape, records
 
 LOW, HIGH = HashRange(0, 0x7FFF), HashRange(0x8000, 0xFFFF)
@@ -443,3 +444,61 @@ def test_raw_batches_say_which_piece_they_belong_to(tmp_path: Path) -> None:
     ]
     assert all(isinstance(piece, ChunkPiece) for piece, _, _ in found)
     assert all(len(data) == header.size for _, header, data in found)
+
+
+# ── poison ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def poisoned(folder: Path, what: str) -> HandMadeTopic:
+    """Offsets 0 to 4 are good, 5 to 7 are poison, 8 and 9 are good."""
+    topic = HandMadeTopic(folder)
+    poisonous = (poison.shown_by_the_body() | poison.shown_by_the_header())[what]
+    topic.add_chunk(0, records(0, 5), poisonous, records(8, 2))
+    return topic
+
+
+STORED = [*poison.shown_by_the_body(), "an unknown schema", "another raw length than its plain body"]
+
+
+@pytest.mark.parametrize("what", STORED)
+def test_a_batch_that_cannot_be_decoded_fails_the_read_with_its_offsets_and_the_way_past_it(
+    tmp_path: Path, what: str
+) -> None:
+    topic = poisoned(tmp_path, what)
+    with pytest.raises(
+        BatchUnreadable, match=r"offsets 5 to 7 of segment 0 .* Set option badRecords to skip"
+    ) as raised:
+        rows(reader(topic))
+    assert (raised.value.segment, raised.value.first_offset, raised.value.next_offset) == (0, 5, 8)
+
+
+@pytest.mark.parametrize("what", STORED)
+@pytest.mark.parametrize("columns", [(), ("value",), ("offset",)], ids=["all", "values", "offsets"])
+def test_a_batch_that_cannot_be_decoded_is_skipped_with_a_count_if_that_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, columns: tuple[str, ...]
+) -> None:
+    found = rows(reader(poisoned(tmp_path, what), *columns, badRecords="skip"))
+    assert len(found) == 7, "whichever columns are read"
+    if "value" in found[0]:
+        assert [row["value"] for row in found] == numbers(0, 5) + numbers(8, 10)
+    (warning,) = caplog.messages
+    assert warning.startswith("3 records were skipped")
+    assert "offsets 5 to 7 of segment 0 of topic public/default/orders" in warning
+
+
+def test_only_the_records_of_the_partition_count_as_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    topic = poisoned(tmp_path, "value offsets that fall")
+    options = {"startingOffsets": '{"0": 3}', "endingOffsets": '{"0": 6}', "badRecords": "skip"}
+    assert values(topic, **options) == numbers(3, 5)
+    assert caplog.messages[0].startswith("1 records were skipped")
+
+
+def test_batches_that_become_large_are_decompressed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_BYTES", 3 << 20)
+    topic = HandMadeTopic(tmp_path)
+    topic.add_chunk(0, *(poison.bomb(2 << 20) for _ in range(6)))
+    found = reader(topic, "value")
+    sizes = [batch.nbytes for partition in found.partitions() for batch in found.read(partition)]
+    assert len(sizes) == 6, "each is larger than what is left beside the one before it"

@@ -22,7 +22,14 @@ from braid.cli.pipeline.report import (
     percent_text,
     rate_text,
 )
-from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
+from braid.cli.pipeline.session import (
+    SparkRun,
+    bad_records_option,
+    check_topic,
+    manifest_option,
+    source_options,
+    with_spark,
+)
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import Column, bytes_text, count_text, time_text
 from braid.cli.terminal.param_types import DURATION
@@ -84,6 +91,7 @@ class Since(click.ParamType[str]):
     help="How many segments the load is to be spread over. [default: as many as there are]",
 )
 @click.option("--apply", is_flag=True, help="Make the splits and merges.")
+@bad_records_option
 @manifest_option
 @with_spark
 @with_target
@@ -94,6 +102,7 @@ def advise(
     bucket: int,
     segments_target: int | None,
     apply: bool,
+    bad_records: str,
     manifest: str | None,
     run: SparkRun,
 ) -> None:
@@ -119,7 +128,11 @@ def advise(
         from braid.spark.jobs.advise.job import advise_topic
 
         found = advise_topic(
-            spark, source_options(target, path, manifest), since=since, bucket_s=bucket, target=segments_target
+            spark,
+            {**source_options(target, path, manifest), "badRecords": bad_records},
+            since=since,
+            bucket_s=bucket,
+            target=segments_target,
         )
     applied = apply_advice(target, path, found) if apply else []
     shown = {**msgspec.to_builtins(found), "applied": msgspec.to_builtins(applied)} if apply else found

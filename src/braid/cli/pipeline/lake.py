@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from braid.cli.pipeline.report import Fields, Lines, Part, Rows
-from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
+from braid.cli.pipeline.session import (
+    SparkRun,
+    bad_records_option,
+    check_topic,
+    manifest_option,
+    source_options,
+    with_spark,
+)
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import Column, bytes_text, count_text, duration_text
 from braid.model.names import TopicName
@@ -32,6 +39,7 @@ def _names(_: click.Context, __: click.Parameter, given: str | None) -> tuple[st
 @click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="Records in one commit, at most.")
 @click.option("--columns", callback=_names, metavar="A,B", help="Only these, on the first run. [default: all]")
 @click.option("--skip-lost", is_flag=True, help="Go on after records that retention deleted before they landed.")
+@bad_records_option
 @manifest_option
 @with_spark
 @with_target
@@ -45,6 +53,7 @@ def lake(
     max_records: int | None,
     columns: tuple[str, ...] | None,
     skip_lost: bool,
+    bad_records: str,
     manifest: str | None,
 ) -> None:
     """Land a topic in a table, each record once.
@@ -76,7 +85,7 @@ def lake(
         with _ended_by_signals(ending) if ending is not None else nullcontext(), run.progress(spark, f"Landing {path}"):
             report = Lake(
                 spark,
-                source_options(target, path, manifest),
+                {**source_options(target, path, manifest), "badRecords": bad_records},
                 table,
                 columns=columns,
                 max_records=max_records or MAX_RECORDS,
@@ -123,6 +132,8 @@ def render(report: LakeReport) -> list[Part]:
         ("written", f"{count_text(report.files)} files, {bytes_text(report.bytes)}; commits: {len(report.steps)}"),
         ("lag", f"{count_text(report.lag)} records"),
     ]
+    if report.skipped:
+        fields.append(("skipped", f"{count_text(report.skipped)} records that cannot be decoded"))
     if report.leftovers:
         fields.append(("removed", f"{report.leftovers} folders that were never committed"))
     titles = ("segment", "from", "to", "records", "next", "lag")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from braid.cli.pipeline.report import Fields, Part, Rows
-from braid.cli.pipeline.session import SparkRun, check_topic, manifest_option, source_options, with_spark
+from braid.cli.pipeline.session import (
+    SparkRun,
+    bad_records_option,
+    check_topic,
+    manifest_option,
+    source_options,
+    with_spark,
+)
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import Column, count_text, duration_text
 from braid.model.errors import TopicNotFound
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
 )
 @click.option("--max-records", type=click.IntRange(min=1), metavar="N", help="Records in one step, at most.")
 @click.option("--create", is_flag=True, help="Create TARGET if it does not exist, with as many segments as SOURCE has.")
+@bad_records_option
 @manifest_option
 @with_spark
 @with_target
@@ -59,6 +67,7 @@ def replay(
     checkpoint: str | None,
     max_records: int | None,
     create: bool,
+    bad_records: str,
     manifest: str | None,
 ) -> None:
     """Copy a topic, or a time of it, into another topic.
@@ -93,7 +102,7 @@ def replay(
     with run.session(f"replay {origin}") as spark, run.progress(spark, f"Copying {origin} into {destination}"):
         report = ReplayRun(
             spark,
-            source_options(target, origin, manifest),
+            {**source_options(target, origin, manifest), "badRecords": bad_records},
             source_options(target, destination),
             ReplayJournal(checkpoint or default_folder(called, os.environ)),
             bounded_by=bounds,
@@ -116,6 +125,8 @@ def render(report: ReplayReport) -> list[Part]:
             f"{report.repeated} of an earlier run; {count_text(report.duplicates)} records were in the target already"
         )
         fields.append(("repeated", text))
+    if report.skipped:
+        fields.append(("skipped", f"{count_text(report.skipped)} records that cannot be decoded"))
     fields += [("lag", f"{count_text(report.lag)} records"), ("checkpoint", report.checkpoint)]
     rows = [
         (str(each.segment), str(each.first), str(each.until - 1), count_text(each.records)) for each in report.segments

@@ -260,6 +260,14 @@ manifest_option = click.option(
     help="Read from storage alone, without brokers: the --storage of the brokers, file:///PATH or s3://BUCKET/PREFIX.",
 )
 
+bad_records_option = click.option(
+    "--bad-records",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What to do about records that cannot be decoded: end with an error, or leave them out and count them.",
+)
+
 
 def with_spark(command: Callable[..., T]) -> Callable[..., T]:
     """Give a command the options above; it gets them as a `SparkRun` in its argument `run`."""

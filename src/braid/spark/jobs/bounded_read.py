@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import StructType
 
 from braid.client.consuming.checkpoint import END, Position
@@ -21,9 +22,11 @@ def rows_between(
     ranges: Sequence[Range],
     others: Iterable[int],
     columns: Sequence[str],
-    **more: str,
+    more: Mapping[str, str],
+    seen: Observation | None = None,
 ) -> DataFrame:
-    """Read these ranges. `others` are the segments without a range; `more` are further options of the source."""
+    """Read these ranges. `others` are the segments without a range; `more` are further options of the source. `seen`
+    counts the rows of each segment (`records_seen`)."""
     nothing: dict[int, Position] = dict.fromkeys(others, END)
     first = nothing | {each.segment: each.first for each in ranges}
     until = nothing | {each.segment: each.until for each in ranges}
@@ -35,7 +38,27 @@ def rows_between(
         .load()
     )
     # A segment that was created since is in neither of the two.
-    return rows.where(rows["segment"].isin([each.segment for each in ranges])).select(*columns)
+    rows = rows.where(rows["segment"].isin([each.segment for each in ranges]))
+    if seen is not None:
+        rows = counted(rows, ranges, seen)
+    return rows.select(*columns)
+
+
+def counted(rows: DataFrame, ranges: Sequence[Range], seen: Observation) -> DataFrame:
+    """Count the rows of each segment while they pass."""
+    counts = [F.count_if(F.col("segment") == each.segment).alias(str(each.segment)) for each in ranges]
+    return rows.observe(seen, *counts)
+
+
+def records_seen(seen: Observation) -> dict[int, int]:
+    """Return how many rows of each segment have passed. Waits for the action that makes them."""
+    return {int(segment): int(count) for segment, count in seen.get.items()}
+
+
+def records_skipped(ranges: Sequence[Range], seen: Mapping[int, int]) -> dict[int, int]:
+    """Return how many records of these ranges have not passed, by segment: they could not be decoded."""
+    missing = {each.segment: each.records - seen.get(each.segment, 0) for each in ranges}
+    return {segment: count for segment, count in missing.items() if count}
 
 
 def columns_schema(columns: Sequence[str]) -> StructType:

@@ -26,6 +26,7 @@ from braid.wire.address import DEFAULT_URL, parse_url
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 Offsets = Literal["earliest", "latest"] | dict[int, Position]
+BadRecords = Literal["fail", "skip"]
 
 _EARLIEST_NUMBER: Final = -2
 _LATEST_NUMBER: Final = -1
@@ -48,6 +49,7 @@ NAMES: Final = (
     "maxBytesPerTrigger",
     "minPartitions",
     "failOnDataLoss",
+    "badRecords",
     "includeHeaders",
     "pruneByFilters",
     "subscription",
@@ -101,6 +103,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
+    bad_records: BadRecords = "fail"
+    """What becomes of batches that cannot be decoded."""
     include_headers: bool = True
     prune_by_filters: bool = False
     """Whether the query's filters leave out chunks. Correct only if each query has its own load() (data_source.py)."""
@@ -133,6 +137,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             max_bytes_per_trigger=_count("maxBytesPerTrigger", values.get("maxBytesPerTrigger")),
             min_partitions=_count("minPartitions", values.get("minPartitions")),
             fail_on_data_loss=_truth("failOnDataLoss", values.get("failOnDataLoss"), default=True),
+            bad_records=_bad_records(values.get("badRecords")),
             include_headers=_truth("includeHeaders", values.get("includeHeaders"), default=True),
             prune_by_filters=_truth("pruneByFilters", values.get("pruneByFilters"), default=False),
             subscription=_subscription(values.get("subscription")),
@@ -246,6 +251,15 @@ def _subscription(value: str | None) -> str:
         return check_name("subscription", value)
     except BraidError as error:
         raise InvalidArgument(f"option subscription: {error}") from None
+
+
+def _bad_records(value: str | None) -> BadRecords:
+    match (value or "fail").lower():
+        case "fail":
+            return "fail"
+        case "skip":
+            return "skip"
+    wrong_value("badRecords", value, "fail or skip")
 
 
 def _truth(name: str, value: str | None, *, default: bool) -> bool:

@@ -13,6 +13,9 @@ rest, if there are brokers. Offsets that nobody has are lost: an error, or, with
 replaced chunk does not change which records a task yields. The same holds for offsets that other records have taken
 since: such records have a later epoch than the plan says.
 
+**A batch that cannot be decoded**, although its checksums are right, was written wrong by its producer. Option
+`badRecords` decides: an error that names its offsets, or a warning that says how many records were skipped.
+
 **A chunk that is damaged** is always an error, which names the object and the offset: a reader that skipped it would
 silently turn damage into a shorter table.
 """
@@ -25,9 +28,17 @@ from functools import cached_property
 from typing import Any, Final
 
 from braid.model.batch.header import MAX_EPOCH, BatchHeader
-from braid.model.errors import DataLoss, LogDamaged, ObjectMissing, OffsetOutOfRange, PositionDiverged
+from braid.model.errors import (
+    BatchError,
+    BatchUnreadable,
+    DataLoss,
+    LogDamaged,
+    ObjectMissing,
+    OffsetOutOfRange,
+    PositionDiverged,
+)
 from braid.spark.connection import SourceConnection
-from braid.spark.source.options import SourceOptions
+from braid.spark.source.options import BadRecords, SourceOptions
 from braid.spark.source.planning import (
     NO_PRUNING,
     ChunkPiece,
@@ -49,7 +60,7 @@ ROWS: Final = 16_384
 """In an Arrow batch for Spark, unless one record batch has more."""
 MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 16 << 20
-"""Of joined batches: large records come in smaller groups."""
+"""Of joined batches after decompression, unless one batch has more: large records come in smaller groups."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -187,14 +198,52 @@ def record_batches(
 ) -> Iterator[Any]:
     """Yield the partition's rows within the time bounds of the options, as `pyarrow.RecordBatch`es of exactly this
     Arrow schema. Rows that `prune` leaves out may be missing."""
-    buffer = RowBuffer(schema, options.starting_timestamp, options.ending_timestamp)
+    bad = _BadRecords(partition.topic, options.bad_records)
+    buffer = RowBuffer(schema, options.starting_timestamp, options.ending_timestamp, check=bad.skip)
     bodies = buffer.opens_bodies
     for piece, header, data in raw_batches(partition, options, prune=prune, bodies=bodies, connection=connection):
-        buffer.add(piece, header, data)
-        if buffer.rows >= ROWS or buffer.size >= MAX_BYTES:
+        if buffer.rows and buffer.size + header.raw_length > MAX_BYTES:
+            yield from _slices(buffer.take())  # Before the next batch is decompressed.
+        try:
+            buffer.add(piece, header, data)
+        except BatchError as error:
+            bad.found(piece, header, error)
+            continue
+        if buffer.rows >= ROWS:
             yield from _slices(buffer.take())
     if buffer.rows:
         yield from _slices(buffer.take())
+    bad.warn()
+
+
+class _BadRecords:
+    """What a task does about batches that cannot be decoded."""
+
+    def __init__(self, topic: str, policy: BadRecords) -> None:
+        self.skip: Final = policy == "skip"
+        self._topic = topic
+        self._skipped = 0
+        self._first = ""
+
+    def found(self, piece: Piece, header: BatchHeader, error: BatchError) -> None:
+        first, until = max(piece.first, header.base_offset), min(piece.until, header.next_offset)
+        text = f"offsets {first} to {until - 1} of segment {piece.segment} of topic {self._topic} cannot be decoded"
+        if not self.skip:
+            raise BatchUnreadable(
+                f"{text}, because their producer wrote them wrong: {error}. Set option badRecords to skip to read "
+                "everything else",
+                piece.segment,
+                first,
+                until,
+            ) from error
+        self._skipped += until - first
+        self._first = self._first or f"{text}: {error}"
+
+    def warn(self) -> None:
+        if self._skipped:
+            _log.warning(
+                "%d records were skipped, because badRecords is skip. The first: %s", self._skipped, self._first
+            )
 
 
 def _slices(rows: Any) -> Iterator[Any]:

@@ -27,11 +27,14 @@ _NO_ENTRIES: Final = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYP
 class RowBuffer:
     """Collects rows of an Arrow schema, and keeps those with timestamps within the bounds."""
 
-    def __init__(self, schema: Any, since_us: int | None = None, before_us: int | None = None) -> None:
+    def __init__(
+        self, schema: Any, since_us: int | None = None, before_us: int | None = None, *, check: bool = False
+    ) -> None:
+        """With `check`, bodies are opened although the columns do not need them."""
         self._schema = schema
         self._since_us, self._before_us = since_us, before_us
         headers_suffice = {"segment", "offset", "epoch"}.issuperset(schema.names)
-        self.opens_bodies: Final = not headers_suffice or since_us is not None or before_us is not None
+        self.opens_bodies: Final = check or not headers_suffice or since_us is not None or before_us is not None
         self._clear()
 
     def _clear(self) -> None:
@@ -41,12 +44,14 @@ class RowBuffer:
         self._parts: list[_Part] = []
 
     def add(self, piece: Piece, header: BatchHeader, data: memoryview) -> None:
-        """Add the records of this batch that belong to the piece."""
+        """Add the records of this batch that belong to the piece. Raises `BatchError`, and adds nothing, if the batch
+        cannot be decoded."""
         first = max(piece.first - header.base_offset, 0)
         part = _Part(piece.segment, header, first, min(piece.until, header.next_offset) - header.base_offset)
         cut = self._cuts(header)
         if self.opens_bodies:
             part.body = Body(data, header)
+            part.body.check()
         if cut:
             times = _times(part)
             since = np.iinfo(np.int64).min if self._since_us is None else self._since_us

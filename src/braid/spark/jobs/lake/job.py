@@ -30,12 +30,12 @@ from contextlib import contextmanager
 from typing import Final
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
 from braid.spark.connection import SourceConnection
-from braid.spark.jobs.bounded_read import columns_schema, rows_between
+from braid.spark.jobs.bounded_read import columns_schema, records_seen, records_skipped, rows_between
 from braid.spark.jobs.lake.parquet import ParquetTable
 from braid.spark.jobs.lake.table import LakeTable, Landed
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
@@ -81,6 +81,8 @@ class StepReport(JobReport, frozen=True):
     files: int
     bytes: int
     seconds: float
+    skipped: dict[int, int]
+    """How many records of each segment could not be decoded and did not land."""
 
 
 class LandedSegment(CopiedSegment, frozen=True):
@@ -102,6 +104,8 @@ class LakeReport(JobReport, frozen=True, kw_only=True):
     records: int
     files: int
     bytes: int
+    skipped: int
+    """How many records could not be decoded and did not land, because `badRecords` is skip."""
     lag: int
     segments: tuple[LandedSegment, ...]
     losses: tuple[str, ...]
@@ -190,10 +194,13 @@ def _offset(landed: Landed) -> StreamOffset:
 # Acting.
 
 
-def step_rows(spark: SparkSession, source: Mapping[str, str], step: LakeStep) -> DataFrame:
+def step_rows(
+    spark: SparkSession, source: Mapping[str, str], step: LakeStep, seen: Observation | None = None
+) -> DataFrame:
     """Read the rows of a step, in few and large partitions: each becomes a file."""
     files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
-    return rows_between(spark, source, step.ranges, step.others, step.landed.columns, minPartitions=str(max(1, files)))
+    more = {"minPartitions": str(max(1, files))}
+    return rows_between(spark, source, step.ranges, step.others, step.landed.columns, more, seen)
 
 
 def write_files(rows: DataFrame, folder: str) -> None:
@@ -219,10 +226,15 @@ def land(spark: SparkSession, source: Mapping[str, str], table: LakeTable, step:
     """Read, write and commit a step."""
     began = time.monotonic()
     folder = table.stage(step.landed.step)
+    skips = SourceOptions.parse(source).bad_records == "skip"
+    skipped: dict[int, int] = {}
     try:
         if step.records:
-            write_files(step_rows(spark, source, step), folder)
-        landing = table.prepare(folder, step.records)
+            seen = Observation() if skips else None
+            write_files(step_rows(spark, source, step, seen), folder)
+            if seen is not None:
+                skipped = records_skipped(step.ranges, records_seen(seen))
+        landing = table.prepare(folder, step.records - sum(skipped.values()))
     except BaseException:
         table.discard(folder)
         raise
@@ -232,7 +244,7 @@ def land(spark: SparkSession, source: Mapping[str, str], table: LakeTable, step:
         table.discard(folder)
         raise
     seconds = time.monotonic() - began
-    return StepReport(step.landed.step, landing.rows, len(landing.files), landing.bytes, seconds)
+    return StepReport(step.landed.step, landing.rows, len(landing.files), landing.bytes, seconds, skipped)
 
 
 class Lake:
@@ -309,7 +321,7 @@ class Lake:
         for segment, position in sorted(landed.positions.items()):
             end = now.segments[segment].end if segment in now.segments else 0
             did = self._ranges.get(segment) or [Range(segment, 0, 0)]
-            records = sum(each.records for each in did)
+            records = sum(each.records for each in did) - sum(step.skipped.get(segment, 0) for step in self._steps)
             segments.append(LandedSegment(segment, did[0].first, did[-1].until, records, position, lag(end, position)))
         unread = sum(found.end - found.earliest for found in now.segments.values() if found.id not in landed.positions)
         return LakeReport(
@@ -322,6 +334,7 @@ class Lake:
             records=sum(step.records for step in self._steps),
             files=sum(step.files for step in self._steps),
             bytes=sum(step.bytes for step in self._steps),
+            skipped=sum(sum(step.skipped.values()) for step in self._steps),
             lag=sum(each.lag for each in segments) + unread,
             segments=tuple(segments),
             losses=tuple(self._losses),

@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -37,7 +37,7 @@ from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
 from braid.spark.connection import SourceConnection
-from braid.spark.jobs.bounded_read import rows_between
+from braid.spark.jobs.bounded_read import counted, records_seen, records_skipped, rows_between
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
@@ -67,6 +67,8 @@ class ReplayReport(JobReport, frozen=True, kw_only=True):
     duplicates: int
     """Records of a repeated step that were in the target already. An estimate if other producers write to the target at
     the same time."""
+    skipped: int
+    """How many records could not be decoded and were not copied, because `badRecords` is skip."""
     lag: int
     """How many more records the source had when the run ended."""
     segments: tuple[CopiedSegment, ...]
@@ -210,6 +212,13 @@ def in_order(rows: DataFrame, partitions: int) -> DataFrame:
     return rows.repartition(partitions, spread).sortWithinPartitions("segment", "offset")
 
 
+class Copied(NamedTuple):
+    records: dict[int, int]
+    """How many records of each segment were copied."""
+    skipped: int
+    """How many records could not be decoded."""
+
+
 def copy(
     spark: SparkSession,
     source: Mapping[str, str],
@@ -217,23 +226,37 @@ def copy(
     replay: Replay,
     step: ReplayStep,
     others: tuple[int, ...],
-) -> dict[int, int]:
-    """Write a step. Returns how many records of each segment were copied."""
+) -> Copied:
+    """Write a step."""
     times = {name: value for name, value in replay.bounds.items() if name.endswith("Timestamp")}
     columns = ("segment", "offset", "keyHash", "key", "value", "timestamp", "headers")
-    rows = rows_between(spark, source, step.ranges, others, columns, **times)
+    options = SourceOptions.parse({**source, **times})
+    read = Observation() if options.bad_records == "skip" else None
+    if read is None:
+        rows = rows_between(spark, source, step.ranges, others, columns, times)
+    else:  # Rows outside the bounds are read, too: they are not among the records that cannot be decoded.
+        rows = within(options, rows_between(spark, source, step.ranges, others, columns, {}, read))
     seen = Observation()
-    counts = [F.count_if(F.col("segment") == each.segment).alias(str(each.segment)) for each in step.ranges]
-    rows = rows.observe(seen, *counts)
     (
-        in_order(rows, step.partitions)
+        in_order(counted(rows, step.ranges, seen), step.partitions)
         .select("key", "value", "timestamp", "headers")
         .write.format("braid")
         .options(**sink, txnAppId=f"replay-{replay.id}", txnVersion=str(step.number))
         .mode("append")
         .save()
     )
-    return {int(segment): int(count) for segment, count in seen.get.items()}
+    skipped = {} if read is None else records_skipped(step.ranges, records_seen(read))
+    return Copied(records_seen(seen), sum(skipped.values()))
+
+
+def within(options: SourceOptions, rows: DataFrame) -> DataFrame:
+    """Keep the rows within the time bounds, as the source does."""
+    time = F.col("timestamp")
+    if options.starting_timestamp is not None:
+        rows = rows.where(time >= F.timestamp_micros(F.lit(options.starting_timestamp)))
+    if options.ending_timestamp is not None:
+        rows = rows.where(time < F.timestamp_micros(F.lit(options.ending_timestamp)))
+    return rows
 
 
 class ReplayRun:
@@ -265,7 +288,7 @@ class ReplayRun:
         self._on_step = on_step
         self._ranges: dict[int, Range] = {}
         self._records: dict[int, int] = {}
-        self._steps = self._repeated = self._repeated_records = 0
+        self._steps = self._repeated = self._repeated_records = self._skipped = 0
 
     def run(self) -> ReplayReport:
         began = time.monotonic()
@@ -310,8 +333,9 @@ class ReplayRun:
         for each in step.ranges:
             known = self._ranges.get(each.segment, each)
             self._ranges[each.segment] = msgspec.structs.replace(known, until=each.until)
-        for segment, count in copied.items():
+        for segment, count in copied.records.items():
             self._records[segment] = self._records.get(segment, 0) + count
+        self._skipped += copied.skipped
         self._steps += 1
         self._on_step(step)
         return replay
@@ -342,6 +366,7 @@ class ReplayRun:
             repeated=self._repeated,
             records=records,
             duplicates=min(self._repeated_records, max(0, records - stored)),
+            skipped=self._skipped,
             lag=sum(lag(segment.end, positions.get(segment.id, 0)) for segment in now.segments.values()),
             segments=tuple(
                 CopiedSegment(segment, each.first, each.until, self._records[segment])
