@@ -280,7 +280,7 @@ async def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_f
         await publish(broker, 0, 10)
         segment = broker.segments.get(ORDERS.path, 0)
         assert segment.storage.log.synced.value < segment.end, "or this test shows nothing"
-        created = await call("create_subscription", topic="orders", subscription="billing")
+        created = await call("create_subscription", topic="orders", subscription="billing", start="latest")
         assert created["segments"]["0"]["offset"] == 10
         await publish(broker, 0, 5)
         assert segment.cursors.advance("billing", Offset(15))
@@ -310,7 +310,7 @@ async def test_seeking_and_skipping(simulation: Simulation) -> None:
         await publish(broker, 0, 10)
         await publish(broker, 1, 5)
         of_billing = {"topic": "orders", "subscription": "billing"}
-        assert (await call("create_subscription", **of_billing))["backlog"] == 0
+        assert (await call("create_subscription", **of_billing, start="latest"))["backlog"] == 0
         assert await call("seek_subscription", **of_billing, to="earliest") == {"offsets": {"0": 0, "1": 0}}
         assert await call("seek_subscription", **of_billing, offsets={"0": 7}) == {"offsets": {"0": 7}}
         assert await call("seek_subscription", **of_billing, timestamp=1 << 50) == {"offsets": {"0": 10, "1": 5}}

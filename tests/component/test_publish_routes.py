@@ -9,10 +9,10 @@ from braid.broker.broker import Broker
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.store import Put
+from braid.model.batch.encode import encode_batch
 from braid.model.errors import StaleRoute
 from braid.model.ids import LayoutEpoch, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
-from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import Kind, Published, Route, decode, encode
 from tests.kits.control import ORDERS, Machine
@@ -45,7 +45,7 @@ class Wire:
         topic_id = self.broker.segments.get(ORDERS.path, segment).topic_id
         link = await self.client.pool.any()
         route = encode(Route(ORDERS.path, topic_id, segment, layout_epoch))
-        frame = await link.request(Kind.PUBLISH, route, [opaque_batch(b"body")])
+        frame = await link.request(Kind.PUBLISH, route, [encode_batch([b"value"], now_us=0)])
         return decode(Published, frame.body).base_offset
 
 

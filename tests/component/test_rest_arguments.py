@@ -66,7 +66,7 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
     "a broker that is called yes": ("move_topic", ORDERS, {"to": "true"}, None, {**TOPIC, "to": "true"}),
     "a word of an enum": (
         "create_subscription", BILLING, {"kind": "queue"}, None,
-        {**SUBSCRIPTION, "kind": SubscriptionKind.QUEUE, "start": "latest"},
+        {**SUBSCRIPTION, "kind": SubscriptionKind.QUEUE, "start": "earliest"},
     ),
 }  # fmt: skip
 
