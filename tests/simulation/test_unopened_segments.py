@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from braid.client.client import Client
+from braid.metadata import paths
+from braid.metadata.memory import Fault
+from braid.metadata.store import Put
+from braid.model.cluster import Registration
 from braid.model.errors import InvalidArgument, MoveRefused, NotServing
 from braid.model.ownership import Ownership, OwnershipState
+from braid.storage.history.catalog import Frontier
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
@@ -189,3 +195,34 @@ async def test_an_owner_that_is_back_with_everything_is_preferred_to_a_loss_that
             await recovering
         assert record_of(brokers).given_up == ()
         assert await read_all(client, 10) == [b"%d" % number for number in range(10)], "nothing is lost"
+
+
+async def test_a_loss_is_not_carried_out_if_the_lost_owner_is_back_when_it_would_be(simulation: Simulation) -> None:
+    """The owner registers just before the transaction with which its successor would begin."""
+    async with running_brokers(simulation) as brokers, brokers.client("a", timeout=120) as client:
+        await topic_at(brokers, client, "c")
+        (descriptor,) = brokers.any().cluster.owners.of_topic(PATH)
+        brokers.kill("c")
+        members = brokers.running["a"].cluster.members
+        await until(lambda: not members.is_live("c"))
+        server = brokers.store._server
+        begins: list[str] = []
+
+        def register(request: str) -> Fault:
+            entry = server.get(paths.current_chunk(PATH, descriptor))
+            assert entry is not None
+            if request == "txn" and not begins and msgspec.json.decode(entry.value, type=Frontier).holder == "b":
+                begins.append(request)
+                server.txn([], [Put(paths.broker("c"), Registration(address="c:6660", admin="").to_json())])
+            return Fault.NONE
+
+        brokers.store_of("b").fault = register
+        recovering = asyncio.create_task(
+            brokers.call("a", "recover_topic", topic="orders", to="b", acceptLoss=True, timeout=600)
+        )
+        await until(lambda: begins)
+        await until(lambda: record_of(brokers).owner == "c", 60)
+        assert record_of(brokers).state is OwnershipState.ASSIGNED, "it is to open the segment with all of its records"
+        assert not brokers.running["b"].segments.all()
+        recovering.cancel()
+        await asyncio.wait([recovering])
