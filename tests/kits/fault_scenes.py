@@ -323,6 +323,9 @@ class TrappedDisk:
     async def publish(self, source: str, target: str) -> None:
         await self._trap.around(self._disk.publish(source, target))
 
+    async def link(self, source: str, target: str) -> None:
+        await self._trap.around(self._disk.link(source, target))
+
     async def remove(self, path: str) -> None:
         await self._trap.around(self._disk.remove(path))
 

@@ -158,6 +158,9 @@ class NotingDisk:
     async def publish(self, source: str, target: str) -> None:
         await self._inner.publish(source, target)
 
+    async def link(self, source: str, target: str) -> None:
+        await self._inner.link(source, target)
+
     async def remove(self, path: str) -> None:
         self.removed.append(path)
         await self._inner.remove(path)

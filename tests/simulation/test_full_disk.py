@@ -172,8 +172,30 @@ async def test_a_full_segment_that_was_exported_and_not_handed_over_goes_on_when
         assert await read_all(client, 8) == [*FIVE, SIXTH, b"6", b"7"]
 
 
+def used_bytes(brokers: Brokers, name: str) -> int:
+    return brokers.disks[name]._device.names.total_bytes()
+
+
+@pytest.mark.parametrize("size", [500_000, 2_000_000], ids=["open", "closed"])
+async def test_a_segment_whose_history_is_on_the_full_disk_moves_without_a_copy_there(
+    size: int, simulation: Simulation
+) -> None:
+    """Storage `local`: what is left of the disk has room for a footer and a manifest, and not for the records."""
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            brokers.disks["a"].faults = NO_FAULTS
+            for number in range(5, 10):
+                assert (await producer.send(b"z" * 50_000)).offset == number
+            brokers.disks["a"].faults = DiskFaults(capacity_bytes=used_bytes(brokers, "a") + 20_000)
+            sending = await send_more(brokers, producer, b"y" * size)
+            await brokers.call("c", "move_topic", topic="orders", to="b")
+            assert (await sending).offset == 10
+            await until(lambda: used_bytes(brokers, "a") < 2 * 1_048_576 + 100_000)
+        assert await read_all(client, 11) == [*FIVE, *[b"z" * 50_000] * 5, b"y" * size]
+
+
 async def test_a_full_segment_that_cannot_move_says_why_and_goes_on_when_there_is_room(simulation: Simulation) -> None:
-    """Storage `local`: the chunks that a move copies need room on the same disk."""
+    """Storage `local`: the disk has not even room for a manifest."""
     async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=120) as client:
         async with await full_topic(brokers, client) as producer:
             sending = await send_more(brokers, producer)

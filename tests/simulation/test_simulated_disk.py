@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from braid.model.errors import DiskError, DiskFull, FileMissing, SyncFailed
+from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
 from braid.ports.disk import Disk
 from braid.testing.sim.disk import NO_FAULTS, Crashed, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
@@ -255,6 +255,25 @@ def test_names_are_durable_when_the_call_has_returned() -> None:
         disk.crash()
         assert disk.paths() == ["a/b/p", "a/four"]
         assert await whole(disk, "a/b/p") == bytes(1_000)
+
+    for seed in SEEDS:
+        with_disk(seed, main)
+
+
+def test_a_file_with_two_names_takes_its_room_once_and_stays_until_both_are_removed() -> None:
+    async def main(sim: Simulation, disk: SimulatedDisk) -> None:
+        disk.faults = DiskFaults(capacity_bytes=1_000)
+        await disk.prepare("one", 1_000)
+        await disk.link("one", "two")
+        with pytest.raises(FileTaken):
+            await disk.link("one", "two")
+        with pytest.raises(FileMissing):
+            await disk.link("three", "four")
+        disk.crash()
+        await disk.remove("one")
+        assert await whole(disk, "two") == bytes(1_000)
+        await disk.remove("two")
+        await disk.prepare("three", 1_000)
 
     for seed in SEEDS:
         with_disk(seed, main)

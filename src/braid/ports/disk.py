@@ -102,6 +102,10 @@ class Disk(Protocol):
     async def publish(self, source: str, target: str) -> None:
         """Rename a file, but refuse to replace: `FileTaken`. Atomic and durable; of several callers one wins."""
 
+    async def link(self, source: str, target: str) -> None:
+        """Give a file a second name, but refuse to replace: `FileTaken`. Atomic and durable. The file's bytes stay as
+        long as it has a name."""
+
     async def remove(self, path: str) -> None:
         """Remove a file, durably. `FileMissing` if it is not there."""
 

@@ -91,6 +91,9 @@ class OsDisk:
     async def publish(self, source: str, target: str) -> None:
         await self._run(_publish, source, target)
 
+    async def link(self, source: str, target: str) -> None:
+        await self._run(_link, source, target)
+
     async def remove(self, path: str) -> None:
         await self._run(_remove, path)
 
@@ -320,6 +323,14 @@ def _publish(source: str, target: str) -> None:
             ) from error
         raise disk_error(error, doing) from error
     _sync_folders_of(target, source)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        raise disk_error(error, f"give {source} the second name {target}") from error
+    _sync_folder(os.path.dirname(target))
 
 
 _AT_FDCWD = -100

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -44,6 +44,7 @@ from braid.storage.log.log import Appended, Log
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import RecoveredLog, Unclosed, recover, repair
 from braid.storage.log.wal import base_of
+from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
 from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
@@ -182,6 +183,7 @@ class SegmentStorage:
                 file_closed,
                 context.random,
                 on_complete,
+                _link(context),
             )
             await log.open()
             begun_at = await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
@@ -432,6 +434,12 @@ async def _continue(
         _close_exported(continued, catalog)
         await repair(context.disk, folder, continued)
     return continued
+
+
+def _link(context: StorageContext) -> Callable[[str, str], Awaitable[None]] | None:
+    """Return how a file of the log becomes an object without a copy, where both lie on the broker's own disk."""
+    objects = context.objects
+    return objects.link if context.mode is StorageMode.LOCAL and isinstance(objects, DiskObjects) else None
 
 
 def _close_exported(recovered: RecoveredLog, catalog: Catalog) -> None:

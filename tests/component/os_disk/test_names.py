@@ -27,6 +27,7 @@ async def test_every_change_of_names_syncs_its_folders(folder: str, synced: list
             (disk.prepare(f"{folder}/p", 10), [folder, f"{folder}/p"]),
             (disk.rename(f"{folder}/p", f"{folder}/a/q"), [f"{folder}/a", folder]),
             (disk.publish(f"{folder}/a/q", f"{folder}/a/r"), [f"{folder}/a"]),
+            (disk.link(f"{folder}/a/r", f"{folder}/second"), [folder]),
             (disk.remove(f"{folder}/a/r"), [f"{folder}/a"]),
             (disk.remove_folder(f"{folder}/a/b"), [f"{folder}/a"]),
         ]:
@@ -112,6 +113,20 @@ async def test_publish_never_replaces(folder: str, monkeypatch: pytest.MonkeyPat
             await disk.publish(f"{folder}/three", f"{folder}/other")
         assert [stat.name for stat in await disk.list(folder)] == ["target", "two"]
         assert await (await disk.open(f"{folder}/target")).read(0, 10) == b"one"
+
+
+async def test_a_file_with_two_names_stays_until_both_are_removed(folder: str) -> None:
+    async with open_disk() as disk:
+        file = await disk.open(f"{folder}/one", create=True)
+        await file.write(0, [b"kept"], sync=True)
+        await disk.link(f"{folder}/one", f"{folder}/two")
+        with pytest.raises(FileTaken, match=f"{folder}/two"):
+            await disk.link(f"{folder}/one", f"{folder}/two")
+        with pytest.raises(FileMissing):
+            await disk.link(f"{folder}/three", f"{folder}/four")
+        await disk.remove(f"{folder}/one")
+        assert [stat.name for stat in await disk.list(folder)] == ["two"]
+        assert await (await disk.open(f"{folder}/two")).read(0, 10) == b"kept"
 
 
 async def test_of_many_publishers_one_wins(folder: str) -> None:

@@ -11,8 +11,8 @@ the record still has the move, and the owner begins anew. After SEALED, the lead
 of this broker. In mode `local` the chunks stay here until the new owner serves the segment: until then both disks hold
 the history, and either broker may go on.
 
-A segment whose disk is full takes no publishes, so nothing comes after what `prepare` exports. The hand-over needs no
-room then, if storage is shared; it makes some.
+A segment whose disk is full takes no publishes, so nothing comes after what `prepare` exports. The hand-over needs next
+to no room then, and makes some (storage/history/exporter.py).
 
 A move that cannot be done is given up, and the record says why: the target is gone, or storage does not take the tail.
 The seal waits for a metadata store that does not answer, as long as the lease lasts.

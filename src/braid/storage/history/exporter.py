@@ -6,15 +6,16 @@ steps leaves at most an object that no catalog refers to; the next try finds it 
 it. A file with damage is not exported, and neither is any file after it: its bytes stay where they are, and
 `LogDamaged` says why history no longer grows.
 
-A full disk has no room to close the newest file. Such a log takes no more batches, so its newest file is exported as it
-is, with a footer that exists only in memory.
+A full disk may have no room to close the newest file. Such a log takes no more batches, so its newest file is exported
+as it is, with a footer that exists only in memory. Where the chunks lie on the same disk, there is no room for copies
+either: the newest file is closed, which takes little, and each file gets a second name, as a chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from braid.metadata.store import Condition, Operation
@@ -55,9 +56,10 @@ class Exporter:
         file_closed: asyncio.Event,
         rng: random.Random,
         on_complete: Rider = lambda: ((), ()),
+        link: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
         """`on_complete` is called when chunks hold the whole of a log that has ended. What it returns becomes part of
-        the transaction that notes this."""
+        the transaction that notes this. `link` creates an object of a file, where objects lie on the log's disk."""
         self._log = log
         self._catalog = catalog
         self._objects = objects
@@ -69,6 +71,7 @@ class Exporter:
         self._file_closed = file_closed
         self._manifest_due = True
         self._on_complete = on_complete
+        self._link = link
         self._complete_noted = False
         self._task: asyncio.Task[None] | None = None
         self.last_error: BraidError | None = None
@@ -129,10 +132,15 @@ class Exporter:
             return exported
 
     async def _export(self, file: WalFile) -> None:
+        link = self._link if self._log.is_full else None
+        if link is not None and not file.closed:
+            await self._log.close_newest()
         data = await self._read(file)
         footer = await self._check(file, data)
         name = chunk_name(file.base_offset, file.next_offset, self._log.epoch)
-        await create_once(self._objects, f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
+        full_name, path = f"{segment_folder(self._topic_path, self._descriptor)}/{name}", self._path(file)
+        create = None if link is None else lambda: link(full_name, path)
+        await create_once(self._objects, full_name, data, create=create)
         min_key_hash, max_key_hash = footer.index.key_hashes
         chunk = ChunkDescriptor(
             base_offset=file.base_offset,
@@ -152,8 +160,11 @@ class Exporter:
 
     async def _read(self, file: WalFile) -> bytes:
         size = file.size if file.closed else file.batch_bytes
-        data = await self._handles.read(self._log.number, f"{self._log.folder}/{file.name}", 0, size)
+        data = await self._handles.read(self._log.number, self._path(file), 0, size)
         return data if file.closed else data + self._log.footer_of_newest()
+
+    def _path(self, file: WalFile) -> str:
+        return f"{self._log.folder}/{file.name}"
 
     async def _check(self, file: WalFile, data: bytes) -> Footer:
         """Check that every batch is whole and in its place. A damaged file stays local and is never published."""

@@ -125,6 +125,11 @@ class GroupCommit:
         while self._rotate_wanted and self._busy:
             await self._at_rest()
 
+    async def settled(self) -> None:
+        """Return when no step is under way."""
+        while self._busy:
+            await self._at_rest()
+
     def stop(self) -> None:
         """Begin nothing more, and drop the result of the step that is under way."""
         self._stopped = True
@@ -137,8 +142,7 @@ class GroupCommit:
             if timer is not None:
                 timer.cancel()
         self._sync_timer = self._age_timer = None
-        while self._busy:
-            await self._at_rest()
+        await self.settled()
         await self._writer.release()
 
     # One step after the other.

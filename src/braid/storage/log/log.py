@@ -153,6 +153,12 @@ class Log:
         """Tell whether the log has stopped only because its disk is full."""
         return isinstance(self._failure, DiskFull)
 
+    async def close_newest(self) -> None:
+        """Close the newest file of a full log. Its footer may fit into what the file has on the disk; `DiskFull` if it
+        does not."""
+        await self._commit.settled()
+        await self._writer.close_newest()
+
     def footer_of_newest(self) -> bytes:
         """Return the footer that makes a chunk of the newest file of a full log: the disk has no room for it."""
         return self._writer.footer()

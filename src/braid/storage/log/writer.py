@@ -163,6 +163,12 @@ class WalWriter:
         if self._on_closed_file is not None:
             self._on_closed_file()
 
+    async def close_newest(self) -> None:
+        """Close the newest file, which is open and has records, also after `release`."""
+        if self._current is None:
+            self._current = await self._disk.open(f"{self.folder}/{self.files[-1].name}")
+        await self.close_current()
+
     def footer(self) -> bytes:
         """Return the footer that would close the newest file, which is open."""
         return footer_of(self.files[-1], self._producers)

@@ -62,6 +62,13 @@ class DiskObjects:
             await draft.discard()
             raise
 
+    async def link(self, name: str, path: str) -> None:
+        """Create an object of a file of the same filesystem that will never change. Its bytes need no room."""
+        folder, leaf = self._place(name)
+        with self._answers("create", name):
+            await self._disk.make_folder(folder)
+            await self._disk.link(path, f"{folder}/{leaf}")
+
     async def draft(self, name: str) -> ObjectDraft:
         """Begin an object that comes in pieces."""
         folder, leaf = self._place(name)

@@ -10,7 +10,7 @@ again, and after a failed `create` the object may or may not exist. `DiskFull` w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectStoreUnavailable
@@ -46,10 +46,13 @@ class Objects(Protocol):
     async def close(self) -> None: ...
 
 
-async def create_once(objects: Objects, name: str, data: bytes) -> None:
-    """Store an object and look whether it is there. An equal object of an earlier try counts as stored."""
+async def create_once(
+    objects: Objects, name: str, data: bytes, *, create: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Store an object and look whether it is there. An equal object of an earlier try counts as stored. `create` is
+    another way to create it."""
     try:
-        await objects.create(name, [data])
+        await (objects.create(name, [data]) if create is None else create())
     except ObjectExists:
         same_size = (await objects.stat(name)).size == len(data)
         if not same_size or await objects.read(name, 0, len(data)) != data:

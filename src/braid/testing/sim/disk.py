@@ -161,6 +161,9 @@ class SimulatedDisk:
     async def publish(self, source: str, target: str) -> None:
         await self._call(self._device.change(lambda: self._device.names.publish(source, target), target, source))
 
+    async def link(self, source: str, target: str) -> None:
+        await self._call(self._device.change(lambda: self._device.names.link(source, target), target))
+
     async def remove(self, path: str) -> None:
         await self._call(self._device.change(lambda: self._device.names.remove(path), path))
 

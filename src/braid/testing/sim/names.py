@@ -61,7 +61,7 @@ class Names:
         self._drop_what_lost_its_folder()
 
     def total_bytes(self) -> int:
-        return sum(len(file.content) for file in self.files.values())
+        return sum(len(file.content) for file in {id(file): file for file in self.files.values()}.values())
 
     def file(self, path: str) -> SectorFile:
         path = normpath(path)
@@ -112,6 +112,12 @@ class Names:
         self._file_to_rename(normpath(source), normpath(target))
         self._check_free(normpath(target))
         self.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        target = normpath(target)
+        self._check_free(target)
+        self.files[target] = self._file_to_rename(normpath(source), target)
+        self._note(lambda: self.files.pop(target), target)
 
     def remove(self, path: str) -> None:
         path = normpath(path)
