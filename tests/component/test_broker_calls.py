@@ -464,7 +464,7 @@ async def test_brokers_and_topology_are_shown(simulation: Simulation) -> None:
     assert first == {
         "id": "broker-1", "address": "machine:6660", "admin": "127.0.0.1:8660", "state": "active",
         "version": first["version"], "startedAt": broker.cluster.registration.started_at, "labels": {}, "segments": 2,
-        "leader": True, "load": first["load"],
+        "leader": True, "load": first["load"], "obstacles": [],
     }  # fmt: skip
     assert (second["id"], second["segments"]) == ("broker-2", 0)
     topology = await call("topology")

@@ -429,6 +429,23 @@ async def test_a_broker_is_drained_and_comes_back_when_it_is_activated(simulatio
     assert found["to"] == "b"
 
 
+async def test_a_broker_that_cannot_be_drained_says_which_segments_stay_and_why(simulation: Simulation) -> None:
+    cluster = await started(simulation)
+    names = await cluster.serve(2, owner="b")
+    cluster.owners["b"].refuses = "there is no room"
+    cluster.owners["b"].cannot_open = "b has no files"
+    await cluster.candidates["a"].put(names[1], record("ASSIGNED", "b", 4, failures=unable("b")))
+    assert (await cluster.brokers())["b"]["obstacles"] == []
+    await cluster.call(DrainBroker(broker="b"))
+    await until(lambda: cluster.find(names[0]).refusal)
+    found = (await cluster.brokers())["b"]
+    assert (found["state"], found["segments"]) == ("draining", 2)
+    assert found["obstacles"] == [
+        "segment 0 of public/default/orders: there is no room",
+        "segment 1 of public/default/orders: broker b cannot open it: b has no files",
+    ]
+
+
 async def test_a_broker_that_nobody_knows_can_be_neither_drained_nor_activated(simulation: Simulation) -> None:
     cluster = await started(simulation)
     for call in (DrainBroker(broker="d"), ActivateBroker(broker="d")):

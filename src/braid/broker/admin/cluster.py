@@ -21,6 +21,8 @@ from braid.model.errors import BrokerNotFound, MetadataUncertain
 from braid.model.ownership import OwnershipState
 
 MAX_TRIES: Final = 5
+MAX_OBSTACLES: Final = 5
+"""How many segments of a draining broker say why they do not move."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -124,11 +126,26 @@ def _described(services: CallServices) -> list[BrokerDescription]:
             segments=owned[id_],
             leader=id_ == leader,
             load=snapshot.loads.get(id_),
+            obstacles=_obstacles(snapshot, id_) if id_ in services.members.drains else (),
         )
         for id_, registration in services.members.brokers.all().items()
     }
     down = {id_: BrokerDescription.of_down(id_, count) for id_, count in owned.items() if id_ not in live}
     return [each for _, each in sorted({**live, **down}.items())]
+
+
+def _obstacles(snapshot: Snapshot, broker: str) -> list[str]:
+    """Why segments of a broker that is to be drained do not move, as far as their records say."""
+    found: list[str] = []
+    for each in snapshot.segments():
+        record = each.known.value if each.known is not None else None
+        if record is None or record.owner != broker or record.state is OwnershipState.SEALED:
+            continue
+        failure = record.failure_of(broker)
+        reason = f"broker {broker} cannot open it: {failure.reason}" if failure is not None else record.refusal
+        if reason and len(found) < MAX_OBSTACLES:
+            found.append(f"{each.ref}: {reason}")
+    return found
 
 
 def _owned(snapshot: Snapshot) -> Counter[str]:

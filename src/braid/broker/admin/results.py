@@ -6,7 +6,7 @@ the owner of a segment knows (`segment_stats.py`), which may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -98,6 +98,7 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     labels: dict[str, str]
     leader: Annotated[bool, Meta(description="Whether it leads the cluster.")]
     load: Annotated[LoadSummary | None, Meta(description="Its last report; null if there is none.")]
+    obstacles: Annotated[list[str], Meta(description="Why segments of a draining broker do not move; some of them.")]
 
     @classmethod
     def of(
@@ -109,6 +110,7 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
         segments: int,
         leader: bool = False,
         load: LoadReport | None = None,
+        obstacles: Sequence[str] = (),
     ) -> BrokerDescription:
         return cls(
             id=id_,
@@ -120,6 +122,7 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             state=state,
             segments=segments,
             leader=leader,
+            obstacles=list(obstacles),
             load=msgspec.convert(load, LoadSummary | None, from_attributes=True),
         )
 

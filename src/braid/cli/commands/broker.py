@@ -120,6 +120,7 @@ def drain(target: Target, broker_id: str, no_wait: bool, as_json: bool) -> None:
 async def _drained(client: Client, state: dict[str, Any], show: Callable[[str], None]) -> dict[str, Any]:
     broker_id, total = state["id"], state["segments"]
     said = False
+    told: set[str] = set()
     while state["state"] == "draining":
         brokers = {each["id"]: each for each in await client.admin.brokers()}
         if broker_id not in brokers:
@@ -130,6 +131,10 @@ async def _drained(client: Client, state: dict[str, Any], show: Callable[[str], 
         if not said and not any(each["state"] == "active" for each in brokers.values()):
             said = True
             click.echo("No other broker is active: nothing can move until one is.", err=True)
+        for obstacle in state.get("obstacles", ()):  # Of a broker of this version.
+            if obstacle not in told:
+                told.add(obstacle)
+                click.echo(f"Not moved yet: {obstacle}", err=True)
         if state["state"] == "draining":
             await asyncio.sleep(LOOK_S)
     return state
