@@ -43,7 +43,8 @@ class Saved(msgspec.Struct):
     """A checkpoint that a program has stored beside its results."""
 
     checkpoint: bytes
-    positions: dict[int, int]
+    results: dict[int, dict[int, bytes]]
+    """By segment and offset, every value that the program has read."""
 
 
 class ClientMachine:
@@ -314,23 +315,25 @@ class ClientMachine:
         random, cluster = self.random, self.cluster
         name = f"reader-{random.randrange(2)}"
         saved = cluster.saved.get(name)
-        if saved is not None and self.history.lost_tails:
-            saved = None
         consumer = client.checkpoint_consumer(TOPIC, start=saved.checkpoint if saved is not None else "earliest")
         history = self.history.consumer(None, name, self._now())
-        if saved is not None:
-            history.next = dict(saved.positions)
+        results = {segment: dict(read) for segment, read in saved.results.items()} if saved is not None else {}
+        history.next = {segment: max(read) + 1 for segment, read in results.items()}
         try:
             async with consumer:
                 for _ in range(random.choice([5, 50])):
                     if self.leaving.is_set():
                         break
-                    await self._next_messages(consumer, history)
+                    for message in await self._next_messages(consumer, history):
+                        results.setdefault(message.segment, {})[message.offset] = message.value
                     if random.random() < 0.3:
-                        cluster.saved[name] = Saved(consumer.checkpoint(), dict(history.next))
+                        copied = {segment: dict(read) for segment, read in results.items()}
+                        cluster.saved[name] = Saved(consumer.checkpoint(), copied)
         except OffsetOutOfRange:
             if not self.history.lost_tails:
                 raise
+            if saved is not None and cluster.saved.get(name) is saved:
+                del cluster.saved[name]  # Its records are lost: the program begins anew.
         # Over a fast network, reading the whole log again and again would be most of what the simulation does.
         await self._pause(random.choice([0.05, 0.5, 2.0]))
 

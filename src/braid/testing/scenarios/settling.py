@@ -8,10 +8,11 @@ and compared with what clients were told and saw (`topic_history.py`). When the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from braid.model.errors import OffsetOutOfRange
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.scenarios.clients import TOPIC
 from braid.testing.scenarios.operator import SIDE_TOPICS
@@ -84,11 +85,31 @@ class Settling:
         cluster.history.check_log(log)
         if await self._inspector.read_as_client(log) != log:
             raise PromiseBroken("I1", "a client reads another log than storage holds")
+        await self._check_checkpoints(log)
         cluster.counts.records = sum(map(len, log.values()))
         self._count()
         await self._delete_topic(TOPIC)
         for machine in cluster.machines.values():
             await cluster.faults.close(machine)
+
+    async def _check_checkpoints(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+        """A program that goes on at its checkpoint has read what the log holds before it. Otherwise, and only then, it
+        is told."""
+        for name, saved in self._cluster.saved.items():
+            on_the_log = all(
+                offset < len(log[segment]) and log[segment][offset][0] == value
+                for segment, read in saved.results.items()
+                for offset, value in read.items()
+            )
+            try:
+                async with self._operator.client.checkpoint_consumer(TOPIC, start=saved.checkpoint) as consumer:
+                    while await consumer.receive_batch(timeout=5.0) is not None:
+                        pass
+                refusal = None
+            except OffsetOutOfRange as error:
+                refusal = error
+            if on_the_log == (refusal is not None):
+                raise PromiseBroken("I1", f"{name} goes on at {saved.checkpoint!r}, read {saved.results}: {refusal!r}")
 
     def _count(self) -> None:
         counts, history, ownership = self._cluster.counts, self._cluster.history, self._cluster.ownership
