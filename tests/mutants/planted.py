@@ -7,6 +7,7 @@ the lines around them, must stand in the file exactly once.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,9 +40,10 @@ class Mutant(NamedTuple):
             path = tree / hunk.file
             before.setdefault(path, path.read_text(encoding="utf-8"))
             text = after.get(path, before[path])
-            if (found := text.count(hunk.before)) != 1:
-                raise DoesNotApply(f"{self.name}: {hunk.file} has these lines {found} times, not once:\n{hunk.before}")
-            after[path] = text.replace(hunk.before, hunk.after)
+            places = [found.start() for found in re.finditer("^" + re.escape(hunk.before), text, re.MULTILINE)]
+            if len(places) != 1:
+                raise DoesNotApply(f"{self.name}: {hunk.file} has {len(places)} times, not once:\n{hunk.before}")
+            after[path] = text[: places[0]] + hunk.after + text[places[0] + len(hunk.before) :]
         for path, text in after.items():
             path.write_text(text, encoding="utf-8")
         return before

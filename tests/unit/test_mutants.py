@@ -55,7 +55,8 @@ def test_a_patch_whose_lines_are_gone_or_not_unique_changes_nothing(tmp_path: Pa
         ["tests/test_sum.py::test_sum"],
     )
     source = tmp_path / "sum.py"
-    for text in ("def add(a, b):\n    return b + a\n", 2 * "def add(a, b):\n    return a + b\n"):
+    indented = "class Sum:\n    def add(a, b):\n    return a + b\n"
+    for text in ("def add(a, b):\n    return b + a\n", 2 * "def add(a, b):\n    return a + b\n", indented):
         source.write_text(text, encoding="utf-8")
         with pytest.raises(DoesNotApply):
             mutant.apply(tmp_path)
