@@ -211,6 +211,8 @@ def test_retention_and_durability_are_policies_of_the_topic(url: str) -> None:
     policies = ask(url, "topic", "show", "policies")["policies"]
     assert (policies["durability"], policies["retentionMs"]) == ("fsync", None)
     assert "at least one policy" in run(url, "topic", "update", "policies", code=2)
+    run(url, "topic", "update", "policies", "--max-batch-records", "5000")
+    assert "up to 64.0 MiB decompressed, 5,000 records" in run(url, "topic", "show", "policies")
     run(url, "produce", "policies", given=b"x\n")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from braid.cli.target import Target, ask, with_target
-from braid.cli.terminal.output import bytes_text, json_option, print_done
+from braid.cli.terminal.output import bytes_text, count_text, json_option, print_done
 from braid.cli.terminal.param_types import DURATION, FOREVER, OFF, SIZE, OrWord
 from braid.model.names import TopicName
 
@@ -113,8 +113,15 @@ def policy_fields(policies: dict[str, Any]) -> list[tuple[str, str]]:
         ("durability", policies["durability"]),
         ("replicas", f"{policies['replicas']} (write quorum {policies['writeQuorum']})"),
         ("retention", _retention_text(policies)),
+        ("batches", _batches_text(policies)),
         ("on owner loss", _owner_loss_text(policies)),
     ]
+
+
+def _batches_text(policies: dict[str, Any]) -> str:
+    """`-`: the broker is older than these limits."""
+    decoded, records = policies.get("maxDecodedBytes"), policies.get("maxBatchRecords")
+    return f"up to {bytes_text(decoded)} decompressed, {count_text(records)} records"
 
 
 def _owner_loss_text(policies: dict[str, Any]) -> str:
