@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from braid.client.client import connect
 from braid.client.consuming.checkpoint import CheckpointConsumer
-from braid.model.errors import ClientClosed, InvalidArgument, NotServing, TopicNotFound
+from braid.model.errors import ClientClosed, ConnectFailed, InvalidArgument, NotServing, TopicNotFound
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import Join, Kind, Leave
 from tests.kits.client_stream import connected, offsets, receive, with_records
@@ -107,3 +108,13 @@ async def test_what_cannot_wait_for_the_opening_names_the_line_to_write(simulati
         consumer: CheckpointConsumer = client.checkpoint_consumer("orders")
         with pytest.raises(InvalidArgument, match=r"await consumer\.start\(\)"):
             consumer.checkpoint()
+
+
+def test_a_client_that_is_used_in_a_second_loop_says_so() -> None:
+    client = connect("braid://127.0.0.1:1", timeout=0.1)
+    with pytest.raises(ConnectFailed):
+        asyncio.run(client.admin.list_topics())
+    with pytest.raises(InvalidArgument, match=r"in another event loop.+make one in each asyncio\.run"):
+        asyncio.run(client.admin.list_topics())
+    with pytest.raises(InvalidArgument, match="in another event loop"):
+        asyncio.run(client.stream_consumer("orders", "billing").receive(timeout=5))

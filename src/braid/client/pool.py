@@ -20,7 +20,7 @@ from typing import Final
 
 from braid.client.retry import Backoff
 from braid.client.shared import result_of
-from braid.model.errors import BraidError, ClientClosed, ConnectFailed, ConnectionLost, TimedOut
+from braid.model.errors import BraidError, ClientClosed, ConnectFailed, ConnectionLost, InvalidArgument, TimedOut
 from braid.ports.network import Address, Network
 from braid.wire.address import format_address
 from braid.wire.link import Link, connect_link, within
@@ -62,6 +62,8 @@ class Pool:
         self._checks: dict[Link, asyncio.Task[None]] = {}
         self.closed = False
         self._closed_error = ClientClosed("the client is closed")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the first use: links work in no other."""
 
     async def link(self, address: Address) -> Link:
         """Return the link to this broker. Callers that ask at the same time share one attempt to connect."""
@@ -163,6 +165,14 @@ class Pool:
     def _check_open(self) -> None:
         if self.closed:
             raise self._closed_error.again()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise InvalidArgument(
+                "this client was used in another event loop, and its connections work only there; make one in each "
+                "asyncio.run(…): `async with braid.connect(…) as client`, or use `braid.sync.connect(…)`"
+            )
 
     def _attempt(self, address: Address) -> asyncio.Task[Link]:
         self._check_open()
