@@ -304,6 +304,7 @@ class SegmentStorage:
         stays = leaving[-1] is not self.catalog.chunks[-1]
         if stays or self.catalog.producers is not None or not self.log.knows_producers:
             return None
+        await self.catalog.check_held()  # An owner that was replaced leaves no object.
         footer = await _last_footer(self._context, self.catalog, self._objects_folder)
         return await store_producers(self._context.objects, self._objects_folder, footer, self.log.epoch)
 
