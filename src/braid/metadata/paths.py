@@ -5,6 +5,7 @@
     /cluster/leader                                    the cluster leader
     /cluster/drains/{id}                               the wish that a broker own nothing, until it is activated again
     /cluster/secret                                    by which brokers know each other
+    /cluster/id                                        random; a storage prefix is marked with it
     /topics/{topic}                                    layout
     /topics/{topic}/controller                         controller leader, under a lease
     /topics/{topic}/transition                         the transition in flight
@@ -31,6 +32,7 @@ from braid.model.ids import Offset
 
 CLUSTER_LEADER = "/cluster/leader"
 CLUSTER_SECRET = "/cluster/secret"  # noqa: S105 (a key, not what stands there)
+CLUSTER_ID = "/cluster/id"
 DRAINS_PREFIX = "/cluster/drains/"
 BROKERS_PREFIX = "/brokers/"
 LOADS_PREFIX = "/loads/"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random as random_module
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from braid.broker.config import LOCAL, BrokerConfig
 from braid.broker.connections.tls import peer_tls, server_tls
 from braid.broker.data_folder import DataFolder, open_data_folder
+from braid.cluster.cluster_id import cluster_id
 from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Store
 from braid.model.errors import BraidError, InvalidArgument, InvalidConfig, ObjectStoreUnavailable
@@ -26,8 +28,11 @@ from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
+from braid.storage.objects.marked import MarkedObjects
 from braid.storage.objects.store import Objects
 from braid.storage.segment import StorageContext, StorageMode
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,10 +119,12 @@ async def _open_storage(
     else:
         mode, objects = await _open_objects(config.storage, folder, disk, clock, random)
     preallocated = PreallocatedFiles(disk, folder.preallocated, config.file_bytes, config.spare_files)
-    await disk.make_folder(folder.logs)
     handles = ReadHandles(disk)
-    await preallocated.open()
     try:
+        if mode is not StorageMode.LOCAL:
+            objects = await _marked(objects, config.storage, store)
+        await disk.make_folder(folder.logs)
+        await preallocated.open()
         yield StorageContext(
             broker_id=config.id,
             disk=disk,
@@ -136,6 +143,19 @@ async def _open_storage(
         await preallocated.close()
         await handles.close()
         await objects.close()
+
+
+async def _marked(objects: Objects, storage: str, store: Store) -> Objects:
+    """Refuse a shared storage that belongs to another cluster. One that does not answer is compared before it is
+    changed."""
+    marked = MarkedObjects(objects, await cluster_id(store))
+    try:
+        await marked.verify()
+    except InvalidConfig as error:
+        raise InvalidConfig(f"--storage {storage}: {error}") from error
+    except BraidError as error:
+        _log.warning("it is not known yet whether the storage belongs to this cluster: %s", error)
+    return marked
 
 
 async def _open_objects(

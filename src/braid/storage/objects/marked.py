@@ -1,0 +1,82 @@
+"""A shared object store that belongs to one cluster.
+
+Two clusters on one prefix would take each other's chunks for leftovers and delete them. So the first broker that uses a
+prefix marks it with the id of its cluster, and a broker of another cluster refuses it. The mark is compared before
+anything is created or deleted; where the store does not answer when a broker starts, that is later.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from braid.model.errors import InvalidConfig, ObjectExists, ObjectMissing
+from braid.ports.disk import Buffer
+from braid.storage.objects.store import Objects, ObjectStat
+
+MARK: Final = ".braid-cluster.json"
+"""No tenant has this name: names do not begin with a dot."""
+_MAX_BYTES: Final = 64 << 10
+
+
+class ClusterMark(msgspec.Struct, frozen=True, rename="camel"):
+    cluster_id: str
+
+
+class MarkedObjects:
+    """Any object store, used by one cluster only."""
+
+    def __init__(self, inner: Objects, cluster_id: str) -> None:
+        self._inner = inner
+        self._mark = ClusterMark(cluster_id)
+        self._verified = False
+
+    async def verify(self) -> None:
+        """Mark the store if it is not marked yet. `InvalidConfig` if it belongs to another cluster."""
+        if self._verified:
+            return
+        try:
+            data = await self._inner.read(MARK, 0, _MAX_BYTES)
+        except ObjectMissing:
+            with contextlib.suppress(ObjectExists):  # Another broker was faster.
+                await self._inner.create(MARK, [msgspec.json.encode(self._mark)])
+            data = await self._inner.read(MARK, 0, _MAX_BYTES)
+        try:
+            found = msgspec.json.decode(data, type=ClusterMark)
+        except msgspec.DecodeError as error:
+            raise InvalidConfig(f"object {MARK} cannot be read ({error}): look what else uses this storage") from error
+        if found != self._mark:
+            raise InvalidConfig(
+                f"this storage belongs to cluster {found.cluster_id}, and the metadata store to cluster "
+                f"{self._mark.cluster_id}. Give each cluster a storage of its own. If the other cluster is gone for "
+                f"good, delete the object {MARK} there"
+            )
+        self._verified = True
+
+    async def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        await self.verify()
+        await self._inner.create(name, parts)
+
+    async def read(self, name: str, start: int, length: int) -> bytes:
+        return await self._inner.read(name, start, length)
+
+    async def stat(self, name: str) -> ObjectStat:
+        return await self._inner.stat(name)
+
+    async def list(self, prefix: str) -> builtins.list[ObjectStat]:
+        return await self._inner.list(prefix)
+
+    async def delete(self, name: str) -> None:
+        await self.verify()
+        await self._inner.delete(name)
+
+    async def delete_below(self, prefix: str) -> None:
+        await self.verify()
+        await self._inner.delete_below(prefix)
+
+    async def close(self) -> None:
+        await self._inner.close()
