@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from braid.metadata.memory import Fault
+from braid.metadata.store import Delete
 from braid.model.errors import (
     ChunkCorrupt,
     Fenced,
@@ -16,13 +17,28 @@ from braid.model.errors import (
     ObjectMissing,
     ObjectStoreUnavailable,
 )
+from braid.model.ids import Epoch
 from braid.ports.disk import Buffer
+from braid.storage.history.compaction import store_joined
 from braid.storage.history.exporter import FIRST_RETRY_S, MAX_RETRY_S, chunk_name
 from braid.storage.history.manifest import read_segment_manifest
+from braid.storage.history.object_names import topic_id_of
 from braid.storage.log.context import LogConfig
-from braid.storage.segment import SegmentStorage
+from braid.storage.segment import SegmentStorage, StorageMode
+from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
-from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, WAL_FOLDER, World, fill, make_batch, read_offsets
+from tests.kits.storage import (
+    DESCRIPTOR,
+    SEGMENT_FOLDER,
+    SMALL,
+    TOPIC,
+    WAL_FOLDER,
+    World,
+    fill,
+    make_batch,
+    read_all,
+    read_offsets,
+)
 from tests.kits.waiting import until
 
 
@@ -275,3 +291,52 @@ async def test_objects_in_memory_refuse_to_be_overwritten() -> None:
     await objects.create("x", [b"1"])
     with pytest.raises(ObjectExists):
         await objects.create("x", [b"2"])
+
+
+# A topic that has the name of a deleted one.
+
+
+async def open_topic(world: World, topic_id: int) -> SegmentStorage:
+    world.epoch += 1
+    return await SegmentStorage.open(world.a.context, TOPIC, DESCRIPTOR, Epoch(world.epoch), SMALL, topic_id=topic_id)
+
+
+async def test_a_late_upload_of_a_deleted_topic_does_not_meet_the_chunks_of_its_namesake(world: World) -> None:
+    world.a.start(mode=StorageMode.LOCAL)
+    old = await open_topic(world, 1)
+    await fill(old, 20, body=b"old")
+    await old.export_now()
+    late = old.catalog.chunks[0].object
+    data = await world.objects.read(f"{SEGMENT_FOLDER}/{late}", 0, 1 << 20)
+    await old.abandon()
+    await world.objects.delete_below(SEGMENT_FOLDER)
+    await world.store.txn([], [Delete(entry.key) for entry in (await world.store.list("/storage/")).entries])
+    world.epoch = 0
+    world.a.disk = SimulatedDisk(world.simulation.random)
+    world.a.start(mode=StorageMode.LOCAL)
+    new = await open_topic(world, 2)
+    await fill(new, 20, body=b"new")
+    await world.objects.create(f"{SEGMENT_FOLDER}/{late}", [data])
+    await new.export_now()
+    assert [chunk.object for chunk in new.catalog.chunks] == [chunk_name(0, 20, 1, 2)]
+    assert await new.sweep() == 1
+    await new.hand_over()
+    assert [each.body[:3] for each in await read_all(await open_topic(world, 2))] == [b"new"] * 20
+
+
+async def test_chunks_whose_names_have_no_topic_id_stay_readable_and_can_be_joined(world: World) -> None:
+    old = await open_topic(world, 0)
+    await fill(old, 20)
+    await old.hand_over()
+    segment = await open_topic(world, 7)
+    await fill(segment, 20)
+    await segment.export_now()
+    chunks = segment.catalog.chunks
+    assert [chunk.object for chunk in chunks] == [chunk_name(0, 20, 1), chunk_name(20, 40, 2, 7)]
+    assert await read_offsets(segment) == list(range(40))
+    joined = await store_joined(world.objects, SEGMENT_FOLDER, chunks)
+    assert (await segment.replace_chunks([chunk.object for chunk in chunks], joined)).object == joined
+    assert topic_id_of(joined) == 7
+    assert await read_offsets(segment) == list(range(40))
+    assert await segment.sweep() == 0, "what was replaced stays for a while"
+    await segment.close()

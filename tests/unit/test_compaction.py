@@ -19,6 +19,8 @@ from braid.storage.history.compaction import (
     plan_compaction,
 )
 from braid.storage.history.exporter import chunk_name
+from braid.storage.history.object_names import topic_id_of
+from braid.storage.history.producer_objects import producers_name
 
 TARGET = MIN_TARGET_BYTES
 
@@ -118,3 +120,15 @@ def test_names_of_joined_chunks_and_of_exported_ones_never_meet() -> None:
     assert is_joined(joined_name(0, 10, 3))
     assert not is_joined(chunk_name(0, 10, 3))
     assert joined_name(5, 10, 3) == f"{5:020d}-{10:020d}-0000000003-joined.chunk"
+    assert joined_name(5, 10, 3, 77) == f"{5:020d}-{10:020d}-0000000003-0000000000004d-joined.chunk"
+    assert is_joined(joined_name(0, 10, 3, 77))
+    assert not is_joined(chunk_name(0, 10, 3, 77))
+
+
+@pytest.mark.parametrize("topic_id", [1, 77, 1 << 53])
+def test_a_name_says_which_topic_an_object_belongs_to(topic_id: int) -> None:
+    for name in (chunk_name, joined_name):
+        assert topic_id_of(name(0, 10, 3, topic_id)) == topic_id
+        assert topic_id_of(name(0, 10, 3)) == 0
+    assert topic_id_of(producers_name(10, 3, topic_id)) == topic_id
+    assert topic_id_of(producers_name(10, 3)) == 0

@@ -37,6 +37,7 @@ from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObje
 from braid.storage.history.compaction import check_joined, chosen, may_go
 from braid.storage.history.exporter import Exporter, Rider
 from braid.storage.history.manifest import segment_folder
+from braid.storage.history.object_names import topic_id_of
 from braid.storage.history.producer_objects import is_outdated, store_producers
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.context import LogConfig, LogContext
@@ -92,6 +93,7 @@ class SegmentStorage:
         start: Start,
         recovered: RecoveredLog,
         begun_at: Revision,
+        topic_id: int,
     ) -> None:
         self.log = log
         self.catalog = catalog
@@ -102,6 +104,7 @@ class SegmentStorage:
         self.begun_at = begun_at
         """The metadata revision of the transaction that began this ownership."""
         self._context = context
+        self._topic_id = topic_id
         self._lock = lock
         # Files that the log has forgotten and that are still to be removed. Oldest first, and a removal that fails is
         # tried again before any later file goes: otherwise the next recovery would find a gap and call it damage.
@@ -127,6 +130,7 @@ class SegmentStorage:
         epoch: Epoch,
         config: LogConfig,
         *,
+        topic_id: int = 0,
         may_confirm: Callable[[], bool] = lambda: True,
         accept_loss: bool = False,
         conditions: Sequence[Condition] = (),
@@ -182,6 +186,7 @@ class SegmentStorage:
                 descriptor,
                 file_closed,
                 context.random,
+                topic_id,
                 on_complete,
                 _link(context),
             )
@@ -190,7 +195,7 @@ class SegmentStorage:
             if context.mode.exports_continuously:
                 exporter.start()
             undo.pop_all()
-        return cls(context, topic_path, descriptor, lock, log, catalog, exporter, start, found, begun_at)
+        return cls(context, topic_path, descriptor, lock, log, catalog, exporter, start, found, begun_at, topic_id)
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader | None = None) -> Appended:
         return self.log.append(batch, header)
@@ -306,7 +311,9 @@ class SegmentStorage:
             return None
         await self.catalog.check_held()  # An owner that was replaced leaves no object.
         footer = await _last_footer(self._context, self.catalog, self._objects_folder)
-        return await store_producers(self._context.objects, self._objects_folder, footer, self.log.epoch)
+        return await store_producers(
+            self._context.objects, self._objects_folder, footer, self.log.epoch, self._topic_id
+        )
 
     def held_back(self, policy: RetentionPolicy, cursors: Mapping[str, Offset]) -> dict[str, int]:
         """Return the bytes that have outlived the policy and that subscriptions have not consumed, by subscription."""
@@ -359,7 +366,7 @@ class SegmentStorage:
             return removed
 
     def _may_go(self, name: str, stats: Mapping[str, ObjectStat], now_us: int) -> bool:
-        if not name.endswith(".chunk"):
+        if not name.endswith(".chunk") or self._is_of_another_topic(name):
             return True
         holder = self.catalog.find(int(name.partition("-")[0]))
         return may_go(stats[name], stats.get(holder.object) if holder is not None else None, now_us)
@@ -368,9 +375,14 @@ class SegmentStorage:
         """Ask the catalog as it is now: the exporter may have added the chunk since it was listed."""
         base = name.partition("-")[0]
         chunk = name.endswith(".chunk") and base.isdigit() and int(base) < self.catalog.next_offset
-        if not chunk and not is_outdated(name, self.catalog.next_offset, self.log.epoch):
+        outdated = is_outdated(name, self.catalog.next_offset, self.log.epoch)
+        if not chunk and not outdated and not self._is_of_another_topic(name):
             return False
         return all(each.object != name for each in self.catalog.objects)
+
+    def _is_of_another_topic(self, name: str) -> bool:
+        """Tell whether an upload of a deleted topic of the same name has left this object."""
+        return self._topic_id != 0 and topic_id_of(name) not in (0, self._topic_id)
 
     async def close(self) -> None:
         """Stop in order: the same broker opens the segment again, from its files."""

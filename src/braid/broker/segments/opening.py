@@ -148,6 +148,7 @@ class Opening:
                 name.descriptor,
                 record.epoch,
                 config,
+                topic_id=topic.id,
                 may_confirm=self._may_act,
                 accept_loss=record.accept_loss,
                 conditions=[Compare(ownership, revision), *still_gone(given_up)],

@@ -91,7 +91,7 @@ async def snapshot_from_brokers(client: Client, topic: str, objects_of: Callable
     descriptors = {each.id: f"{HashRange(each.first_hash, each.last_hash)}-{each.id}" for each in route.segments}
     manifests: dict[int, SegmentManifest | None] = {}
     if storage:
-        manifests = await _manifests(objects_of(storage), topic, descriptors)
+        manifests = await _manifests(objects_of(storage), topic, route.topic_id, descriptors)
     chunks_of = {each.id: _below(places[each.id].end, manifests.get(each.id)) for each in route.segments}
     weights: dict[int, float] = {}
     if not all(chunks_of[place.segment] or place.earliest == place.end for place in places.values()):
@@ -124,7 +124,7 @@ async def snapshot_from_manifests(objects: Objects, storage: str, topic: str) ->
         )
     infos = found.layout.segments
     descriptors = {int(each): f"{info.hash_range}-{each}" for each, info in infos.items()}
-    manifests = await _manifests(objects, topic, descriptors)
+    manifests = await _manifests(objects, topic, found.topic_id, descriptors)
     segments = {}
     for number, info in infos.items():
         manifest = manifests[number]
@@ -157,12 +157,17 @@ async def _routes_and_places(client: Client, topic: str) -> tuple[TopicRoute, di
     return route, places
 
 
-async def _manifests(objects: Objects, topic: str, descriptors: Mapping[int, str]) -> dict[int, SegmentManifest | None]:
+async def _manifests(
+    objects: Objects, topic: str, topic_id: int, descriptors: Mapping[int, str]
+) -> dict[int, SegmentManifest | None]:
+    """Read the newest manifest of each segment. One that a deleted topic of this name has left does not count."""
     turns = asyncio.Semaphore(_MANIFESTS_AT_ONCE)
 
     async def read(descriptor: str) -> SegmentManifest | None:
         async with turns:
-            return await read_segment_manifest(objects, topic, descriptor)
+            manifest = await read_segment_manifest(objects, topic, descriptor)
+            stale = manifest is not None and 0 not in (manifest.topic_id, topic_id) and manifest.topic_id != topic_id
+            return None if stale else manifest
 
     found = await all_of(read(descriptor) for descriptor in descriptors.values())
     return dict(zip(descriptors, found))

@@ -36,6 +36,7 @@ from braid.ports.disk import Buffer
 from braid.storage.chunk import Footer, Index, decode_footer, encode_footer, read_footer
 from braid.storage.handles import NO_LOG, FooterCache
 from braid.storage.history.catalog import MAX_REPLACED_CHUNKS, ChunkDescriptor
+from braid.storage.history.object_names import id_suffix, topic_id_of
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import ObjectBytes
 
@@ -47,12 +48,19 @@ MAX_TARGET_BYTES: Final = 1 << 30
 DEFAULT_TARGET_BYTES: Final = 64 << 20
 """As large as a broker's files become by themselves."""
 
-_JOINED: Final = re.compile(r"\d{20}-\d{20}-\d{10}-joined\.chunk")
+_JOINED: Final = re.compile(r"\d{20}-\d{20}-\d{10}(-[0-9a-f]{14})?-joined\.chunk")
 
 
-def joined_name(base_offset: int, next_offset: int, epoch: int) -> str:
+def joined_name(base_offset: int, next_offset: int, epoch: int, topic_id: int = 0) -> str:
     """Name a joined chunk as no exported chunk is named (`chunk_name`). `epoch` is the highest of its parts."""
-    return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}-joined.chunk"
+    return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}{id_suffix(topic_id)}-joined.chunk"
+
+
+def _name_of_joined(chunks: Sequence[ChunkDescriptor]) -> str:
+    """Name the joined chunk of these. A part that was exported before names had the topic's id does not say it."""
+    epoch = max(chunk.epoch for chunk in chunks)
+    topic_id = max(topic_id_of(chunk.object) for chunk in chunks)
+    return joined_name(chunks[0].base_offset, chunks[-1].next_offset, epoch, topic_id)
 
 
 def is_joined(name: str) -> bool:
@@ -127,8 +135,7 @@ def join(chunks: Sequence[ChunkDescriptor], contents: Iterable[bytes]) -> list[B
 
 async def store_joined(objects: Objects, folder: str, chunks: Sequence[ChunkDescriptor]) -> str:
     """Join these chunks and store the result; return its name. An object that is there already is compared and used."""
-    epoch = max(chunk.epoch for chunk in chunks)
-    name = joined_name(chunks[0].base_offset, chunks[-1].next_offset, epoch)
+    name = _name_of_joined(chunks)
     contents = [await objects.read(f"{folder}/{chunk.object}", 0, chunk.size) for chunk in chunks]
     parts = join(chunks, contents)
     size = sum(map(len, parts))
@@ -209,7 +216,7 @@ async def check_joined(
     The process that joined them compared their bytes. This function makes sure that the object is their chunk, that it
     is whole, and that recovery and readers find in it what they found in the old ones."""
     epoch = Epoch(max(chunk.epoch for chunk in old))
-    expected_name = joined_name(old[0].base_offset, old[-1].next_offset, epoch)
+    expected_name = _name_of_joined(old)
     if name != expected_name:
         raise InvalidArgument(f"{name!r} cannot replace these chunks: the joined one is called {expected_name}")
     path = f"{folder}/{name}"

@@ -26,6 +26,7 @@ from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor
 from braid.storage.history.manifest import segment_folder, write_segment_manifest
+from braid.storage.history.object_names import id_suffix
 from braid.storage.log.log import Log
 from braid.storage.log.wal import WalFile
 from braid.storage.objects.store import Objects, create_once
@@ -39,9 +40,9 @@ Rider = Callable[[], tuple[Sequence[Condition], Sequence[Operation]]]
 """Returns what a transaction of the catalog does beside its own work."""
 
 
-def chunk_name(base_offset: int, next_offset: int, epoch: int) -> str:
+def chunk_name(base_offset: int, next_offset: int, epoch: int, topic_id: int = 0) -> str:
     """Name a chunk by everything that decides its content: an equal name with other content is an error."""
-    return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}.chunk"
+    return f"{base_offset:020d}-{next_offset:020d}-{epoch:010d}{id_suffix(topic_id)}.chunk"
 
 
 class Exporter:
@@ -55,6 +56,7 @@ class Exporter:
         descriptor: str,
         file_closed: asyncio.Event,
         rng: random.Random,
+        topic_id: int = 0,
         on_complete: Rider = lambda: ((), ()),
         link: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class Exporter:
         self._handles = handles
         self._topic_path = topic_path
         self._descriptor = descriptor
+        self._topic_id = topic_id
         self._random = rng
         self._turn = asyncio.Lock()
         self._file_closed = file_closed
@@ -137,7 +140,7 @@ class Exporter:
             await self._log.close_newest()
         data = await self._read(file)
         footer = await self._check(file, data)
-        name = chunk_name(file.base_offset, file.next_offset, self._log.epoch)
+        name = chunk_name(file.base_offset, file.next_offset, self._log.epoch, self._topic_id)
         full_name, path = f"{segment_folder(self._topic_path, self._descriptor)}/{name}", self._path(file)
         create = None if link is None else lambda: link(full_name, path)
         await create_once(self._objects, full_name, data, create=create)
@@ -215,6 +218,11 @@ class Exporter:
     async def _write_manifest(self) -> None:
         self._manifest_due = True
         await write_segment_manifest(
-            self._objects, self._topic_path, self._descriptor, self._catalog, sealed=self._ends_here
+            self._objects,
+            self._topic_path,
+            self._descriptor,
+            self._catalog,
+            sealed=self._ends_here,
+            topic_id=self._topic_id,
         )
         self._manifest_due = False

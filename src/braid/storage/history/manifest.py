@@ -48,6 +48,8 @@ class SegmentManifest(msgspec.Struct, frozen=True, rename="camel"):
     """The producer table, where no chunk holds it."""
     epochs: EpochStarts = ()
     """Which epoch has written which offsets; empty in manifests that do not say."""
+    topic_id: int = 0
+    """Tells the topic from one of the same name that was deleted; 0 in manifests that do not say."""
 
 
 class TopicManifest(msgspec.Struct, frozen=True, rename="camel"):
@@ -64,7 +66,7 @@ def segment_folder(topic_path: str, descriptor: str) -> str:
 
 
 async def write_segment_manifest(
-    objects: Objects, topic_path: str, descriptor: str, catalog: Catalog, *, sealed: bool
+    objects: Objects, topic_path: str, descriptor: str, catalog: Catalog, *, sealed: bool, topic_id: int = 0
 ) -> None:
     frontier = catalog.frontier
     assert frontier is not None
@@ -78,6 +80,7 @@ async def write_segment_manifest(
         chunks=tuple(catalog.chunks),
         producers=frontier.producers,
         epochs=frontier.epochs,
+        topic_id=topic_id,
     )
     await _write(objects, segment_folder(topic_path, descriptor), catalog.revision, manifest)
 

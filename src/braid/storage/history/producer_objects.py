@@ -15,14 +15,15 @@ from typing import Final
 from braid.model.ids import Epoch, Offset
 from braid.storage.chunk import Footer, Index, encode_footer
 from braid.storage.history.catalog import ProducerObject
+from braid.storage.history.object_names import id_suffix
 from braid.storage.objects.store import Objects, create_once
 
 SUFFIX: Final = ".producers"
-_NAME: Final = re.compile(r"(\d{20})-(\d{10})\.producers")
+_NAME: Final = re.compile(r"(\d{20})-(\d{10})(?:-[0-9a-f]{14})?\.producers")
 
 
-def producers_name(next_offset: int, epoch: int) -> str:
-    return f"{next_offset:020d}-{epoch:010d}{SUFFIX}"
+def producers_name(next_offset: int, epoch: int, topic_id: int = 0) -> str:
+    return f"{next_offset:020d}-{epoch:010d}{id_suffix(topic_id)}{SUFFIX}"
 
 
 def is_outdated(name: str, next_offset: Offset, epoch: Epoch) -> bool:
@@ -32,7 +33,9 @@ def is_outdated(name: str, next_offset: Offset, epoch: Epoch) -> bool:
     return match is not None and (int(match[2]) < epoch or int(match[1]) < next_offset)
 
 
-async def store_producers(objects: Objects, folder: str, footer: Footer, epoch: Epoch) -> ProducerObject | None:
+async def store_producers(
+    objects: Objects, folder: str, footer: Footer, epoch: Epoch, topic_id: int = 0
+) -> ProducerObject | None:
     """Store a footer without its batches; None if it knows no producer."""
     if not len(footer.producers):
         return None
@@ -46,6 +49,6 @@ async def store_producers(objects: Objects, folder: str, footer: Footer, epoch: 
         index=Index(),
         producers=footer.producers,
     )
-    name = producers_name(footer.next_offset, epoch)
+    name = producers_name(footer.next_offset, epoch, topic_id)
     await create_once(objects, f"{folder}/{name}", data)
     return ProducerObject(name, len(data), footer.next_offset)
