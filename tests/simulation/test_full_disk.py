@@ -176,6 +176,32 @@ def used_bytes(brokers: Brokers, name: str) -> int:
     return brokers.disks[name]._device.names.total_bytes()
 
 
+async def test_a_log_uses_the_last_room_of_its_disk(simulation: Simulation) -> None:
+    """Files grow by doubling; where that does not fit, by what the next batch needs."""
+    async with running_brokers(simulation, names=("a",)) as brokers, brokers.client(timeout=5) as client:
+        producer = await full_topic(brokers, client)
+        brokers.disks["a"].faults = NO_FAULTS
+        assert (await producer.send(b"z" * 200_000)).offset == 5
+        brokers.disks["a"].faults = DiskFaults(capacity_bytes=used_bytes(brokers, "a") + 150_000)
+        assert (await producer.send(b"z" * 100_000)).offset == 6, "262,144 more bytes do not fit"
+        (segment,) = brokers.running["a"].segments.all()
+        assert segment.epoch == 1, "it was not opened again"
+        await producer.close()
+
+
+async def test_a_segment_moves_off_a_disk_that_has_no_room_for_a_copy(simulation: Simulation) -> None:
+    """Storage `local`: its log is not full, and its history is longer than what is left of the disk."""
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client(timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            brokers.disks["a"].faults = NO_FAULTS
+            assert (await producer.send(b"z" * 200_000)).offset == 5
+            brokers.disks["a"].faults = DiskFaults(capacity_bytes=used_bytes(brokers, "a") + 100_000)
+            (moved,) = (await brokers.call("c", "move_topic", topic="orders", to="b"))["segments"]
+            assert moved["to"] == "b"
+            assert (await producer.send(b"6")).offset == 6
+        assert await read_all(client, 7) == [*FIVE, b"z" * 200_000, b"6"]
+
+
 @pytest.mark.parametrize("size", [500_000, 2_000_000], ids=["open", "closed"])
 async def test_a_segment_whose_history_is_on_the_full_disk_moves_without_a_copy_there(
     size: int, simulation: Simulation

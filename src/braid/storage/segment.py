@@ -25,7 +25,15 @@ import msgspec
 
 from braid.metadata.store import Condition, Operation, Store
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import FileMissing, InvalidArgument, LogBusy, NotAvailable, RecoveryConflict, RecoveryUnsafe
+from braid.model.errors import (
+    DiskFull,
+    FileMissing,
+    InvalidArgument,
+    LogBusy,
+    NotAvailable,
+    RecoveryConflict,
+    RecoveryUnsafe,
+)
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.ports.clock import Clock
@@ -252,7 +260,8 @@ class SegmentStorage:
 
     async def drop_files(self) -> None:
         """Remove the local files, after `seal`: chunks hold everything."""
-        await self.exporter.write_manifest()
+        with contextlib.suppress(DiskFull):  # The next owner writes a manifest too, and this makes room.
+            await self.exporter.write_manifest()
         # The checkpoint first: left alone, it would call the missing files a loss.
         await self._remove_files([checkpoints.NAME, *self._leaving, *(file.name for file in self.log.files)])
         await self._release_files()

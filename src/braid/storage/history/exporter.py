@@ -8,19 +8,21 @@ it. A file with damage is not exported, and neither is any file after it: its by
 
 A full disk may have no room to close the newest file. Such a log takes no more batches, so its newest file is exported
 as it is, with a footer that exists only in memory. Where the chunks lie on the same disk, there is no room for copies
-either: the newest file is closed, which takes little, and each file gets a second name, as a chunk.
+either: each file gets a second name, as a chunk, after the newest one was closed, which takes little.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import verify
-from braid.model.errors import BatchError, BraidError, ChunkCorrupt, LogDamaged
+from braid.model.errors import BatchError, BraidError, ChunkCorrupt, DiskFull, LogDamaged
 from braid.model.ids import Epoch
 from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
@@ -135,15 +137,12 @@ class Exporter:
             return exported
 
     async def _export(self, file: WalFile) -> None:
-        link = self._link if self._log.is_full else None
-        if link is not None and not file.closed:
+        if self._link is not None and self._log.is_full and not file.closed:
             await self._log.close_newest()
         data = await self._read(file)
         footer = await self._check(file, data)
         name = chunk_name(file.base_offset, file.next_offset, self._log.epoch, self._topic_id)
-        full_name, path = f"{segment_folder(self._topic_path, self._descriptor)}/{name}", self._path(file)
-        create = None if link is None else lambda: link(full_name, path)
-        await create_once(self._objects, full_name, data, create=create)
+        await self._store(file, f"{segment_folder(self._topic_path, self._descriptor)}/{name}", data)
         min_key_hash, max_key_hash = footer.index.key_hashes
         chunk = ChunkDescriptor(
             base_offset=file.base_offset,
@@ -165,6 +164,17 @@ class Exporter:
         size = file.size if file.closed else file.batch_bytes
         data = await self._handles.read(self._log.number, self._path(file), 0, size)
         return data if file.closed else data + self._log.footer_of_newest()
+
+    async def _store(self, file: WalFile, name: str, data: bytes) -> None:
+        """Store a chunk: as a copy, or without one where a copy has no room."""
+        if self._link is None:
+            await create_once(self._objects, name, data)
+            return
+        if not self._log.is_full:
+            with contextlib.suppress(DiskFull):
+                await create_once(self._objects, name, data)
+                return
+        await create_once(self._objects, name, data, create=partial(self._link, name, self._path(file)))
 
     def _path(self, file: WalFile) -> str:
         return f"{self._log.folder}/{file.name}"

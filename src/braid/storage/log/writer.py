@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import BrokenInvariant, DiskError
+from braid.model.errors import BrokenInvariant, DiskError, DiskFull
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, DiskFile
 from braid.storage.chunk import Index
@@ -97,9 +97,15 @@ class WalWriter:
         needed = position + max(size, min(wanted, self._config.file_bytes - position))
         if needed > self._reserved_bytes:
             doubled = max(self._config.first_reserve_bytes, 2 * self._reserved_bytes)
-            self._reserved_bytes = max(needed, min(doubled, self._config.file_bytes))
-            await current.reserve(self._reserved_bytes)
+            try:
+                await self._reserve(current, max(needed, min(doubled, self._config.file_bytes)))
+            except DiskFull:
+                await self._reserve(current, needed)  # The last room of a disk is for batches, not for a reserve.
         return closed
+
+    async def _reserve(self, current: DiskFile, size: int) -> None:
+        await current.reserve(size)
+        self._reserved_bytes = size
 
     def start_write(
         self,
