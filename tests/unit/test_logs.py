@@ -7,11 +7,13 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from braid.admin import logs
 from braid.admin.logs import REDACTED, configure_logging, redact, rfc3339
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2lnbmF0dXJl-_x"
@@ -183,3 +185,61 @@ def test_logging_does_not_bring_the_web_framework_along() -> None:
         "sys.exit(any(name in sys.modules for name in ('fastapi', 'uvicorn', 'pydantic', 'prometheus_client')))"
     )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+HOSTILE = [
+    "1",
+    "a",
+    "a-",
+    "eyJ-",
+    "eyJa.",
+    "eyJ.eyJ",
+    "://",
+    "://a:",
+    "a://b:c",
+    "token ",
+    "token=,",
+    "authorization ",
+    "authorization=a ",
+    "bearer ",
+    "--token ",
+    "secret\t",
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_the_patterns_take_linear_time(piece: str) -> None:
+    """A megabyte takes milliseconds. Quadratic patterns would take hours."""
+    text = piece * ((1 << 20) // len(piece))
+    started = time.perf_counter()
+    for pattern, replacement in (*logs._SECRETS, (logs._LIKELY, "")):
+        pattern.sub(replacement, text + "!")
+        pattern.sub(replacement, piece + " " * (1 << 20) + "!")
+    assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_megabyte_in_a_line_is_cut_and_its_length_is_told(style: str) -> None:
+    text = logged(style, "refused %s", "1" * (4 << 20), extra={"peer": "2" * (4 << 20)})
+    assert len(text) < 20_000
+    assert "… (4194312 characters)" in text
+    assert "… (4194304 characters)" in text
+    try:
+        raise ValueError("3" * (4 << 20))
+    except ValueError:
+        trace = logged(style, "failed", exc_info=True)
+    assert len(trace) < 40_000
+
+
+@pytest.mark.parametrize("before", range(8_000, 8_192, 16))
+def test_a_secret_that_the_cut_goes_through_is_not_shown(before: int) -> None:
+    for secret in (JWT, "etcd://root:hunter2@host", f"token {JWT * 20}", "password=hunter2"):
+        text = redact("." * before + " " + secret + "." * 100_000)
+        for part in ("hunter2", JWT.split(".")[1]):
+            assert part not in text
+
+
+def test_secrets_that_make_room_do_not_uncover_one_that_was_searched_in_part() -> None:
+    hidden = "x" * 12_000
+    text = redact(f"token={hidden} " + "." * 12_500 + " etcd://root:hunter2" + "." * 100_000 + "@host")
+    assert "hunter2" not in text

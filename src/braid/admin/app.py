@@ -22,6 +22,7 @@ from braid.admin.metrics import Exposition
 from braid.admin.rest import ANSWERS, ENDPOINTS
 from braid.admin.status import ErrorBody, body_of, headers_of, status_of
 from braid.model.errors import BraidError, InvalidArgument
+from braid.model.quoting import quote
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -78,10 +79,12 @@ def _add_error_answers(app: FastAPI) -> None:
         path = request.url.path
         match error.status_code:
             case 404:
-                return _answer_error(404, ErrorBody("not-found", f"there is nothing at {path!r}; see /docs", False))
+                return _answer_error(
+                    404, ErrorBody("not-found", f"there is nothing at {quote(path)}; see /docs", False)
+                )
             case 405:
                 allowed = ", ".join(_methods_of(app, request))
-                body = ErrorBody("method-not-allowed", f"{path!r} takes {allowed}, not {request.method}", False)
+                body = ErrorBody("method-not-allowed", f"{quote(path)} takes {allowed}, not {request.method}", False)
                 return _answer_error(405, body, {"Allow": allowed})
             case status:
                 code = InvalidArgument.code if status < 500 else "error"

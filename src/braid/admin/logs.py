@@ -4,6 +4,10 @@ Anything may be given with `extra={"topic": "orders"}` and becomes a field of it
 not: values under keys that name one (`token`, `password`, …), bearer tokens, JSON web tokens and passwords in URLs are
 replaced in messages, fields and tracebacks, by the formatter, so that no logger can forget it. That is the second
 fence; the first is that no code of ours puts one there.
+
+A line costs the loop little, whatever a client sent. Each text in it is cut before it is searched, and every pattern
+takes time in proportion to what it searches: no two of its repetitions can share characters, and a search that fails
+at one character does not look again at what follows.
 """
 
 from __future__ import annotations
@@ -21,6 +25,12 @@ REDACTED: Final = "[redacted]"
 FORMATS: Final = ("text", "json")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
+MAX_TEXT_CHARS: Final = 8_192
+"""Of a message or a field: what is written of it."""
+MAX_TRACE_CHARS: Final = 32_768
+MAX_SECRET_CHARS: Final = 16_384
+"""So much more is searched than is written: a secret of this length that the cut goes through is still recognised."""
+
 _OWN_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 _SECRET_KEY: Final = re.compile(
     r"(token|secret|passw(or)?d|authorization|credential|cookie|api[_-]?key)s?$", re.IGNORECASE
@@ -35,15 +45,15 @@ _SECRETS: Final = (
     # In a query, a form, a command line or an object: token=…, "password": "…", --secret ….
     (
         re.compile(
-            r"((?<![a-z])[\w-]*(?:token|secret|password|passwd|api[_-]?key)[\"']?\s*[=:]\s*b?[\"']?)(?!\[redacted)[^\s&\"',;)}\]]+",
+            r"((?:token|secret|password|passwd|api[_-]?key)[\"']?\s*[=:]\s*b?[\"']?)(?!\[redacted)[^\s&\"',;)}\]]+",
             re.IGNORECASE,
         ),
         rf"\1{REDACTED}",
     ),
     (re.compile(r"(--(?:token|secret|password)\s+)\S+", re.IGNORECASE), rf"\1{REDACTED}"),
-    (re.compile(r"(\w+://[^/\s:@]*:)[^@\s/]+@"), rf"\1{REDACTED}@"),
+    (re.compile(r"(://[^/\s:@]*:)[^@\s/]+@"), rf"\1{REDACTED}@"),
     # A JSON web token anywhere: its header is JSON, so it begins with the base64 of `{"`.
-    (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), REDACTED),
+    (re.compile(r"(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]*"), REDACTED),
 )
 _LIKELY: Final = re.compile(r"auth|bearer|token|secret|passw|api[_-]?key|://[^/\s]*@|eyJ", re.IGNORECASE)
 
@@ -63,13 +73,16 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def redact(text: str) -> str:
-    """`text` without the secrets in it, as far as they can be recognised."""
-    if _LIKELY.search(text) is None:
-        return text
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
-    return text
+def redact(text: str, most: int = MAX_TEXT_CHARS) -> str:
+    """`text` without the secrets in it, as far as they can be recognised, and cut to about `most` characters."""
+    found = text[: most + MAX_SECRET_CHARS]
+    cut_through = len(found) < len(text)
+    if _LIKELY.search(found) is not None:
+        for pattern, replacement in _SECRETS:
+            found = pattern.sub(replacement, found)
+    if cut_through:
+        found = found[:-MAX_SECRET_CHARS]  # A secret of which only the beginning was searched may stand there.
+    return found if len(text) <= most else f"{found[:most]}… ({len(text)} characters)"
 
 
 def redact_field(key: str, value: Any) -> Any:
@@ -109,7 +122,7 @@ class _Formatter(logging.Formatter):
             parts.append(self.formatException(record.exc_info))
         if record.stack_info:
             parts.append(self.formatStack(record.stack_info))
-        return redact("\n".join(parts))
+        return redact("\n".join(parts), MAX_TRACE_CHARS)
 
 
 class JsonFormatter(_Formatter):

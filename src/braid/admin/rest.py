@@ -25,6 +25,7 @@ from braid.broker.admin.call import CALLS, AdminCall, OnTopic, read
 from braid.broker.admin.calls import SUBJECTS
 from braid.broker.admin.route import NO_CONTENT, HttpRoute, LocalTopicName, NamespaceName, Rest, TenantName
 from braid.model.errors import InvalidArgument, ShuttingDown
+from braid.model.quoting import cut, quote
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
@@ -179,11 +180,11 @@ async def _json(request: Request) -> Any:
     if not body:
         return None
     if not _JSON.match(content_type):
-        raise InvalidArgument(f"a body must be sent as 'Content-Type: application/json', not {content_type!r}")
+        raise InvalidArgument(f"a body must be sent as 'Content-Type: application/json', not {quote(content_type)}")
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the body is not JSON that can be read: {error}") from None
+        raise InvalidArgument(f"the body is not JSON that can be read: {cut(str(error))}") from None
 
 
 ENDPOINTS: Final = tuple(

@@ -41,6 +41,7 @@ import msgspec
 from braid.broker.config import AuthConfig, Grant
 from braid.model.errors import InvalidConfig, InvalidName, PermissionDenied, Unauthenticated
 from braid.model.names import TopicName, check_name
+from braid.model.quoting import cut, quote
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
@@ -175,9 +176,9 @@ class Access:
         if not any(allowed(self._grants, principal.roles, action, place) for action in actions):
             asked = " or ".join(action.value for action in actions)
             where = "the whole cluster ('*')" if place == [ALL] else repr("/".join(place))
-            roles = ", ".join(repr(role) for role in principal.roles) or "none"
+            roles = cut(", ".join(repr(role) for role in principal.roles)) or "none"
             raise PermissionDenied(
-                f"{principal.name!r} may not {asked} on {where}: none of its roles ({roles}) has a grant for it"
+                f"{quote(principal.name)} may not {asked} on {where}: none of its roles ({roles}) has a grant for it"
             )
 
 

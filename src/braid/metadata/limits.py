@@ -16,6 +16,7 @@ from braid.metadata.store import (
     Put,
 )
 from braid.model.errors import InvalidArgument
+from braid.model.quoting import quote
 
 MAX_TXN_BYTES = 1_400_000
 """Keys and values of one transaction together. etcd refuses requests above 1.5 MiB; the rest is room for framing."""
@@ -94,9 +95,9 @@ def _encode(text: str, what: str) -> bytes:
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"the metadata {what} {text!r} is not valid Unicode: {error.reason}") from None
+        raise InvalidArgument(f"the metadata {what} {quote(text)} is not valid Unicode: {error.reason}") from None
     if len(encoded) > MAX_KEY_BYTES:
         raise InvalidArgument(
-            f"a metadata {what} has {len(encoded)} bytes, at most {MAX_KEY_BYTES} are allowed: {text[:60]!r}…"
+            f"a metadata {what} has {len(encoded)} bytes, at most {MAX_KEY_BYTES} are allowed: {quote(text)}"
         )
     return encoded

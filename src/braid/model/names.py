@@ -15,6 +15,7 @@ import msgspec
 from braid.model.errors import InvalidLayout, InvalidName
 from braid.model.ids import SegmentId
 from braid.model.layout import HashRange, SegmentInfo
+from braid.model.quoting import quote
 
 MAX_NAME_CHARS: Final = 128
 """Three of them and a descriptor stay far below a metadata key's 1,024 bytes; one below a file name's 255."""
@@ -30,9 +31,9 @@ _DESCRIPTOR: Final = re.compile(r"([0-9a-f]{4})-([0-9a-f]{4})-(0|[1-9][0-9]{0,17
 
 def check_name(what: str, name: str) -> str:
     """Return `name` if it follows the rule; `what` says in the error whose name it is ("subscription", "broker", …)."""
-    if _NAME.fullmatch(name) is None or len(name) > MAX_NAME_CHARS:
+    if len(name) > MAX_NAME_CHARS or _NAME.fullmatch(name) is None:
         raise InvalidName(
-            f"{name!r} is no {what} name: use 1 to {MAX_NAME_CHARS} letters, digits, '_', '-', '.' or '=', "
+            f"{quote(name)} is no {what} name: use 1 to {MAX_NAME_CHARS} letters, digits, '_', '-', '.' or '=', "
             "beginning with a letter, a digit or '_'"
         )
     return name
@@ -57,7 +58,7 @@ class TopicName(msgspec.Struct, frozen=True, order=True):
             return cls(DEFAULT_TENANT, DEFAULT_NAMESPACE, text)
         if len(parts) != 3:
             raise InvalidName(
-                f"{text!r} is no topic name: write 'name', 'tenant/namespace/name' "
+                f"{quote(text)} is no topic name: write 'name', 'tenant/namespace/name' "
                 f"or '{_TOPIC_SCHEME}tenant/namespace/name'"
             )
         return cls(*parts)
@@ -97,13 +98,13 @@ class SegmentName(msgspec.Struct, frozen=True, order=True):
         match = _DESCRIPTOR.fullmatch(descriptor)
         if not text.startswith(_SEGMENT_SCHEME) or topic.count("/") != 2 or match is None:
             raise InvalidName(
-                f"{text!r} is no segment name: write '{_SEGMENT_SCHEME}tenant/namespace/name/0000-ffff-0' "
+                f"{quote(text)} is no segment name: write '{_SEGMENT_SCHEME}tenant/namespace/name/0000-ffff-0' "
                 "with the range's first and last hash as four hex digits and the segment's id"
             )
         try:
             hashes = HashRange(int(match[1], 16), int(match[2], 16))
         except InvalidLayout as error:
-            raise InvalidName(f"{text!r} is no segment name: {error}") from error
+            raise InvalidName(f"{quote(text)} is no segment name: {error}") from error
         return cls(TopicName.parse(topic), hashes, SegmentId(int(match[3])))
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from braid.model.errors import InvalidArgument
+from braid.model.quoting import quote
 from braid.ports.network import Address
 
 SCHEME: Final = "braid://"
@@ -19,7 +20,7 @@ _ADDRESS: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s]+)\]|(?P<host>[^\[\]\s:]+)
 def parse_url(url: str) -> tuple[Address, ...]:
     """Parse the brokers of a URL. A client may begin with any of them."""
     if not url.startswith(SCHEME):
-        raise InvalidArgument(f"{url!r} is no broker URL: write {SCHEME}host:port, several brokers by comma")
+        raise InvalidArgument(f"{quote(url)} is no broker URL: write {SCHEME}host:port, several brokers by comma")
     hosts = url.removeprefix(SCHEME).rstrip("/").split(",")
     return tuple(parse_address(host) for host in hosts)
 
@@ -30,7 +31,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     port = match["port"] or str(default_port) if match else ""
     if match is None or int(port) > 65_535:
         raise InvalidArgument(
-            f"{text!r} is no address: write host:port, with a port from 0 to 65535, and [host]:port for IPv6"
+            f"{quote(text)} is no address: write host:port, with a port from 0 to 65535, and [host]:port for IPv6"
         )
     return Address(match["ipv6"] or match["host"], int(port))
 

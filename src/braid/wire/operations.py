@@ -30,10 +30,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from braid.model.errors import BraidError, ProtocolError
+from braid.model.quoting import cut
 
 MAGIC: Final = "braid"
 VERSION: Final = 1
 """The protocol version of this build, and the only one that it speaks."""
+
+
+MAX_MESSAGE_CHARS: Final = 8_192
+"""Of an error. Errors are sentences; a longer one would repeat its input, and might not fit into a frame."""
 
 
 class Kind(IntEnum):
@@ -353,13 +358,13 @@ def decode(kind: type[B], body: bytes | memoryview) -> B:
     try:
         decoded: B = decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"a frame's body is no {kind.__name__}: {error}") from error
+        raise ProtocolError(f"a frame's body is no {kind.__name__}: {cut(str(error))}") from error
     return decoded
 
 
 def error_body(error: BraidError) -> ErrorBody:
     """Encode an error for a peer. `details` are the error's own public fields, if they can travel."""
-    return ErrorBody(error.code, str(error), error.retriable, _own_fields(vars(error)))
+    return ErrorBody(error.code, cut(str(error), MAX_MESSAGE_CHARS), error.retriable, _own_fields(vars(error)))
 
 
 def error_from(body: ErrorBody) -> BraidError:

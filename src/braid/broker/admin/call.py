@@ -25,6 +25,7 @@ from braid.broker.auth import ALL, Access, Action, Principal
 from braid.model.errors import InvalidArgument
 from braid.model.ids import MAX_RANDOM_ID, RequestId, SegmentId
 from braid.model.names import TopicName
+from braid.model.quoting import cut, quote
 from braid.model.stored_record import encode
 
 T = TypeVar("T")
@@ -107,11 +108,21 @@ def read(what: str, kind: type[T], given: Any, *, from_text: bool = False) -> T:
         unknown = sorted(str(argument) for argument in given if argument not in known)
         if unknown:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise InvalidArgument(f"{what} has no argument {', '.join(map(repr, unknown))}; {takes}")
+            named = ", ".join(map(quote, unknown[:3])) + (", …" if len(unknown) > 3 else "")
+            raise InvalidArgument(f"{what} has no argument {named}; {takes}")
     try:
         return msgspec.convert(given, kind, strict=not from_text)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"an argument of {what} is wrong: {error}{_choices(kind, str(error))}") from None
+        complaint = str(error)
+        raise InvalidArgument(
+            f"an argument of {what} is wrong: {_without_input(complaint)}{_choices(kind, complaint)}"
+        ) from None
+
+
+def _without_input(complaint: str) -> str:
+    """msgspec's complaint, which may repeat the value that it is about; the place stands last."""
+    about, at, place = complaint.rpartition(" - at ")
+    return f"{cut(about)}{at}{place}" if at else cut(complaint)
 
 
 def _choices(kind: type, complaint: str) -> str:
@@ -137,7 +148,7 @@ def by_segment(numbers: dict[str | int, int], what: str) -> dict[SegmentId, int]
     for segment, number in numbers.items():
         text = str(segment)
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise InvalidArgument(f"{segment!r} is no segment id; {what} are given by segment id, as {{'0': 17}}")
+            raise InvalidArgument(f"{quote(segment)} is no segment id; {what} are given by segment id, as {{'0': 17}}")
         if SegmentId(int(text)) in found:
             raise InvalidArgument(f"segment {int(text)} is named twice in {what}")
         found[SegmentId(int(text))] = number

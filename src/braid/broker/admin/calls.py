@@ -15,6 +15,7 @@ from braid.broker.auth import Principal
 from braid.broker.error_mapping import to_client
 from braid.broker.shielded_tasks import ShieldedTasks
 from braid.model.errors import Fenced, InvalidArgument, LogClosed
+from braid.model.quoting import quote
 
 SUBJECTS = (topics, subscriptions, moves, history, cluster)
 """Where the calls are: importing them makes them known."""
@@ -28,7 +29,7 @@ class Calls:
     async def call(self, name: str, arguments: dict[str, Any], principal: Principal) -> Any:
         kind = CALLS.get(name)
         if kind is None:
-            raise InvalidArgument(f"there is no call {name!r}; the calls are {', '.join(sorted(CALLS))}")
+            raise InvalidArgument(f"there is no call {quote(name)}; the calls are {', '.join(sorted(CALLS))}")
         asked = read_call(name, kind, arguments)
         try:
             return await self._tasks.run(name, asked.carry_out(self._services, principal))

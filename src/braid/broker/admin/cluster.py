@@ -19,6 +19,7 @@ from braid.metadata import paths
 from braid.metadata.store import Delete, Operation, Put
 from braid.model.errors import BrokerNotFound, MetadataUncertain
 from braid.model.ownership import OwnershipState
+from braid.model.quoting import cut
 
 MAX_TRIES: Final = 5
 MAX_OBSTACLES: Final = 5
@@ -45,7 +46,7 @@ class _OnBroker(AdminCall, frozen=True):
         broker = self.broker
         known = {each.id for each in _described(services)} | set(services.members.drains.all())
         if broker not in known:
-            raise BrokerNotFound(f"there is no broker {broker}; the brokers are {', '.join(sorted(known))}")
+            raise BrokerNotFound(f"there is no broker {cut(broker)}; the brokers are {', '.join(sorted(known))}")
         for _ in range(MAX_TRIES):
             try:
                 result = await services.store.txn([], [operation])

@@ -13,6 +13,7 @@ from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.topics import Topics
 from braid.model.errors import BraidError, InvalidArgument, NotServing
 from braid.model.names import TopicName, check_name
+from braid.model.quoting import quote
 from braid.model.subscription import SubscriptionKind
 from braid.wire.connection import Connection
 from braid.wire.operations import Assignment, Expelled, Join, Joined, Kind, Leave, Release, encode
@@ -93,4 +94,4 @@ def _subscription_kind(kind: str) -> SubscriptionKind:
         return SubscriptionKind(kind)
     except ValueError:
         known = ", ".join(each.value for each in SubscriptionKind)
-        raise InvalidArgument(f"{kind!r} is no kind of subscription: choose one of {known}") from None
+        raise InvalidArgument(f"{quote(kind)} is no kind of subscription: choose one of {known}") from None

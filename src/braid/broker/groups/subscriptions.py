@@ -61,6 +61,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, random_id
 from braid.model.names import SegmentName, TopicName, check_name
+from braid.model.quoting import quote
 from braid.model.stored_record import decode, encode
 from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind
 from braid.ports.clock import Clock
@@ -446,7 +447,7 @@ class Subscriptions:
 
 def _check_start(name: str, start: str) -> None:
     if start not in (EARLIEST, LATEST):
-        raise InvalidArgument(f"subscription {name} cannot start at {start!r}; write '{EARLIEST}' or '{LATEST}'")
+        raise InvalidArgument(f"subscription {name} cannot start at {quote(start)}; write '{EARLIEST}' or '{LATEST}'")
 
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:

@@ -29,6 +29,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
+from braid.model.quoting import quote
 from braid.ports.disk import Buffer
 from braid.storage.history.catalog import ChunkDescriptor, ProducerObject
 from braid.storage.history.manifest import segment_folder
@@ -111,7 +112,7 @@ class IncomingHistory:
         name = SegmentName.parse(arguments["segment"])
         leaf, start, size = arguments["object"], arguments["start"], arguments["size"]
         if not isinstance(leaf, str) or "/" in leaf or not leaf.endswith((".chunk", PRODUCERS)):
-            raise InvalidArgument(f"{leaf!r} is no name of a chunk or of a producer table")
+            raise InvalidArgument(f"{quote(leaf)} is no name of a chunk or of a producer table")
         if crc32c.crc32c(payload) != arguments["checksum"]:
             raise BatchCorrupt(f"a piece of {leaf} was damaged on its way; send it again")
         self._check_topic(name, arguments["topic_id"])

@@ -19,6 +19,7 @@ from braid.model.errors import BraidError, BrokerNotActive, BrokerNotFound, Move
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Move, OpeningFailure, Ownership, OwnershipState
+from braid.model.quoting import cut
 
 
 class MoveRequest(NamedTuple):
@@ -65,7 +66,7 @@ def check_target(snapshot: Snapshot, to: str) -> None:
         raise BrokerNotActive(
             f"broker {to} cannot be given segments: it is not active; the active brokers are: {there}"
         )
-    raise BrokerNotFound(f"broker {to} cannot be given segments: it is not there; the active brokers are: {there}")
+    raise BrokerNotFound(f"broker {cut(to)} cannot be given segments: it is not there; the active brokers are: {there}")
 
 
 def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> MoveRequest:

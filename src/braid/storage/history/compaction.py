@@ -32,6 +32,7 @@ from typing import Final
 from braid.model.batch.header import HEADER_BYTES, parse_header, verify
 from braid.model.errors import BatchError, ChunkCorrupt, ConditionFailed, InvalidArgument, ObjectExists, ObjectMissing
 from braid.model.ids import Epoch
+from braid.model.quoting import cut, quote
 from braid.ports.disk import Buffer
 from braid.storage.chunk import Footer, Index, decode_footer, encode_footer, read_footer
 from braid.storage.handles import NO_LOG, FooterCache
@@ -202,7 +203,7 @@ def chosen(chunks: Sequence[ChunkDescriptor], objects: Sequence[str]) -> list[Ch
     found = list(chunks[at : at + len(objects)])
     if [chunk.object for chunk in found] != list(objects):
         raise ConditionFailed(
-            f"the {len(objects)} chunks from {objects[0]} on cannot be replaced: they are not neighbours in the "
+            f"the {len(objects)} chunks from {cut(objects[0])} on cannot be replaced: they are not neighbours in the "
             "catalog any more, because retention or another compaction was faster; plan again"
         )
     return found
@@ -218,7 +219,7 @@ async def check_joined(
     epoch = Epoch(max(chunk.epoch for chunk in old))
     expected_name = _name_of_joined(old)
     if name != expected_name:
-        raise InvalidArgument(f"{name!r} cannot replace these chunks: the joined one is called {expected_name}")
+        raise InvalidArgument(f"{quote(name)} cannot replace these chunks: the joined one is called {expected_name}")
     path = f"{folder}/{name}"
     stat = await objects.stat(path)
     if now_us - stat.modified_us > GRACE_S / 2 * 1e6:
