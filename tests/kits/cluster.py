@@ -18,6 +18,7 @@ from braid.broker.peers.links import Peers, cluster_secret
 from braid.broker.segments.segment_access import SegmentAccesses, answer_for
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
+from braid.broker.turns import Turns
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
@@ -51,6 +52,7 @@ class Node:
         self.groups = None
         """These tests have no consumers."""
         self.limits, self.metrics, self.access = Limits(), BrokerMetrics(), Access(None)
+        self.turns = Turns()
         self.store = cluster.store.client(name)
         self.view = View(self.store)
         self.topics = Topics(self.view, cluster.simulation.clock, cluster.simulation.random)

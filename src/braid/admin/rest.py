@@ -72,6 +72,7 @@ class RestEndpoint:
             arguments = await self.arguments(request)
             if broker.closing:
                 raise ShuttingDown(f"broker {broker.id} is stopping; ask another one")
+            await broker.front_door.turns.take()
             result = await broker.front_door.calls.call(
                 self.call, arguments, request.state.principal
             )  # set by the guard

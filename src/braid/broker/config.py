@@ -24,7 +24,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_requests_in_flight: int = 2_048
     """Per connection. Beyond it the broker stops reading from the connection until some requests are answered."""
     max_bytes_in_flight: int = 32 << 20
-    """Per connection: batches that were received and are not confirmed. Beyond it the broker stops reading."""
+    """Per connection: batches that are not confirmed, and other requests that are not answered. Beyond it the broker
+    stops reading."""
     max_channels: int = 4_096
     """Per connection."""
     hello_timeout_s: float = 10.0

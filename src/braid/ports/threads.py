@@ -5,8 +5,8 @@ its futures; this costs 26. The commit of a log makes one call for each group of
 and its client waits for it.
 
 Submitted work is done, also if its caller stopped waiting, and in the order of submission as far as the number of
-threads allows. `start` calls back in the iteration of the loop that the thread woke; a task that awaits the future of
-`call` resumes one iteration later.
+threads allows; urgent work overtakes all work that no thread has begun. `start` calls back in the iteration of the loop
+that the thread woke; a task that awaits the future of `call` resumes one iteration later.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -34,17 +35,23 @@ class Threads:
         self._count = count
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._urgent: deque[_Job] = deque()
+        """Done before the next job of `_jobs`; each has an empty job there, which wakes a thread."""
         self._threads: list[threading.Thread] = []
         self._stopped = False
 
     def call(
-        self, work: Callable[..., T], *arguments: object, on_end: Callable[[], None] | None = None
+        self,
+        work: Callable[..., T],
+        *arguments: object,
+        on_end: Callable[[], None] | None = None,
+        urgent: bool = False,
     ) -> asyncio.Future[T]:
         """Do `work` in a thread. The future belongs to the running loop; `on_end` is called in the thread when the work
         has ended, before the future is done, whether or not the caller still waits."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._give((loop, partial(_finish, future), on_end, work, arguments))
+        self._give((loop, partial(_finish, future), on_end, work, arguments), urgent=urgent)
         return future
 
     def start(
@@ -63,19 +70,32 @@ class Threads:
         for _ in self._threads:
             self._jobs.put(None)
 
-    def _give(self, job: _Job) -> None:
+    def _give(self, job: _Job, *, urgent: bool = False) -> None:
         if self._stopped:  # No thread would ever do the work.
             raise RuntimeError(f"the threads {self._name} were stopped: they take no more work")
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        if urgent:
+            self._urgent.append(job)
+            job = _NOTHING
         self._jobs.put(job)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            with contextlib.suppress(IndexError):  # Another thread may have taken the last one.
+                while self._urgent:
+                    _do(self._urgent.popleft())
             _do(job)
             del job  # and with it the buffers, while this thread waits for the next one
+
+
+def _do_nothing() -> None:
+    pass
+
+
+_NOTHING: _Job = (None, None, None, _do_nothing, ())
 
 
 def _do(job: _Job) -> None:

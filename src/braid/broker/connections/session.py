@@ -4,15 +4,20 @@ A session handles frames in the order in which they come. Some are handled immed
 the log, credit is granted, acks are noted. A request that must wait for metadata or storage runs in a task of its own,
 so that the frames after it do not wait.
 
-The cost of a connection is bounded (I12). The session counts requests that are not answered yet, bytes of batches that
-are not confirmed, and bytes that the peer does not read. Above any of the limits the broker stops reading from the
-connection. Nothing else slows a client down, and nothing that it sent is dropped.
+The cost of a connection is bounded (I12). The session counts requests that are not answered yet, their bytes, bytes of
+batches that are not confirmed, and bytes that the peer does not read. Above any of the limits the broker stops reading
+from the connection. Nothing that the client sent is dropped.
+
+An answer may be ten thousand times as long as its question. So a session answers few questions of one kind at the same
+time and begins none while the peer does not read, and all sessions take turns (turns.py). Questions of one kind do not
+wait for those of another: a client that waits for moves can still ask for routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -31,6 +36,7 @@ from braid.broker.segments.read_grants import GrantSigner, ReadGrant
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView, encoded_topology
+from braid.broker.turns import Turns
 from braid.model.batch.epochs import parting
 from braid.model.errors import (
     BraidError,
@@ -51,6 +57,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import LayoutEpoch, Offset
 from braid.model.names import TopicName
+from braid.model.quoting import quote
 from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
@@ -88,6 +95,8 @@ MAX_ROUTE_BYTES: Final = 1_024
 """No client has a reason to send a longer route; a longer one is looked up each time."""
 MAX_WATCHED_TOPICS: Final = 4_096
 """Topics whose changes are pushed to one connection: those that it asked for last."""
+MAX_QUESTIONS: Final = 8
+"""Questions of one kind that one connection has answered at the same time; the others wait as they came."""
 COMMIT_FRAMES: Final = 16
 """When many frames come together, the commit of the first so many begins while the next are handled."""
 EARLIEST: Final = -1
@@ -113,6 +122,7 @@ class Services(Protocol):
     access: Access
     topology: TopologyView
     read_ahead: ReadAhead
+    turns: Turns
     ready: bool
     closing: bool
 
@@ -139,6 +149,8 @@ class Session:
         self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
         self._uncommitted: PublishQueue | None = None
         """The queue of the latest publishes, whose commit has not begun yet."""
+        self._questions = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_QUESTIONS))
+        """By kind: the questions that are being answered."""
         self._requests = 0
         self._bytes = 0
         self._congested = False
@@ -189,14 +201,21 @@ class Session:
         if handler is not None:
             self._metrics.requests[_name_of(frame.kind)] += 1
             return handler(self, frame)
-        slow = _IN_A_TASK.get(frame.kind)
-        if slow is None:
+        if frame.kind not in _QUESTIONS:
             raise UnknownOperation(f"operation {frame.kind} is unknown to this broker, which speaks version {VERSION}")
         self._metrics.requests[_name_of(frame.kind)] += 1
-        return self._answer_later(frame, slow(self, frame))
+        return self._answer_later(frame, self._answer_in_turn(frame))
+
+    async def _answer_in_turn(self, frame: Frame) -> bytes:
+        async with self._questions[frame.kind]:
+            await self._services.turns.take()
+            while self.connection.congested:  # The turn goes unused.
+                await self.connection.drained()
+                await self._services.turns.take()
+            return await _QUESTIONS[frame.kind](self, frame)
 
     def _answer_later(self, frame: Frame, work: Coroutine[Any, Any, bytes]) -> None:
-        self._count_in(0)
+        self._count_in(len(frame.body))
         self._tasks.start(object(), self._answer(frame, work), name=_name_of(frame.kind))
 
     async def _answer(self, frame: Frame, work: Awaitable[bytes]) -> None:
@@ -207,9 +226,9 @@ class Session:
             self._refuse(frame, error)
         except Exception as error:
             _log.exception("%s broke", _name_of(frame.kind))
-            self._refuse(frame, BrokenInvariant(f"{_name_of(frame.kind)} broke in the broker: {error!r}"))
+            self._refuse(frame, BrokenInvariant(f"{_name_of(frame.kind)} broke in the broker: {quote(error)}"))
         finally:
-            self._count_out(0)
+            self._count_out(len(frame.body))
 
     def _refuse(self, frame: Frame, error: BraidError) -> None:
         error = to_client(error)
@@ -565,7 +584,7 @@ class Session:
             self.connection.reply_error(Kind.PEER, frame.request, error)
         except Exception as error:
             _log.exception("a peer's call broke")
-            broken = BrokenInvariant(f"a call broke in broker {self._services.id}: {error!r}")
+            broken = BrokenInvariant(f"a call broke in broker {self._services.id}: {quote(error)}")
             self.connection.reply_error(Kind.PEER, frame.request, broken)
         finally:
             self._count_out(size)
@@ -587,7 +606,7 @@ _IMMEDIATE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
     Kind.RELEASE: Session._on_release,
     Kind.PEER: Session._on_peer,
 }
-_IN_A_TASK: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, bytes]]]] = {
+_QUESTIONS: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, bytes]]]] = {
     Kind.TOPOLOGY: Session._on_topology,
     Kind.JOIN: Session._on_join,
     Kind.LEAVE: Session._on_leave,

@@ -18,6 +18,7 @@ from braid.broker.parts.segment_host import SegmentHost
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.delivery import ReadAhead
 from braid.broker.topology import TopologyView
+from braid.broker.turns import Turns
 from braid.model.errors import InvalidConfig
 from braid.ports.network import Address
 from braid.wire.operations import HERE
@@ -43,6 +44,7 @@ class FrontDoor:
         self.metrics = metrics
         self.access = Access(config.auth)
         self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
+        self.turns = Turns()
         self.ready = False
         """Whether clients are let in."""
         self.closing = False

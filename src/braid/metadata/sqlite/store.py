@@ -120,7 +120,9 @@ class SqliteStore:
         return lease
 
     async def renew_lease(self, lease: int) -> None:
-        await self._run(self._database.renew, lease)
+        """Renew before all other work that waits: a lease must not be lost because clients ask for much."""
+        self._check_open("renew")
+        await self._thread.call(self._database.renew, lease, urgent=True)
 
     async def revoke_lease(self, lease: int) -> None:
         await self._run(self._database.revoke, lease)
@@ -158,10 +160,13 @@ class SqliteStore:
         return await self._run(self._database.events, prefix, after)
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self._check_process(work.__name__)
-        if self._closed:
-            raise store_closed(work.__name__)
+        self._check_open(work.__name__)
         return await self._thread.call(partial(work, *args, **kwargs))
+
+    def _check_open(self, request: str) -> None:
+        self._check_process(request)
+        if self._closed:
+            raise store_closed(request)
 
     def _check_process(self, request: str) -> None:
         if os.getpid() != self._process:

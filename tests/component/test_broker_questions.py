@@ -1,0 +1,130 @@
+"""Questions whose answers are long: what they cost the broker when a client does not read them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from braid.broker.auth import ANONYMOUS
+from braid.broker.broker import Broker
+from braid.broker.connections.session import MAX_QUESTIONS, Session
+from braid.broker.turns import Turns
+from braid.client.client import Client, connect
+from braid.testing.sim.loop import Simulation
+from braid.wire.connection import WRITE_HIGH_WATER_BYTES
+from braid.wire.frame import Flags
+from braid.wire.operations import MAGIC, VERSION, AdminReply, AdminRequest, Hello, Kind, TopologyRequest, decode, encode
+from tests.kits.control import Machine
+from tests.kits.waiting import until
+from tests.kits.wire import Recorder
+
+LONG = "x" * 100_000
+QUESTIONS = 1_000
+
+
+@contextlib.asynccontextmanager
+async def running(simulation: Simulation) -> AsyncIterator[tuple[Machine, Broker, Client]]:
+    """With a topic whose description is long."""
+    machine = Machine(simulation)
+    broker = await machine.start()
+    client = connect(
+        "braid://machine:6660", network=machine.host, clock=simulation.clock, random=simulation.random, timeout=30.0
+    )
+    async with client:
+        arguments = {"topic": "long", "properties": {"note": LONG}}
+        await broker.front_door.calls.call("create_topic", arguments, ANONYMOUS)
+        yield machine, broker, client
+    await broker.close()
+
+
+async def rude(machine: Machine, broker: Broker) -> tuple[Recorder, asyncio.Transport, Session]:
+    """A connection that has said hello and reads no more."""
+    recorder = Recorder()
+    transport, _ = await machine.host.connect("machine", 6660, lambda: recorder.connection)
+    recorder.connection.send(Kind.HELLO, encode(Hello(MAGIC, VERSION, VERSION, "rude")), request=1)
+    await recorder.until(lambda: recorder.frames)
+    recorder.frames.clear()
+    transport.pause_reading()
+    session = next(each for each in broker.front_door.server._sessions if each.client == "rude")
+    return recorder, transport, session
+
+
+async def test_answers_that_nobody_reads_take_bounded_memory_and_come_when_they_are_read(
+    simulation: Simulation,
+) -> None:
+    async with running(simulation) as (machine, broker, client):
+        recorder, transport, session = await rude(machine, broker)
+        question = encode(AdminRequest("get_topic", {"topic": "long"}))
+        for request in range(2, QUESTIONS + 2):
+            recorder.connection.send(Kind.ADMIN, question, request=request)
+        most = 0
+        for _ in range(50):
+            await asyncio.sleep(0.05)
+            most = max(most, session.connection.waiting_bytes)
+            assert await client.admin.topics() == ["topic://public/default/long"], "others are answered meanwhile"
+        assert WRITE_HIGH_WATER_BYTES <= most <= WRITE_HIGH_WATER_BYTES + 2 * len(LONG)
+        transport.resume_reading()
+        await recorder.until(lambda: len(recorder.frames) == QUESTIONS, 600)
+        assert {frame.request for frame in recorder.frames} == set(range(2, QUESTIONS + 2))
+        assert not any(frame.flags & Flags.ERROR for frame in recorder.frames)
+        described = decode(AdminReply, recorder.frames[-1].body).result
+        assert described["properties"] == {"note": LONG}
+
+
+async def test_the_bytes_of_questions_that_wait_count_against_the_connection(simulation: Simulation) -> None:
+    async with running(simulation) as (machine, broker, _):
+        recorder, _, session = await rude(machine, broker)
+        question = encode(AdminRequest("get_topic", {"topic": "long"}))
+        for request in range(2, 40):
+            recorder.connection.send(Kind.ADMIN, question, request=request)
+        await until(lambda: session.connection.congested)
+        limit = broker.config.limits.max_bytes_in_flight
+        large = encode(TopologyRequest(("t" * 128,) * 4_000))
+        for request in range(40, 40 + 2 * limit // len(large)):
+            recorder.connection.send(Kind.TOPOLOGY, large, request=request)
+        await asyncio.sleep(5)
+        assert session.paused
+        assert session._bytes <= limit + len(large)
+
+
+async def test_questions_of_one_kind_do_not_wait_for_those_of_another(simulation: Simulation) -> None:
+    """A client that has as many calls under way as it may have still gets routes."""
+    async with running(simulation) as (_, broker, client):
+        link = await client.pool.any()
+        (session,) = broker.front_door.server._sessions
+        for _ in range(MAX_QUESTIONS):
+            await session._questions[Kind.ADMIN].acquire()
+        call = link.request(Kind.ADMIN, encode(AdminRequest("get_topic", {"topic": "long"})))
+        await link.request(Kind.TOPOLOGY, encode(TopologyRequest(("public/default/long",))))
+        await asyncio.sleep(1)
+        assert not call.done()
+        session._questions[Kind.ADMIN].release()
+        await call
+
+
+async def test_one_turn_is_given_in_each_iteration_of_the_loop_in_order() -> None:
+    turns = Turns()
+    iteration = 0
+    had: list[tuple[int, int]] = []
+    over = asyncio.Event()
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        if not over.is_set():
+            asyncio.get_running_loop().call_soon(count)
+
+    async def work(number: int) -> None:
+        await turns.take()
+        had.append((number, iteration))
+
+    count()
+    tasks = [asyncio.ensure_future(work(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    tasks[5].cancel()
+    await asyncio.wait(tasks)
+    over.set()
+    assert [number for number, _ in had] == [number for number in range(20) if number != 5]
+    assert len({at for _, at in had}) == len(had), "never two in one iteration"
+    await turns.take()
