@@ -3,6 +3,7 @@ numbers (control_kit.py), given to whom a test says."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import msgspec
@@ -11,6 +12,7 @@ from braid.broker.auth import Access
 from braid.broker.config import Limits
 from braid.broker.connections.server import Server
 from braid.broker.connections.session import Services
+from braid.broker.connections.unfinished_frames import UnfinishedFrames
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
@@ -53,6 +55,7 @@ class Node:
         """These tests have no consumers."""
         self.limits, self.metrics, self.access = Limits(), BrokerMetrics(), Access(None)
         self.turns = Turns()
+        self.unfinished_frames = UnfinishedFrames(self.limits.max_unfinished_bytes, asyncio.get_running_loop().time)
         self.store = cluster.store.client(name)
         self.view = View(self.store)
         self.topics = Topics(self.view, cluster.simulation.clock, cluster.simulation.random)

@@ -17,6 +17,7 @@ from braid.wire.frame import (
     MAX_FRAME_BYTES,
     PREFIX,
     PREFIX_BYTES,
+    READ_BYTES,
     SCRATCH_BYTES,
     Flags,
     Frame,
@@ -175,8 +176,19 @@ def test_a_peer_that_announces_a_large_frame_and_falls_silent_costs_what_it_sent
     readers = [FrameReader() for _ in range(50)]
     for reader in readers:
         feed(reader, PREFIX.pack(MAX_FRAME_BYTES, 0, 0, 1, 0, 0) + b"x")
-        assert len(reader.buffer()) > MAX_FRAME_BYTES - SCRATCH_BYTES
+        assert len(reader.buffer()) == READ_BYTES, "into a buffer of its own"
     assert resident_kib() - before_kib < 100_000, "fifty frames of 36 MiB were announced"
+
+
+def test_a_reader_tells_what_an_unfinished_frame_holds_and_frees_it_with_its_connection() -> None:
+    reader = FrameReader()
+    feed(reader, PREFIX.pack(1_000, 0, 0, 1, 0, 0) + bytes(500))
+    assert (reader.held_bytes, reader.partial_bytes) == (0, PREFIX_BYTES + 500), "a short frame waits in the scratch"
+    feed(reader, bytes(500))
+    feed(reader, PREFIX.pack(1 << 20, 0, 0, 1, 0, 0) + bytes(10_000))
+    assert reader.held_bytes == PREFIX_BYTES + 10_000
+    reader.release()
+    assert (reader.held_bytes, reader.partial_bytes, len(reader.buffer())) == (0, 0, 0)
 
 
 def resident_kib() -> int:

@@ -26,6 +26,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_bytes_in_flight: int = 32 << 20
     """Per connection: batches that are not confirmed, and other requests that are not answered. Beyond it the broker
     stops reading."""
+    max_unfinished_bytes: int = 64 << 20
+    """For all connections: frames that have begun and are not complete. Beyond it the broker reads only from those that
+    hold little, and from the one that began first."""
     max_channels: int = 4_096
     """Per connection."""
     hello_timeout_s: float = 10.0

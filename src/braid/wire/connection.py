@@ -6,6 +6,7 @@ not copied to be joined with others. Frames that are many bytes together leave i
 before the next of many senders looks at it, and together they exceed the high-water mark by one frame, not by one each.
 
 Two limits keep a peer from costing unbounded memory (I12): the reader's frame limit, and the transport's write buffer.
+An owner of many connections bounds their unfinished frames together (`on_unfinished`).
 Above the high-water mark, senders that can wait do so in `drained`, and `on_congestion` tells the handler, which may
 stop reading. A client must not stop reading because it cannot write: with both ends waiting for the other to read,
 nothing would ever move again. The broker may; so only the broker does.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 
 from braid.model.errors import BraidError, ConnectionLost
@@ -49,8 +50,17 @@ class Handler(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, handler: Handler, *, frame_limit: int = FIRST_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        frame_limit: int = FIRST_FRAME_BYTES,
+        on_unfinished: Callable[[int], None] | None = None,
+    ) -> None:
+        """`on_unfinished` hears how many bytes an unfinished frame holds, whenever that changes; 0 when it is whole."""
         self._handler = handler
+        self._on_unfinished = on_unfinished
+        self._held_bytes = 0
         self.frames = FrameReader(frame_limit)
         self.peer = "?"
         self.heard_at = 0.0
@@ -252,6 +262,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._handler.on_frames(frames)
         except BraidError as error:
             self.refuse(error)
+            return
+        if self._on_unfinished is not None and (held := self.frames.held_bytes) != self._held_bytes:
+            self._held_bytes = held
+            self._on_unfinished(held)
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -270,6 +284,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._out.clear()
+        self.frames.release()  # Handler and connection know each other: only the garbage collector frees them.
         if self._close_timer is not None:
             self._close_timer.cancel()
         if not self.closing:

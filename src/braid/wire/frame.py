@@ -55,6 +55,9 @@ _HEAP_BYTES: Final = 2 << 20
 """Frames up to this size, which is that of most batches, are received into memory that the process keeps; that of
 larger ones comes from the system page by page, as it is written, and goes back."""
 
+READ_BYTES: Final = 1 << 20
+"""The most that is received at a time: a reader that is asked to stop holds no more than this beyond what it has."""
+
 _KEPT_BODY_BYTES: Final = 1 << 10
 """A kept payload keeps the whole buffer of its frame, but not if the body is longer than this: a small batch could
 otherwise hold on to megabytes."""
@@ -114,8 +117,21 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         """Return the memory for the next bytes; never empty."""
-        view = self._view if self._own is None else self._own
-        return view[self._end :]
+        if self._own is None:
+            return self._view[self._end :]
+        return self._own[self._end : self._end + READ_BYTES]
+
+    def release(self) -> None:
+        """Free the memory of a reader that is of no more use: its connection is over."""
+        self._own = None
+        self._scratch = bytearray()
+        self._view = memoryview(self._scratch)
+        self._end = self.partial_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """How much has arrived of an unfinished frame that has a buffer of its own; others hold nothing extra."""
+        return self._end if self._own is not None else 0
 
     def received(self, count: int) -> list[Frame]:
         """Take `count` bytes that were written into `buffer()`, and return the frames that are complete now. After an

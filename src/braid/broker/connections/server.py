@@ -119,6 +119,10 @@ class Server:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         limits = self._services.limits
         now, wall = loop.time(), self._clock.now_us() / 1e6
+        unfinished = self._services.unfinished_frames
+        if isinstance(late := unfinished.late(now), Session):
+            held = f"unfinished frames hold {unfinished.bytes} bytes, and that of this connection came too slowly"
+            self._turn_away(late, Overloaded(f"{held}; send it again, or in smaller batches"))
         for session in list(self._sessions):
             if session.connection.closing:
                 continue

@@ -25,6 +25,7 @@ from braid.broker.admin.calls import Calls
 from braid.broker.auth import Access, Action, Principal
 from braid.broker.config import Limits
 from braid.broker.connections.membership import Memberships
+from braid.broker.connections.unfinished_frames import UnfinishedFrames
 from braid.broker.error_mapping import to_client
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
@@ -123,6 +124,7 @@ class Services(Protocol):
     topology: TopologyView
     read_ahead: ReadAhead
     turns: Turns
+    unfinished_frames: UnfinishedFrames
     ready: bool
     closing: bool
 
@@ -133,7 +135,7 @@ class Session:
         self._limits: Final = services.limits
         self._metrics: Final = services.metrics
         self._on_end = on_end
-        self.connection: Connection = Connection(self)
+        self.connection: Connection = Connection(self, on_unfinished=self._on_unfinished)
         self.principal: Principal | None = None
         self.client = ""
         self._loop = asyncio.get_running_loop()
@@ -154,6 +156,7 @@ class Session:
         self._requests = 0
         self._bytes = 0
         self._congested = False
+        self._waits_for_room = False
         self._paused = False
         self._peer_read_bytes = -1
         """How many bytes the peer had read when `stuck_s` last looked."""
@@ -254,7 +257,15 @@ class Session:
             for channel, _ in list(self._channels.values()):
                 channel.pump()
 
+    def _on_unfinished(self, held: int) -> None:
+        self._services.unfinished_frames.note(self, held)
+
+    def wait_for_room(self, waits: bool) -> None:
+        self._waits_for_room = waits
+        self._pause_or_resume()
+
     def on_lost(self, error: BraidError) -> None:  # noqa: ARG002
+        self._services.unfinished_frames.note(self, 0)
         for task in self._tasks:
             task.cancel()
         for channel, _ in list(self._channels.values()):
@@ -279,6 +290,7 @@ class Session:
     def _pause_or_resume(self) -> None:
         full = (
             self._congested
+            or self._waits_for_room
             or self._requests >= self._limits.max_requests_in_flight
             or self._bytes >= self._limits.max_bytes_in_flight
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import Final
 
@@ -10,6 +11,7 @@ from braid.broker.admin.reports import Reports
 from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
 from braid.broker.connections.server import Server
+from braid.broker.connections.unfinished_frames import UnfinishedFrames
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.group_host import GroupHost
@@ -45,6 +47,7 @@ class FrontDoor:
         self.access = Access(config.auth)
         self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
         self.turns = Turns()
+        self.unfinished_frames = UnfinishedFrames(config.limits.max_unfinished_bytes, asyncio.get_running_loop().time)
         self.ready = False
         """Whether clients are let in."""
         self.closing = False
