@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,7 @@ import msgspec
 
 from braid.model.errors import BraidError
 from braid.ports.network import Address
-from braid.testing.processes import BrokerProcess
+from braid.testing.processes import BRAID, BrokerProcess
 from braid.wire.frame import Flags, Frame, FrameReader, encode_frame
 from braid.wire.operations import (
     MAGIC,
@@ -137,10 +138,10 @@ class RawClient:
 class WatchedBroker(BrokerProcess):
     """A broker with settings of its own, which a test looks at from outside."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, braid: Sequence[str] = BRAID, **settings: Any) -> None:
         config = folder / "broker.toml"
         config.write_text("".join(_toml(settings)))
-        super().__init__(folder / "data", "--config", str(config))
+        super().__init__(folder / "data", "--config", str(config), braid=braid)
 
     @property
     def log(self) -> str:

@@ -19,6 +19,9 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 LISTEN_BACKLOG = 1_024
 """A thousand clients that reconnect at the same time after a restart are not refused."""
+ACCEPTED_TOGETHER = 64
+"""asyncio accepts so many connections in one iteration of the loop. All of them are open before the first can be
+refused, so the number bounds by how much a crowd exceeds the limit of connections."""
 TLS_HANDSHAKE_S = 10.0
 """A client that connects and then says nothing has its socket for so long; asyncio's default is a minute."""
 
@@ -100,8 +103,11 @@ class SocketNetwork:
             port,
             ssl=self._server_tls,
             ssl_handshake_timeout=TLS_HANDSHAKE_S if self._server_tls is not None else None,
-            backlog=LISTEN_BACKLOG,
+            backlog=ACCEPTED_TOGETHER,
         )
+        for each in server.sockets:
+            with socket.fromfd(each.fileno(), each.family, each.type) as listening:
+                listening.listen(LISTEN_BACKLOG)
         return SocketListener(server)
 
 

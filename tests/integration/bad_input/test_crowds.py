@@ -16,6 +16,7 @@ import pytest
 
 from braid.model.batch.header import verify
 from braid.model.errors import BraidError, ConnectionLost, Overloaded
+from braid.testing.processes import BRAID
 from braid.wire.frame import PREFIX, Flags, encode_frame
 from braid.wire.operations import (
     Assignment,
@@ -281,6 +282,29 @@ def test_a_publisher_that_never_reads_its_confirms_is_not_read_from_for_ever(bro
         assert broker.resident_bytes - before < 50 * MEGABYTES
         for offset in range(50):
             assert client.ask(Kind.PUBLISH, topic.route, Published, a_batch()).base_offset == offset
+
+
+def test_more_connections_than_files_end_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
+    """With 128 files, 64 are for clients. A crowd of 600 comes faster than it can be refused."""
+    few_files = ("prlimit", "--nofile=128:128", *BRAID)
+    with WatchedBroker(tmp_path, braid=few_files) as broker, broker.connect() as healthy:
+        assert "max_connections is 64 instead of 10000" in broker.log
+        topic = make_topic(healthy)
+        crowd = [socket.socket() for _ in range(600)]
+        try:
+            for each in crowd:
+                each.setblocking(False)
+                each.connect_ex(broker.address)
+            for offset in range(100):
+                assert healthy.ask(Kind.PUBLISH, topic.route, Published, a_batch()).base_offset == offset
+            wait_until(lambda: broker.open_sockets > 60, "as many are let in as there is room for")
+        finally:
+            for each in crowd:
+                each.close()
+        wait_until(lambda: can_connect(broker), "there is room again")
+        assert broker.running
+        assert tracebacks(broker.log) == []
+        broker.end()
 
 
 # ── TLS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import importlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -114,7 +116,7 @@ def serve(
     config = load_config(file, {**settings, "metadata": metadata, "storage": storage, "balance": balance})
     configure_logging(log_level, log_format)
     tune_process()
-    return asyncio.run(_serve(config, as_json=as_json))
+    return asyncio.run(_serve(within_open_files(config), as_json=as_json))
 
 
 def tune_process() -> None:
@@ -124,9 +126,27 @@ def tune_process() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
+def within_open_files(config: BrokerConfig) -> BrokerConfig:
+    """Raise the process's limit of open files. Where it stays too low, lower that of connections: a broker that has no
+    file left for its logs is worse than one that refuses clients."""
+    from braid.ports.open_files import connections_within, raise_open_files
+
+    files, wanted = raise_open_files(), config.limits.max_connections
+    if wanted <= (most := connections_within(files)):
+        return config
+    _log.warning(
+        "max_connections is %d instead of %d: this process may open only %d files; raise its hard limit (ulimit -Hn)",
+        most,
+        wanted,
+        files,
+    )
+    return msgspec.structs.replace(config, limits=msgspec.structs.replace(config.limits, max_connections=most))
+
+
 async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_LoopErrors())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop, number)
     opening = loop.create_task(_open(config), name="open broker")
@@ -164,6 +184,22 @@ async def serve_until(stopping: asyncio.Future[Any], broker: Broker, admin: Admi
     finally:
         await admin.close()  # Last: until the broker has stopped, the port answers that it is not ready.
     return 1 if failed else 0
+
+
+class _LoopErrors:
+    """Logs that no file is left for new connections, in one line a second: asyncio, which tries again after a second,
+    would show a traceback for each connection that waits. Other errors are logged as asyncio does it."""
+
+    def __init__(self) -> None:
+        self._told_at = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._told_at + 1.0:
+            self._told_at = loop.time()
+            _log.error("no file is left for new connections: %s", os.strerror(error.errno))
 
 
 def _on_signal(stop: asyncio.Event, number: signal.Signals) -> None:

@@ -159,17 +159,22 @@ class StoreSession:
                 self.notifications.recv(1)
 
     def claim_dead(self) -> list[DeadSession]:
-        dead = []
-        for file in os.listdir(self._folder_fd):
-            name, dot, kind = file.partition(".")
-            if not dot or kind != "alive" or name == self.name:
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                alive = _LockedFile(os.path.join(self._folder, file), 0)
-                if alive.try_lock() and alive.is_in_place():
-                    dead.append(DeadSession(self._folder, name, alive))
-                else:
-                    alive.close()
+        dead: list[DeadSession] = []
+        try:
+            for file in os.listdir(self._folder_fd):
+                name, dot, kind = file.partition(".")
+                if not dot or kind != "alive" or name == self.name:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    alive = _LockedFile(os.path.join(self._folder, file), 0)
+                    if alive.try_lock() and alive.is_in_place():
+                        dead.append(DeadSession(self._folder, name, alive))
+                    else:
+                        alive.close()
+        except OSError:
+            for each in dead:
+                each.release()
+            raise
         return dead
 
     def close(self) -> None:

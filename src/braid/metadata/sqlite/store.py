@@ -225,7 +225,11 @@ class SqliteStore:
         return self._database.events("", after), self._database.has_news()
 
     def _bury_dead_sessions(self) -> None:
-        for dead in self._session.claim_dead():
+        try:
+            found = self._session.claim_dead()
+        except OSError as error:  # The process has no file left for it: the next poll tries again.
+            raise MetadataUnavailable(f"the other processes of {self.path} cannot be looked at: {error}") from error
+        for dead in found:
             try:
                 self._database.end_session(dead.name)
             except MetadataError:
