@@ -23,6 +23,7 @@ from braid.ports.clock import Clock, SystemClock
 from braid.ports.disk import Disk
 from braid.ports.network import Network, SocketNetwork
 from braid.ports.os_disk import OsDisk
+from braid.ports.private_files import keep_folder_private
 from braid.ports.processor import NoProcessor, Processor, SystemProcessor
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
@@ -64,6 +65,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         if disk is None:
             disk = OsDisk()
             stack.push_async_callback(disk.close)
+            _keep_private(config.data)
         folder = await open_data_folder(disk, config.data, config.id)
         stack.push_async_callback(folder.release)
         if store is None:
@@ -79,6 +81,13 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             folder=folder,
             storage=storage,
         )
+
+
+def _keep_private(folder: str) -> None:
+    try:
+        keep_folder_private(folder)
+    except OSError as error:
+        raise InvalidConfig(f"the data folder {folder} cannot be used: {error.strerror}") from error
 
 
 def _open_network(config: BrokerConfig) -> Network:

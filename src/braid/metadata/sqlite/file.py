@@ -18,6 +18,7 @@ import apsw
 
 from braid.metadata.sqlite.sessions import WriteLock
 from braid.model.errors import InvalidArgument, MetadataError, MetadataUnavailable, MetadataUncertain
+from braid.ports.private_files import close_to_others, keep_file_private
 
 OLDEST_ENGINE = (3, 51, 3)
 """SQLite 3.7.0 to 3.51.2 can damage a WAL database that several processes write and checkpoint (the WAL-reset bug)."""
@@ -47,6 +48,9 @@ class MetadataFile:
         with self._translated("open"):
             self._lock = WriteLock(path + ".lock")
             try:
+                keep_file_private(path)  # The cluster's secret is in it. SQLite creates the others in the same mode.
+                for other in ("-wal", "-shm"):
+                    close_to_others(path + other)
                 self.connection = apsw.Connection(path)
                 self._prepare(schema)
             except BaseException:
