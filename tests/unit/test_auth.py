@@ -113,7 +113,10 @@ NOW = int(time.time())
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "expired": ({}, {"exp": NOW - LEEWAY_S - 5}, "expired"),
+    "an end that no clock shows": ({}, {"exp": 10**400}, "'exp' claim is no time"),
+    "an infinite end": ({}, {"exp": float("inf")}, "no JSON web token"),
     "not valid yet": ({}, {"nbf": NOW + 3600}, "not valid yet"),
+    "a beginning that no clock shows": ({}, {"nbf": 10**400}, "not valid yet"),
     "issued tomorrow": ({}, {"iat": NOW + 86400}, "not valid yet"),
     "another audience": ({"audience": "braid"}, {"aud": "shop"}, "another audience"),
     "no audience": ({"audience": "braid"}, {}, "no 'aud' claim"),

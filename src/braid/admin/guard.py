@@ -31,6 +31,9 @@ from braid.broker.auth import Access
 from braid.model.errors import Unauthenticated
 
 MAX_BODY_BYTES: Final = 1 << 20
+MAX_HEAD_BYTES: Final = 32 << 10
+"""Of a request's head. A token has at most half of it."""
+HEAD_TOO_LONG: Final = 431
 MAX_REQUESTS: Final = 64
 """In flight at once. An operator's tools need a few."""
 NEVER_REFUSED: Final = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -136,6 +139,8 @@ class Guard:
             self._in_flight -= 1
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, ErrorBody] | None:
+        if _head_bytes(scope) > MAX_HEAD_BYTES:
+            return HEAD_TOO_LONG, head_too_long()
         if self._check_host and not names_this_machine(headers.get("host", "localhost")):
             return 403, ErrorBody(
                 "permission-denied",
@@ -169,6 +174,20 @@ def _common_headers() -> list[tuple[bytes, bytes]]:
         (b"x-frame-options", b"DENY"),
         (b"referrer-policy", b"no-referrer"),
     ]
+
+
+def _head_bytes(scope: Scope) -> int:
+    return (
+        len(scope["raw_path"])
+        + len(scope["query_string"])
+        + sum(len(name) + len(value) for name, value in scope["headers"])
+    )
+
+
+def head_too_long() -> ErrorBody:
+    return ErrorBody(
+        "too-large", f"the head of the request is above {MAX_HEAD_BYTES} bytes, the most that is read", False
+    )
 
 
 def _too_large() -> ErrorBody:

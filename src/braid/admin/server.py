@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.config import Config
@@ -16,8 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from braid.admin.app import build_app
-from braid.admin.guard import is_loopback
+from braid.admin.guard import HEAD_TOO_LONG, MAX_HEAD_BYTES, head_too_long, is_loopback
 from braid.admin.port import AdminPort
+from braid.admin.status import ErrorBody
 from braid.ports.network import Address
 
 if TYPE_CHECKING:
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS: Final = 512
 """Beyond it, connections are dropped as they come."""
-MAX_HEADER_BYTES: Final = 32 << 10
-"""Of a request's head. A token has at most half of it."""
 REQUEST_TIMEOUT_S: Final = 15.0
 """A request, head and body, must be here so long after its connection, or after the answer before it."""
 ANSWER_TIMEOUT_S: Final = 120.0
 """And its answer must be written so long after that, whether we or a client that does not read are to blame."""
 KEEP_ALIVE_S: Final = 10
+LINGER_S: Final = 2.0
+"""How long a refused client may go on sending before it is cut off. A connection that is closed while bytes arrive is
+reset, and the client may never see the answer."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long requests in flight may take when the broker stops."""
 
@@ -40,6 +43,7 @@ class _Connection(H11Protocol):
     """uvicorn's, with a limit for the number of connections and for the time that a request takes to arrive."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,6 +56,28 @@ class _Connection(H11Protocol):
         self._stop_deadline()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or a head that is too long: then h11 has as much of it as it may keep."""
+        status, body = 400, ErrorBody("invalid-argument", msg, False)
+        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
+            status, body = HEAD_TOO_LONG, head_too_long()
+        data = body.json()
+        self.transport.write(
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode()
+            + data
+        )
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._start_deadline(LINGER_S)
+        else:
+            self.transport.close()
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -96,7 +122,7 @@ class AdminServer:
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         config.load()
         state = ServerState()

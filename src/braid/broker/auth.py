@@ -253,7 +253,10 @@ def _principal(claims: Mapping[str, Any]) -> Principal | str:
     if len(roles) > MAX_ROLES:
         return f"it has {len(roles)} roles; at most {MAX_ROLES} are taken"
     expires = claims.get("exp")
-    return Principal(name, tuple(roles), None if expires is None else float(expires))
+    try:
+        return Principal(name, tuple(roles), None if expires is None else float(expires))
+    except (ValueError, TypeError, OverflowError):
+        return "its 'exp' claim is no time in seconds since 1970"
 
 
 def _read_file(what: str, path: str) -> bytes:

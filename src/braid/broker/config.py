@@ -31,6 +31,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hold little, and from the one that began first."""
     max_channels: int = 4_096
     """Per connection."""
+    max_consumers: int = 1_024
+    """Per connection: consumers that have joined over it."""
     hello_timeout_s: float = 10.0
     """A connection that has not said hello by then is closed."""
     heartbeat_s: float = 10.0

@@ -15,7 +15,8 @@
     │   │   ├── DiskFull
     │   │   ├── SyncFailed              what was written before it may be lost
     │   │   ├── FileMissing
-    │   │   └── FileTaken
+    │   │   ├── FileTaken
+    │   │   └── ForeignFile             a file that is not Braid's is in the way
     │   ├── LogClosed
     │   ├── LogSealed
     │   ├── LogFailed                   stopped confirming after a failed write or sync; its owner opens it again
@@ -171,6 +172,10 @@ class FileMissing(DiskError, code="file-missing"):
 
 
 class FileTaken(DiskError, code="file-taken"):
+    pass
+
+
+class ForeignFile(DiskError, code="foreign-file"):
     pass
 
 

@@ -8,7 +8,7 @@ when the call returns. Errors are the `DiskError` family, never `OSError`:
 - `SyncFailed` when a sync fails. The kernel may then have dropped the unsynced pages *and* forgotten the failure, so a
   second sync that succeeds proves nothing. A caller that gets this error must never confirm anything written since
   the last good sync;
-- `FileMissing`, `FileTaken` as their names say; `DiskError` for the rest.
+- `FileMissing`, `FileTaken`, `ForeignFile` as their names say; `DiskError` for the rest.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Disk(Protocol):
         """Remove a file, durably. `FileMissing` if it is not there."""
 
     async def remove_folder(self, folder: str) -> None:
-        """Remove an empty folder. An absent one is fine."""
+        """Remove an empty folder. An absent one is fine. `ForeignFile` if it holds something that is neither a plain
+        file nor a folder."""
 
 
 async def lock_folder(disk: Disk, folder: str) -> FolderLock:

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable
 from typing import TypeVar
 
-from braid.model.errors import DiskError, FileTaken, SyncFailed
+from braid.model.errors import DiskError, FileTaken, ForeignFile, SyncFailed
 from braid.ports import kernel_sync
 from braid.ports.disk import FileStat
 from braid.ports.kernel_sync import KernelSyncs
@@ -358,11 +358,27 @@ def _remove(path: str) -> None:
     _sync_folder(os.path.dirname(path))
 
 
+def _foreign(folder: str) -> str:
+    """Return the path of a link, a socket or a device in the folder, which no `list` shows and no code of ours makes;
+    empty if there is none."""
+    if os.path.islink(folder):
+        return folder
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+                return entry.path
+    return ""
+
+
 def _remove_folder(folder: str) -> None:
     try:
         os.rmdir(folder)
     except FileNotFoundError:
         return
     except OSError as error:
+        if foreign := _foreign(folder):
+            raise ForeignFile(
+                f"could not remove the folder {folder}: {foreign} is neither a file nor a folder of Braid's; remove it"
+            ) from error
         raise disk_error(error, f"remove the folder {folder}") from error
     _sync_folder(os.path.dirname(folder.rstrip("/")))

@@ -47,6 +47,30 @@ def test_a_body_above_the_limit_is_refused_however_it_comes(broker: AdminBroker)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413"), "it is refused before any of it is sent"
 
 
+@pytest.mark.parametrize("piece", [1_000, 1 << 20], ids=["in pieces", "whole"])
+def test_a_head_above_the_limit_is_refused_however_it_comes(broker: AdminBroker, piece: int) -> None:
+    head = f"GET {ORDERS} HTTP/1.1\r\nHost: localhost\r\nX-Long: {'x' * 40_000}\r\n\r\n".encode()
+    with socket.create_connection(broker.address, timeout=20) as connection:
+        with contextlib.suppress(ConnectionError):
+            for start in range(0, len(head), piece):
+                connection.sendall(head[start : start + piece])
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 431
+        error = json.loads(response.read())
+        assert (error["code"], error["retriable"]) == ("too-large", False)
+        assert "32768 bytes" in error["message"]
+
+
+def test_what_is_no_http_is_answered_in_the_same_form(broker: AdminBroker) -> None:
+    with socket.create_connection(broker.address, timeout=20) as connection:
+        connection.sendall(b"\0\1\2 nonsense\r\n\r\n" + bytes(10_000))
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 400
+        assert json.loads(response.read())["code"] == "invalid-argument"
+
+
 def test_a_connection_can_be_used_again_also_after_an_error(broker: AdminBroker) -> None:
     connection = http.client.HTTPConnection(*broker.address, timeout=20)
     for path, status in (("/healthz", 200), (ORDERS, 404), (f"{TOPICS}?x=1", 400), ("/readyz", 200)):
@@ -66,7 +90,8 @@ def test_garbage_on_the_port_disturbs_nobody(broker: AdminBroker) -> None:
                 answer = connection.recv(1 << 16)
             except ConnectionResetError:
                 answer = b""
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+            refused = b"HTTP/1.1 431" if len(garbage) > guard.MAX_HEAD_BYTES else b"HTTP/1.1 400"
+            assert answer == b"" or answer.startswith(refused)
     assert broker.ask("GET", "/healthz").status == 200
 
 

@@ -24,6 +24,7 @@ from braid.wire.operations import (
     Join,
     Joined,
     Kind,
+    Leave,
     Opened,
     PositionsRequest,
     Published,
@@ -40,7 +41,13 @@ from tests.kits.waiting import wait_until
 pytestmark = pytest.mark.processes
 
 
-SHORT: dict[str, Any] = {"hello_timeout_s": 0.5, "heartbeat_s": 1.0, "max_connections": 5, "max_channels": 3}
+SHORT: dict[str, Any] = {
+    "hello_timeout_s": 0.5,
+    "heartbeat_s": 1.0,
+    "max_connections": 5,
+    "max_channels": 3,
+    "max_consumers": 10,
+}
 
 
 SOON_S = 15.0
@@ -150,6 +157,23 @@ def test_more_channels_than_the_limit_are_refused(short: WatchedBroker) -> None:
             client.ask(Kind.OPEN, topic.open(50), Opened)
         client.reply(client.send(Kind.CLOSE, Close(1)))
         client.ask(Kind.OPEN, topic.open(51), Opened)
+
+
+def test_more_consumers_than_the_limit_are_refused(short: WatchedBroker) -> None:
+    with short.connect() as client:
+        topic = make_topic(client)
+        asked = [client.send(Kind.JOIN, Join(topic.path, "s", f"c{number}")) for number in range(300)]
+        sessions: list[int] = []
+        refused: list[str] = []
+        for request in asked:
+            try:
+                sessions.append(decode(Joined, client.reply(request).body).session)
+            except Overloaded as error:
+                refused.append(str(error))
+        assert (len(sessions), len(refused)) == (10, 290)
+        assert "10 consumers have joined over this connection" in refused[0]
+        client.reply(client.send(Kind.LEAVE, Leave(sessions[0])))
+        client.ask(Kind.JOIN, Join(topic.path, "s", "next"), Joined)
 
 
 def test_a_connection_may_ask_for_any_number_of_topics_but_not_for_a_million_at_once(broker: WatchedBroker) -> None:

@@ -11,7 +11,7 @@ from braid.broker.groups.group import Assigned
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.topics import Topics
-from braid.model.errors import BraidError, InvalidArgument, NotServing
+from braid.model.errors import BraidError, InvalidArgument, NotServing, Overloaded
 from braid.model.names import TopicName, check_name
 from braid.model.quoting import quote
 from braid.model.subscription import SubscriptionKind
@@ -43,14 +43,36 @@ class Membership:
 
 
 class Memberships:
-    def __init__(self, connection: Connection, topics: Topics, subscriptions: Subscriptions, groups: Groups) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topics: Topics,
+        subscriptions: Subscriptions,
+        groups: Groups,
+        *,
+        max_consumers: int,
+    ) -> None:
         self._connection: Final = connection
         self._topics = topics
         self._subscriptions = subscriptions
         self._groups = groups
+        self._max_consumers = max_consumers
         self._members: dict[int, Membership] = {}
+        self._joining = 0
 
     async def join(self, topic: TopicName, join: Join) -> Joined:
+        if len(self._members) + self._joining >= self._max_consumers:
+            raise Overloaded(
+                f"consumer {quote(join.consumer)} cannot join: {self._max_consumers} consumers have joined over this "
+                "connection, as many as may; open another connection"
+            )
+        self._joining += 1
+        try:
+            return await self._join(topic, join)
+        finally:
+            self._joining -= 1
+
+    async def _join(self, topic: TopicName, join: Join) -> Joined:
         check_name("subscription", join.subscription)
         check_name("consumer", join.consumer)
         kind = _subscription_kind(join.kind)

@@ -148,7 +148,13 @@ class Session:
         self._routes: dict[bytes, tuple[OwnedSegment, LayoutEpoch]] = {}
         """The routes of earlier publishes by their bytes, each with the layout that it names."""
         self._channels: dict[int, tuple[DeliveryChannel, OwnedSegment]] = {}
-        self._memberships = Memberships(self.connection, services.topics, services.subscriptions, services.groups)
+        self._memberships = Memberships(
+            self.connection,
+            services.topics,
+            services.subscriptions,
+            services.groups,
+            max_consumers=self._limits.max_consumers,
+        )
         self._uncommitted: PublishQueue | None = None
         """The queue of the latest publishes, whose commit has not begun yet."""
         self._questions = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_QUESTIONS))

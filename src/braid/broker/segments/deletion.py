@@ -30,7 +30,7 @@ from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete
 from braid.metadata.view import Known
-from braid.model.errors import BraidError, Fenced, MetadataUncertain
+from braid.model.errors import BraidError, Fenced, ForeignFile, MetadataUncertain
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.ports.tasks import TaskScope, all_of, cancel
@@ -68,6 +68,8 @@ class Deletion:
         self._segments = segments
         self._locks = KeyedLocks()
         """By a topic's path: one task at a time finishes the deletion."""
+        self._obstacles: dict[str, ForeignFile] = {}
+        """By a topic's path: why this broker cannot remove its own part before somebody has made way."""
         self._dropping = TaskScope[str]()
         """By a topic's path: this broker's own part of the deletion."""
         self._finishing = TaskScope[str]()
@@ -86,10 +88,14 @@ class Deletion:
 
     async def delete(self, name: TopicName, topic_id: int | None = None) -> None:
         """Delete a topic; return when nothing of it is left. `TopicNotFound`, also if the topic of this name has
-        another id than `topic_id`."""
+        another id than `topic_id`. `ForeignFile` if a file that is not Braid's keeps this broker from removing its
+        part: clients see the topic no more, and the rest follows when the file is gone."""
         await self._topics.mark_deleting(name, topic_id)
         mark = self._topics.mark(name.path)
-        await self._owners.view.until(lambda: mark is None or self._topics.mark(name.path) != mark)
+        while mark is not None and self._topics.mark(name.path) == mark:
+            if (obstacle := self._obstacles.get(name.path)) is not None:
+                raise obstacle.again()
+            await self._owners.view.until(lambda: self._topics.mark(name.path) != mark, LOOK_S)
 
     def finish_later(self, path: str) -> None:
         """Finish the deletion of a topic in the background. Called while this broker leads, possibly many times."""
@@ -124,8 +130,11 @@ class Deletion:
                     await self._owners.view.changed_since(seen, LOOK_S)
                 dropped = mark
             except BraidError as error:
+                if isinstance(error, ForeignFile):
+                    self._obstacles[name.path] = error
                 _log.warning("what this broker has of topic %s could not be removed yet: %s", name, error)
                 await asyncio.sleep(RETRY_S)
+        self._obstacles.pop(name.path, None)
 
     # The leader's part.
 

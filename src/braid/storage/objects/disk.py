@@ -20,6 +20,7 @@ from braid.model.errors import (
     DiskFull,
     FileMissing,
     FileTaken,
+    ForeignFile,
     ObjectExists,
     ObjectMissing,
     ObjectStoreUnavailable,
@@ -164,7 +165,8 @@ class DiskObjects:
 
     @contextlib.contextmanager
     def _answers(self, doing: str, name: str) -> Iterator[None]:
-        """Turn errors of the disk into those of `Objects`. `DiskFull` passes unchanged: an operator must make room."""
+        """Turn errors of the disk into those of `Objects`. Two pass unchanged, for an operator must act: `DiskFull` and
+        `ForeignFile`."""
         try:
             yield
         except FileTaken as error:
@@ -175,7 +177,7 @@ class DiskObjects:
                     f"could not create object {name!r}: its draft or folder was removed meanwhile; try again"
                 ) from error
             raise ObjectMissing(f"cannot {doing} object {name!r}: {self._root} holds none of that name") from error
-        except DiskFull:
+        except (DiskFull, ForeignFile):
             raise
         except DiskError as error:
             raise ObjectStoreUnavailable(f"could not {doing} object {name!r} in {self._root}: {error}") from error
