@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 import pytest
 
-from braid.broker.admin.call import AdminCall, read
-from braid.model.errors import BraidError, InvalidArgument
+from braid.broker.admin.call import read
+from braid.model.errors import BraidError, InvalidArgument, cut, quote
 from braid.model.names import SegmentName, TopicName, check_name
-from braid.model.quoting import cut, quote
 from braid.wire.operations import MAX_MESSAGE_CHARS, error_body
 
 DIGITS = "1" * (4 << 20)
@@ -25,7 +25,7 @@ def test_short_input_is_quoted_whole_and_long_input_by_its_beginning_and_length(
     assert cut("abc", 2) == "ab… (3 characters)"
 
 
-class Ordered(AdminCall, frozen=True):
+class Ordered(msgspec.Struct):
     to: Literal["earliest", "latest"] = "latest"
 
 

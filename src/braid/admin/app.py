@@ -21,8 +21,7 @@ from braid.admin.guard import UNKNOWN, Guard
 from braid.admin.metrics import Exposition
 from braid.admin.rest import ANSWERS, ENDPOINTS
 from braid.admin.status import ErrorBody, body_of, headers_of, status_of
-from braid.model.errors import BraidError, InvalidArgument
-from braid.model.quoting import quote
+from braid.model.errors import BraidError, InvalidArgument, quote
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

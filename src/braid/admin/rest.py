@@ -24,8 +24,7 @@ from braid.admin import openapi
 from braid.broker.admin.call import CALLS, AdminCall, OnTopic, read
 from braid.broker.admin.calls import SUBJECTS
 from braid.broker.admin.route import NO_CONTENT, HttpRoute, LocalTopicName, NamespaceName, Rest, TenantName
-from braid.model.errors import InvalidArgument, ShuttingDown
-from braid.model.quoting import cut, quote
+from braid.model.errors import InvalidArgument, ShuttingDown, cut, quote
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker

@@ -39,9 +39,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from braid.broker.config import AuthConfig, Grant
-from braid.model.errors import InvalidConfig, InvalidName, PermissionDenied, Unauthenticated
+from braid.model.errors import InvalidConfig, InvalidName, PermissionDenied, Unauthenticated, cut, quote
 from braid.model.names import TopicName, check_name
-from braid.model.quoting import cut, quote
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes

@@ -29,7 +29,12 @@ class ShieldedTasks:
         """Return the result of the work. Cancelling the caller does not cancel the work."""
         task = self._running.start(object(), work, name=name)
         task.add_done_callback(_retrieve_error)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            # Otherwise an error, its traceback, this frame and the task refer to each other in a circle, and keep what
+            # was asked, which may be megabytes, until the garbage is collected.
+            del task
 
     async def close(self) -> None:
         """Return when no task runs any more. Tasks that run for longer than CLOSE_S are cancelled."""

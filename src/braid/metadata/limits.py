@@ -15,8 +15,7 @@ from braid.metadata.store import (
     Operation,
     Put,
 )
-from braid.model.errors import InvalidArgument
-from braid.model.quoting import quote
+from braid.model.errors import InvalidArgument, quote
 
 MAX_TXN_BYTES = 1_400_000
 """Keys and values of one transaction together. etcd refuses requests above 1.5 MiB; the rest is room for framing."""

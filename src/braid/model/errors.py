@@ -80,11 +80,16 @@
 
 Each class has a stable `code`, which travels on the wire and stands in logs, and `retriable`: whether the same request
 may succeed later, unchanged. A code that is used twice fails at import.
+
+A message says what was asked. A caller may ask with megabytes, and its error is copied, logged and sent. So messages
+repeat input by `quote` or `cut`: its beginning, and how long it is.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
+
+MAX_QUOTED_CHARS: Final = 200
 
 
 class BraidError(Exception):
@@ -434,3 +439,15 @@ class TableConflict(BraidError, code="table-conflict", retriable=True):
 
 class BrokenInvariant(BraidError, code="broken-invariant"):
     pass
+
+
+def cut(text: str, most: int = MAX_QUOTED_CHARS) -> str:
+    """Return the text, or its beginning and its length."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def quote(given: object) -> str:
+    """Return the `repr` of what was given, cut."""
+    if not isinstance(given, str | bytes):
+        return cut(repr(given))
+    return repr(given) if len(given) <= MAX_QUOTED_CHARS else f"{given[:MAX_QUOTED_CHARS]!r}… ({len(given)} characters)"

@@ -12,10 +12,9 @@ from typing import Final
 
 import msgspec
 
-from braid.model.errors import InvalidLayout, InvalidName
+from braid.model.errors import InvalidLayout, InvalidName, quote
 from braid.model.ids import SegmentId
 from braid.model.layout import HashRange, SegmentInfo
-from braid.model.quoting import quote
 
 MAX_NAME_CHARS: Final = 128
 """Three of them and a descriptor stay far below a metadata key's 1,024 bytes; one below a file name's 255."""

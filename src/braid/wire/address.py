@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from braid.model.errors import InvalidArgument
-from braid.model.quoting import quote
+from braid.model.errors import InvalidArgument, quote
 from braid.ports.network import Address
 
 SCHEME: Final = "braid://"

@@ -29,8 +29,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from braid.model.errors import BraidError, ProtocolError
-from braid.model.quoting import cut
+from braid.model.errors import BraidError, ProtocolError, cut
 
 MAGIC: Final = "braid"
 VERSION: Final = 1

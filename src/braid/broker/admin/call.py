@@ -22,10 +22,9 @@ import msgspec
 from braid.broker.admin.route import HttpRoute
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import ALL, Access, Action, Principal
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, cut, quote
 from braid.model.ids import MAX_RANDOM_ID, RequestId, SegmentId
 from braid.model.names import TopicName
-from braid.model.quoting import cut, quote
 from braid.model.stored_record import encode
 
 T = TypeVar("T")

@@ -14,8 +14,7 @@ from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
 from braid.broker.error_mapping import to_client
 from braid.broker.shielded_tasks import ShieldedTasks
-from braid.model.errors import Fenced, InvalidArgument, LogClosed
-from braid.model.quoting import quote
+from braid.model.errors import Fenced, InvalidArgument, LogClosed, quote
 
 SUBJECTS = (topics, subscriptions, moves, history, cluster)
 """Where the calls are: importing them makes them known."""

@@ -17,9 +17,8 @@ from braid.cluster.ownership.leader_step import balancing_decisions
 from braid.cluster.snapshot import Snapshot
 from braid.metadata import paths
 from braid.metadata.store import Delete, Operation, Put
-from braid.model.errors import BrokerNotFound, MetadataUncertain
+from braid.model.errors import BrokerNotFound, MetadataUncertain, cut
 from braid.model.ownership import OwnershipState
-from braid.model.quoting import cut
 
 MAX_TRIES: Final = 5
 MAX_OBSTACLES: Final = 5

@@ -11,9 +11,8 @@ from braid.broker.groups.group import Assigned
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.topics import Topics
-from braid.model.errors import BraidError, InvalidArgument, NotServing, Overloaded
+from braid.model.errors import BraidError, InvalidArgument, NotServing, Overloaded, quote
 from braid.model.names import TopicName, check_name
-from braid.model.quoting import quote
 from braid.model.subscription import SubscriptionKind
 from braid.wire.connection import Connection
 from braid.wire.operations import Assignment, Expelled, Join, Joined, Kind, Leave, Release, encode

@@ -55,10 +55,11 @@ from braid.model.errors import (
     Unauthenticated,
     UnknownOperation,
     UnsupportedVersion,
+    cut,
+    quote,
 )
 from braid.model.ids import LayoutEpoch, Offset
 from braid.model.names import TopicName
-from braid.model.quoting import quote
 from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
@@ -459,7 +460,7 @@ class Session:
         if subscription:
             offset = segment.cursors.offset(subscription)
             if offset is None:
-                raise NotServing(f"subscription {subscription} has no cursor on segment {request.segment} yet")
+                raise NotServing(f"subscription {cut(subscription)} has no cursor on segment {request.segment} yet")
             read_grant = ReadGrant(request.term, request.grant)
             segment.read_grants.check(subscription, read_grant)
             self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant)

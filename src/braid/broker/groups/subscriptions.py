@@ -58,10 +58,10 @@ from braid.model.errors import (
     SubscriptionExists,
     SubscriptionKindConflict,
     SubscriptionNotFound,
+    quote,
 )
 from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, random_id
 from braid.model.names import SegmentName, TopicName, check_name
-from braid.model.quoting import quote
 from braid.model.stored_record import decode, encode
 from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind
 from braid.ports.clock import Clock

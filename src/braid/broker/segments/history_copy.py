@@ -26,10 +26,10 @@ from braid.model.errors import (
     ObjectExists,
     ObjectStoreUnavailable,
     TopicNotFound,
+    quote,
 )
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
-from braid.model.quoting import quote
 from braid.ports.disk import Buffer
 from braid.storage.history.catalog import ChunkDescriptor, ProducerObject
 from braid.storage.history.manifest import segment_folder

@@ -15,11 +15,18 @@ from typing import NamedTuple
 from braid.cluster.ownership.leader_step import target_of
 from braid.cluster.placement import Tally
 from braid.cluster.snapshot import Placed, Snapshot
-from braid.model.errors import BraidError, BrokerNotActive, BrokerNotFound, MoveRefused, NotServing, SegmentNotFound
+from braid.model.errors import (
+    BraidError,
+    BrokerNotActive,
+    BrokerNotFound,
+    MoveRefused,
+    NotServing,
+    SegmentNotFound,
+    cut,
+)
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Move, OpeningFailure, Ownership, OwnershipState
-from braid.model.quoting import cut
 
 
 class MoveRequest(NamedTuple):

@@ -30,9 +30,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from braid.model.batch.header import HEADER_BYTES, parse_header, verify
-from braid.model.errors import BatchError, ChunkCorrupt, ConditionFailed, InvalidArgument, ObjectExists, ObjectMissing
+from braid.model.errors import (
+    BatchError,
+    ChunkCorrupt,
+    ConditionFailed,
+    InvalidArgument,
+    ObjectExists,
+    ObjectMissing,
+    cut,
+    quote,
+)
 from braid.model.ids import Epoch
-from braid.model.quoting import cut, quote
 from braid.ports.disk import Buffer
 from braid.storage.chunk import Footer, Index, decode_footer, encode_footer, read_footer
 from braid.storage.handles import NO_LOG, FooterCache
