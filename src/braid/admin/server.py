@@ -100,8 +100,11 @@ class _Connection(H11Protocol):
 
 
 class AdminServer:
-    def __init__(self, address: Address, listeners: list[asyncio.Server], state: ServerState) -> None:
+    def __init__(
+        self, address: Address, listeners: list[asyncio.Server], state: ServerState, tls: ssl.SSLContext | None
+    ) -> None:
         self.address: Final = address
+        self.tls: Final = tls
         self._listeners = listeners
         self._state = state
 
@@ -133,7 +136,7 @@ class AdminServer:
             return _Connection(config=config, server_state=state, app_state=app_state, _loop=loop)
 
         listeners = [await loop.create_server(connection, sock=each, ssl=tls) for each in port.sockets]
-        return cls(port.address, listeners, state)
+        return cls(port.address, listeners, state, tls)
 
     async def close(self) -> None:
         """Accept no more, let what is being answered be answered, then cut. Closing twice is fine."""

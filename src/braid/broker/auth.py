@@ -125,7 +125,7 @@ def allowed(grants: Grants, roles: Sequence[str], action: Action, place: Sequenc
 
 
 class Access:
-    """The keys and grants of one broker. The key file is read when this is made, and never again."""
+    """The keys and grants of one broker. The key file is read when this is made."""
 
     def __init__(self, config: AuthConfig | None) -> None:
         self.enabled: Final = config is not None
@@ -133,16 +133,25 @@ class Access:
         """The secret by which the brokers of the cluster know each other; empty: not known yet."""
         self._superusers: frozenset[str] = frozenset()
         self._grants: Grants = {}
+        self._verifier: _Verifier | None = None
         if config is not None:
             self._superusers = frozenset(config.superusers)
             self._grants = read_grants(config.grants)
             self._verifier = _Verifier(config)
 
+    def take(self, other: Access) -> bool:
+        """Take over the keys and grants of another one, which has authentication if this one has. Returns whether
+        tokens that were good may not be good any more."""
+        assert other.enabled is self.enabled
+        before, self._verifier = self._verifier, other._verifier
+        self._superusers, self._grants = other._superusers, other._grants
+        return before is not None and other._verifier is not None and before.material != other._verifier.material
+
     def authenticate(self, token: str) -> Principal:
         """Return the caller that the token names. Raises Unauthenticated."""
         if token.startswith(PEER_TOKEN):
             return self._peer(token.removeprefix(PEER_TOKEN))
-        if not self.enabled:
+        if self._verifier is None:
             return ANONYMOUS
         if not token:
             raise Unauthenticated("this broker requires a token and none was given: pass one (--token, BRAID_TOKEN)")
@@ -196,6 +205,8 @@ class _Verifier:
             self._algorithm, self._key = _read_public_key(config.public_key_file)
         self._issuer = config.issuer
         self._audience = config.audience
+        self.material: Final = (self._algorithm, _bytes_of(self._key), config.issuer, config.audience)
+        """All that decides whether a token is good."""
 
     def read(self, token: str) -> Principal:
         if len(token) > MAX_TOKEN_CHARS:
@@ -256,6 +267,14 @@ def _principal(claims: Mapping[str, Any]) -> Principal | str:
         return Principal(name, tuple(roles), None if expires is None else float(expires))
     except (ValueError, TypeError, OverflowError):
         return "its 'exp' claim is no time in seconds since 1970"
+
+
+def _bytes_of(key: bytes | PublicKeyTypes) -> bytes:
+    if isinstance(key, bytes):
+        return key
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _read_file(what: str, path: str) -> bytes:

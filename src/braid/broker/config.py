@@ -118,6 +118,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     spare_files: int = 8
     """The most preallocated files, of `file_bytes` each, into which busy logs rotate. The broker keeps as many as the
     last burst would have used, but no more than this."""
+    log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
     limits: Limits = Limits()
     cursors: CursorConfig = CursorConfig()
     groups: GroupConfig = GroupConfig()

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import msgspec
 
+from braid.admin.logs import LEVELS
 from braid.broker.config import (
     AuthConfig,
     BrokerConfig,
@@ -129,6 +130,8 @@ def _wrong_values(config: BrokerConfig) -> Iterator[tuple[str, str]]:
         yield "metadata", f"metadata is {config.metadata!r}; write sqlite:PATH or etcd://HOST:PORT,…"
     if config.storage != "local" and not _names(config.storage, _STORAGE):
         yield "storage", f"storage is {config.storage!r}; write local, file:///PATH or s3://BUCKET/PREFIX"
+    if config.log_level not in LEVELS:
+        yield "log_level", f"log_level is {config.log_level!r}; write one of {', '.join(LEVELS)}"
     if not config.data:
         yield "data", "data is empty; name the folder for the broker's files"
     parts = {"": config, "limits": config.limits, "cursors": config.cursors, "groups": config.groups}

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -88,21 +88,22 @@ class SocketNetwork:
     socket, on both sides."""
 
     def __init__(self, *, client_tls: ssl.SSLContext | None = None, server_tls: ssl.SSLContext | None = None) -> None:
-        self._client_tls = client_tls
-        self._server_tls = server_tls
+        self.client_tls = client_tls
+        """For the connections that are made from now on; may be replaced."""
+        self.server_tls: Final = server_tls
 
     async def connect(self, host: str, port: int, protocol_factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
-        return await asyncio.get_running_loop().create_connection(protocol_factory, host, port, ssl=self._client_tls)
+        return await asyncio.get_running_loop().create_connection(protocol_factory, host, port, ssl=self.client_tls)
 
     async def listen(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> SocketListener:
         server = await asyncio.get_running_loop().create_server(
-            _told_of_failure(protocol_factory) if self._server_tls is not None else protocol_factory,
+            _told_of_failure(protocol_factory) if self.server_tls is not None else protocol_factory,
             host,
             port,
-            ssl=self._server_tls,
-            ssl_handshake_timeout=TLS_HANDSHAKE_S if self._server_tls is not None else None,
+            ssl=self.server_tls,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S if self.server_tls is not None else None,
             backlog=ACCEPTED_TOGETHER,
         )
         for each in server.sockets:

@@ -72,6 +72,12 @@ class Server:
         _log.info("the connection of %s is ended: %s", peer, error, extra={"peer": peer, "code": error.code})
         session.connection.refuse(error)
 
+    def end_clients(self, error: BraidError) -> None:
+        """End the connections of all clients; those of other brokers stay."""
+        for session in list(self._sessions):
+            if session.principal is not None and not session.principal.peer:
+                self._turn_away(session, error)
+
     def _on_end(self, session: Session) -> None:
         metrics = self._services.metrics
         if session in self._sessions:

@@ -23,6 +23,15 @@ def server_tls(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
+def renew_tls(context: ssl.SSLContext, config: TlsConfig) -> None:
+    """Use certificate and key, as the files have them now, for new connections of a port that listens already. An
+    authority that was removed from `client_ca` stays trusted, because a context cannot forget one. Call `server_tls`
+    before, which refuses files that do not fit: half of them would be taken over here."""
+    context.load_cert_chain(config.certificate, config.key)
+    if config.client_ca:
+        context.load_verify_locations(config.client_ca)
+
+
 def peer_tls(config: BrokerTlsConfig) -> ssl.SSLContext:
     """Return the context for connections to the other brokers of the cluster, which listen with TLS as this one does.
     Their certificates must name the addresses that they are registered with. A broker that asks for a certificate is

@@ -3,6 +3,7 @@
 The first SIGTERM or SIGINT stops the broker in order: it takes no new records, confirms those that it took, and stores
 the cursors. A second signal ends the process immediately. This also loses nothing that was confirmed, but the next
 start must recover. A broker that has broken stops by itself with exit code 1, so that a supervisor can start it again.
+SIGHUP reloads what can change while the broker runs (cli/reload.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
+from braid.admin.logs import LEVELS, configure_logging
 from braid.cli.extras import require_server
 from braid.cli.terminal.output import json_option, paint
 from braid.model.errors import BraidError
@@ -73,9 +76,8 @@ _log: Final = logging.getLogger(__name__)
 @click.option(
     "--log-level",
     envvar="BRAID_LOG_LEVEL",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
+    type=click.Choice(LEVELS),
+    help="[default: info]",
 )
 @click.option(
     "--log-format", envvar="BRAID_LOG_FORMAT", type=click.Choice(["text", "json"]), default="text", show_default=True
@@ -91,16 +93,16 @@ def serve(
     metadata: str | None,
     storage: str | None,
     balance: bool | None,
-    log_level: str,
+    log_level: str | None,
     log_format: str,
     as_json: bool,
 ) -> int:
     """Run a broker. No option is needed: one broker, its data in ./braid-data.
 
     It prints its addresses on stdout when it is ready (one line of JSON with --json) and logs to stderr. Ctrl-C or
-    SIGTERM stops it in order. Each option also has an environment variable: BRAID_ID, BRAID_DATA, BRAID_LISTEN,
-    BRAID_ADVERTISE, BRAID_ADMIN, BRAID_METADATA, BRAID_STORAGE, BRAID_BALANCE, BRAID_CONFIG, BRAID_LOG_LEVEL,
-    BRAID_LOG_FORMAT.
+    SIGTERM stops it in order. SIGHUP makes it read its file again, for the log level, keys, grants and certificates.
+    Each option also has an environment variable: BRAID_ID, BRAID_DATA, BRAID_LISTEN, BRAID_ADVERTISE, BRAID_ADMIN,
+    BRAID_METADATA, BRAID_STORAGE, BRAID_BALANCE, BRAID_CONFIG, BRAID_LOG_LEVEL, BRAID_LOG_FORMAT.
 
     \b
     Examples:
@@ -109,14 +111,18 @@ def serve(
       braid serve --config broker.toml
     """
     require_server("braid serve")
-    from braid.admin.logs import configure_logging
     from braid.cli.config import load_config
 
     settings = {"id": id_, "data": data, "listen": listen, "advertise": advertise, "admin": admin}
-    config = load_config(file, {**settings, "metadata": metadata, "storage": storage, "balance": balance})
-    configure_logging(log_level, log_format)
+    settings |= {"metadata": metadata, "storage": storage, "log_level": log_level}
+
+    def read() -> BrokerConfig:
+        return load_config(file, {**settings, "balance": balance})
+
+    config = read()
+    configure_logging(config.log_level, log_format)
     tune_process()
-    return asyncio.run(_serve(within_open_files(config), as_json=as_json))
+    return asyncio.run(_serve(config, read, as_json=as_json))
 
 
 def tune_process() -> None:
@@ -143,13 +149,16 @@ def within_open_files(config: BrokerConfig) -> BrokerConfig:
     return msgspec.structs.replace(config, limits=msgspec.structs.replace(config.limits, max_connections=most))
 
 
-async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
+async def _serve(config: BrokerConfig, read: Callable[[], BrokerConfig], *, as_json: bool) -> int:
+    from braid.cli.reload import Reload
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_LoopErrors())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop, number)
-    opening = loop.create_task(_open(config), name="open broker")
+    loop.add_signal_handler(signal.SIGHUP, _log.warning, "SIGHUP: the broker is starting, and reads its files anyway")
+    opening = loop.create_task(_open(within_open_files(config)), name="open broker")
     stopping = loop.create_task(stop.wait(), name="wait for a signal")
     try:
         await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -159,6 +168,7 @@ async def _serve(config: BrokerConfig, *, as_json: bool) -> int:
                 await opening
             return 0
         broker, admin = opening.result()
+        loop.add_signal_handler(signal.SIGHUP, Reload(read, config, broker, admin))
         # Some 70,000 objects of imported code live as long as the broker. Collecting them takes 40 to 80 ms in which no
         # client gets an answer. Frozen objects are not collected again.
         gc.collect()
