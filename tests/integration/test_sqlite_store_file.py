@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import resource
 import shutil
 import threading
 from collections.abc import Coroutine
@@ -22,6 +21,7 @@ from braid.metadata.sqlite.store import POLL_S, SqliteStore
 from braid.metadata.store import Compare, Put
 from braid.model.errors import InvalidArgument, LeaseLost, MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
+from tests.kits.open_files import no_file_left
 
 pytestmark = pytest.mark.real_loop
 
@@ -359,19 +359,11 @@ async def test_a_store_goes_on_when_its_process_has_had_no_file_left(path: str) 
     store = await SqliteStore.open(path)
     other = await SqliteStore.open(path)  # Its session is looked at with each poll.
     async with watching(store, "/", START) as watch:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
-        try:
-            with pytest.raises(OSError, match="Too many open files"):
-                os.dup(0)
+        with no_file_left():
             with pytest.raises(MetadataUnavailable, match="Too many open files"):
                 await store._thread.call(store._bury_dead_sessions)
             await asyncio.sleep(2 * POLL_S)
             await store.txn([], [Put("/a", b"1")])
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         changes = await anext(watch)
         assert [event.key for event in changes.events] == ["/a"]
     await other.close()

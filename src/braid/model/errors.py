@@ -16,6 +16,7 @@
     │   │   ├── SyncFailed              what was written before it may be lost
     │   │   ├── FileMissing
     │   │   ├── FileTaken
+    │   │   ├── OutOfFiles              this process, or the machine, may not open another file now
     │   │   └── ForeignFile             a file that is not Braid's is in the way
     │   ├── LogClosed
     │   ├── LogSealed
@@ -177,6 +178,10 @@ class FileMissing(DiskError, code="file-missing"):
 
 
 class FileTaken(DiskError, code="file-taken"):
+    pass
+
+
+class OutOfFiles(DiskError, code="out-of-files", retriable=True):
     pass
 
 

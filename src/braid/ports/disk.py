@@ -8,7 +8,7 @@ when the call returns. Errors are the `DiskError` family, never `OSError`:
 - `SyncFailed` when a sync fails. The kernel may then have dropped the unsynced pages *and* forgotten the failure, so a
   second sync that succeeds proves nothing. A caller that gets this error must never confirm anything written since
   the last good sync;
-- `FileMissing`, `FileTaken`, `ForeignFile` as their names say; `DiskError` for the rest.
+- `FileMissing`, `FileTaken`, `OutOfFiles`, `ForeignFile` as their names say; `DiskError` for the rest.
 """
 
 from __future__ import annotations

@@ -213,6 +213,8 @@ def _sync_folder(folder: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # The kernel has not tried to sync.
+            raise disk_error(error, f"sync the folder {folder or '.'}") from error
         raise SyncFailed(f"could not sync the folder {folder or '.'}: {error.strerror}") from error
 
 

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
+from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, OutOfFiles, SyncFailed
 from braid.ports.disk import Buffer
 from braid.ports.kernel_sync import KernelSyncs
 
@@ -46,6 +46,8 @@ _KINDS: dict[int, type[DiskError]] = {
     errno.EDQUOT: DiskFull,
     errno.ENOENT: FileMissing,
     errno.EEXIST: FileTaken,
+    errno.EMFILE: OutOfFiles,
+    errno.ENFILE: OutOfFiles,
 }
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 

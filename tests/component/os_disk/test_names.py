@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, SyncFailed
+from braid.model.errors import DiskError, DiskFull, FileMissing, FileTaken, OutOfFiles, SyncFailed
 from braid.ports import os_disk
 from braid.storage.log.recovery import recover, repair
+from tests.kits.open_files import no_file_left
 from tests.kits.os_disk import fail, open_disk
 
 pytestmark = pytest.mark.real_loop
@@ -50,6 +51,23 @@ async def test_recovery_syncs_the_folder_of_a_file_that_it_finds(folder: str, sy
         recovered = await recover(disk, folder)
         await repair(disk, folder, recovered)
         assert synced == [folder], "also when nothing else is to be done"
+
+
+async def test_a_process_without_a_file_left_may_try_again(folder: str) -> None:
+    async with open_disk() as disk:
+        await (await disk.open(f"{folder}/found", create=True)).close()  # The disk's threads are there from now on.
+        with no_file_left():
+            for change in (
+                disk.open(f"{folder}/found"),
+                disk.open(f"{folder}/new", create=True),
+                disk.list(folder),
+                disk.rename(f"{folder}/found", f"{folder}/renamed"),
+                disk.make_folder(f"{folder}/a"),
+            ):
+                with pytest.raises(OutOfFiles, match="Too many open files") as raised:
+                    await change
+                assert raised.value.retriable
+        await (await disk.open(f"{folder}/new", create=True)).close()
 
 
 async def test_a_folder_that_cannot_be_synced_says_so(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
