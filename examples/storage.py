@@ -34,7 +34,6 @@ from braid.storage.log.recovery import recover
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
 from braid.storage.recovery_start import RecoverySource
-from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 
 TOPIC = "public/default/orders"
@@ -105,7 +104,7 @@ async def refuse_the_old_owner(a: SegmentStorage, b: SegmentStorage, context: St
     await b.exporter.export_closed()  # b's manifest is written now: what changes from here on would be a's doing
     before = await shared_state(context)
     try:
-        await a.apply_retention(RetentionPolicy(max_bytes=0))
+        await a.catalog.remove(a.catalog.chunks)
     except Fenced as error:
         detail(f"refused ({error.code})", str(error).partition(" (")[0])
     else:
