@@ -63,7 +63,7 @@ class SegmentReader:
         self.taken = batch.next_offset
         if batch.last_epoch != self._last_epoch:  # A new owner wrote some of it: rare.
             for header in batch.batch_headers():
-                if header.count and header.epoch != self._last_epoch:
+                if header.epoch != self._last_epoch:
                     self._last_epoch = header.epoch
                     self._epochs = begin_epoch(self._epochs, header.epoch, header.base_offset)
 

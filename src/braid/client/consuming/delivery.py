@@ -25,7 +25,6 @@ from braid.model.batch.columns import COLUMNS, RECORD_SCHEMA, arrow_rows, decode
 from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.batch.header import BatchHeader, verify
 from braid.model.errors import BatchError, BatchUnreadable
-from braid.model.ids import Epoch
 from braid.model.message import Message
 
 MAX_DECODED_BYTES: Final = 64 << 20
@@ -84,6 +83,8 @@ class ReceivedBatch:
         """The offset after the last record."""
         self._payload = payload
         self._slices = [each for each in slices if each.header.next_offset > base_offset]
+        self.last_epoch: Final = self._slices[-1].header.epoch if self._slices else UNKNOWN_EPOCH
+        """The epoch of the last batch: with `next_offset`, it is a position (model/batch/epochs.py)."""
         self._open: dict[int, Body] = {}
         """The bodies that `readable` has checked, by their position."""
 
@@ -136,14 +137,6 @@ class ReceivedBatch:
                 raise
             return self._between(self.base_offset, until)
         return self
-
-    @property
-    def last_epoch(self) -> Epoch:
-        """The epoch of the last record."""
-        for header, _ in reversed(self._slices):
-            if header.count:
-                return header.epoch
-        return UNKNOWN_EPOCH
 
     def batch_headers(self) -> list[BatchHeader]:
         """Return the stored headers of the batches that hold the records."""
