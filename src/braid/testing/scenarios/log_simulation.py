@@ -410,11 +410,15 @@ class LogScenario:
             if self.mode.exports_continuously:
                 await segment.exporter.export_closed()
             chunks = len(segment.catalog.chunks)
-            policy = RetentionPolicy()
-            if self.random.random() < 0.15:
-                policy = RetentionPolicy(max_age_s=-LARGEST_SKEW_S)
-                self.expired_to = segment.log.end
-            await segment.apply_retention(policy, keep_local_bytes=self.random.choice([0, 20_000]))
+            everything = self.random.random() < 0.15
+            policy = RetentionPolicy(max_age_s=-LARGEST_SKEW_S) if everything else RetentionPolicy()
+            try:
+                if everything:
+                    self.expired_to = segment.log.end
+                await segment.apply_retention(policy, keep_local_bytes=self.random.choice([0, 20_000]))
+            finally:
+                if everything:
+                    self.expired_to = segment.log.end  # The log may have grown meanwhile.
             self.counts.expired_chunks += max(0, chunks - len(segment.catalog.chunks))
             await segment.sweep()
 
