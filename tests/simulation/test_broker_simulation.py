@@ -187,17 +187,17 @@ def believe_that_nothing_was_lost(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
     store_retries_again: [0, 4],
-    send_again_under_new_numbers: [0, 2],
-    stop_without_storing_cursors: [3, 6],
-    store_cursors_beyond_what_is_synced: [4, 22],
-    confirm_without_lease: [14, 15],
-    let_two_consumers_read_a_segment: [0, 1],
+    send_again_under_new_numbers: [1],
+    stop_without_storing_cursors: [6],
+    store_cursors_beyond_what_is_synced: [4],
+    confirm_without_lease: [3],
+    let_two_consumers_read_a_segment: [1],
     answer_acks_before_they_are_stored: [1, 2],
-    leave_failed_segments_closed: [16, 19],
+    leave_failed_segments_closed: [0],
     deliver_beyond_the_credit: [0, 1],
     drop_syncs: [0, 1],
-    go_on_whatever_the_placement: [54],
-    believe_that_nothing_was_lost: [28, 30],
+    go_on_whatever_the_placement: [1],
+    believe_that_nothing_was_lost: [30],
 }
 """What is broken, and seeds that noticed it when this was written."""
 SEARCHED_SEEDS = 300

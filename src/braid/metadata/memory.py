@@ -39,6 +39,7 @@ from braid.model.ids import Revision
 from braid.ports.clock import Clock
 
 T = TypeVar("T")
+Observer = Callable[[Sequence[Condition], Sequence[Operation]], None]
 
 TIMER_RESOLUTION_S = 0.001
 """The shortest wait for an expiry. Without it, a timer that fires a rounding error early would be set again for ever on
@@ -71,6 +72,7 @@ class _Server:
         self._leases: dict[int, _LeaseState] = {}
         self._last_lease = 0
         self._timer: asyncio.TimerHandle | None = None
+        self.on_txn: Observer = lambda _conditions, _operations: None
 
     def get(self, key: str) -> Entry | None:
         self.expire()
@@ -90,7 +92,14 @@ class _Server:
                 raise LeaseLost(
                     f"{operation.key!r} cannot be put under lease {operation.lease}: no such lease is alive"
                 )
+        self.on_txn(conditions, operations)
         return TxnResult(True, self._apply(operations))
+
+    def expires_at(self, lease: int) -> float | None:
+        """Return when a lease ends unless it is renewed; None if it has ended."""
+        self.expire()
+        state = self._leases.get(lease)
+        return state.expires_at if state is not None else None
 
     def grant(self, ttl_s: float) -> int:
         self._last_lease += 1
@@ -255,6 +264,10 @@ class MemoryStore:
         """Break this client's watch streams; each resumes after the last change that it handed out."""
         for watch in [*self._watches.values()]:
             watch.interrupt()
+
+    def observe(self, observer: Observer) -> None:
+        """Show each transaction of any client to `observer`, when its conditions hold and before it is applied."""
+        self._server.on_txn = observer
 
     def compact(self) -> None:
         """Forget the history up to now."""

@@ -5,6 +5,7 @@ It sees what the store has applied, one transaction after the other, so it misse
 - an ownership record goes only where `model/ownership.py` lets it go; owner and epoch change only by an assignment, by
   one epoch; another broker gets a segment only if its record was clean, or a loss was accepted (I2, I3); an owner that
   cannot open the segment changes nothing but the reason;
+- a segment that begins to be served is not clean;
 - SEALED comes in one transaction with the sealed state, and the last record that it names is where chunks end; SERVING
   comes in one with the storage's begin, which takes the sealed state away;
 - the frontier of the chunks never goes back to an earlier epoch, nor back in offsets, and an epoch has one holder;
@@ -175,6 +176,8 @@ def _check_seal(segment: Segment, before: _Kept, now: _Kept) -> None:
 
 def _check_begin(segment: Segment, before: _Kept, now: _Kept) -> None:
     assert now.record is not None
+    if now.record.clean:
+        raise PromiseBroken("I2", f"{segment} is served, and its record says that nothing is lost with its owner")
     if now.sealed is not None or now.frontier is None or not now.frontier.begun:
         raise PromiseBroken("I1", f"{segment} is served, and its storage has not begun: {now}")
     if (now.frontier.epoch, now.frontier.holder) != (now.record.epoch, now.record.owner):

@@ -21,6 +21,10 @@ from braid.testing.checkers.history import PromiseBroken
 
 Place = tuple[int, int]
 """Segment and offset."""
+Record = tuple[bytes, bytes | None]
+"""Value and key."""
+Log = Mapping[int, Sequence[Record | None]]
+"""By segment, all records from offset 0 on; None for those that retention has deleted."""
 
 
 class Given(msgspec.Struct):
@@ -139,7 +143,7 @@ class ConsumerHistory:
                 "consumers", f"{self.name}, always alone, got offset {offset} of segment {segment} again ({expected})"
             )
         for skipped in range(expected or 0, offset):
-            if subscription.due(segment, skipped):
+            if subscription.due(segment, skipped) and skipped >= self._topic.earliest.get(segment, 0):
                 raise PromiseBroken(
                     "I5", f"{self.name} was given offset {offset} of segment {segment}; nobody has had {skipped} yet"
                 )
@@ -156,6 +160,8 @@ class TopicHistory:
         """Confirmed, at an offset that the broker had forgotten."""
         self.seen: dict[Place, Sighting] = {}
         self.subscriptions: dict[str, SubscriptionHistory] = {}
+        self.earliest: dict[int, int] = {}
+        """By segment, the first offset that retention has left."""
         self.boot = 0
         self.lost_tails = False
         """Whether power was lost on a topic that does not survive it."""
@@ -257,15 +263,25 @@ class TopicHistory:
             for place in lost:
                 del sightings[place]
 
+    def deleted(self, segment: int, earliest: int) -> None:
+        """Retention has left the records from this offset on. It takes none that a subscription still has to get."""
+        for offset in range(self.earliest.get(segment, 0), earliest):
+            for each in self.subscriptions.values():
+                if not each.brief and segment not in each.unknown and each.due(segment, offset):
+                    raise PromiseBroken(
+                        "I5", f"offset {offset} of segment {segment} is deleted before {each.name} had it"
+                    )
+        self.earliest[segment] = max(earliest, self.earliest.get(segment, 0))
+
     # The end.
 
-    def check_log(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
-        """`log`: by segment, all values with their keys, from offset 0 on."""
+    def check_log(self, log: Log) -> None:
         self._check_once(log)
         for sightings, promise in ((self.confirmed, "I2"), (self.seen, "I7")):
             for (segment, offset), sighting in sightings.items():
-                stored = log[segment][offset][0] if offset < len(log[segment]) else None
-                if stored != sighting.value:
+                record = log[segment][offset] if offset < len(log[segment]) else None
+                stored = record[0] if record is not None else None
+                if stored != sighting.value and offset >= self.earliest.get(segment, 0):
                     told = "confirmed to" if promise == "I2" else "seen with"
                     raise PromiseBroken(
                         promise,
@@ -277,14 +293,15 @@ class TopicHistory:
             if not subscription.brief:
                 self._check_handed(subscription, log)
 
-    def _check_handed(
-        self, subscription: SubscriptionHistory, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]
-    ) -> None:
+    def _check_handed(self, subscription: SubscriptionHistory, log: Log) -> None:
         """I5: what stands in the log is what the subscription had there, not something that was lost from there."""
         for segment, records in log.items():
             seek, handed = subscription.seeks.get(segment), subscription.handed[segment]
             for offset in range(seek.offset if seek is not None else 0, len(records)):
-                value = records[offset][0]
+                record = records[offset]
+                if record is None:
+                    continue
+                value = record[0]
                 if not subscription.had(segment, offset, value):
                     others = [(each[:20], at) for each, at in handed.get(offset, {}).items()]
                     raise PromiseBroken(
@@ -293,10 +310,13 @@ class TopicHistory:
                         f"segment {segment} since {seek}, but {others}",
                     )
 
-    def _check_once(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+    def _check_once(self, log: Log) -> None:
         places: dict[bytes, Place] = {}
         for segment, records in log.items():
-            for offset, (value, key) in enumerate(records):
+            for offset, record in enumerate(records):
+                if record is None:
+                    continue
+                value, key = record
                 given = self.given.get(value)
                 if given is None or given.key != key:
                     raise PromiseBroken("I1", f"{value[:40]!r} with key {key!r} is stored, {given} was sent")
@@ -304,14 +324,16 @@ class TopicHistory:
                     raise PromiseBroken("I10", f"{value[:20]!r} is stored at {places[value]} and {(segment, offset)}")
                 places[value] = (segment, offset)
         for value in self.unplaced:
-            if value not in places and not self.lost_tails:
+            if value not in places and not self.lost_tails and not any(self.earliest.values()):
                 raise PromiseBroken("I2", f"{value[:20]!r} was confirmed, at a forgotten place, and is not stored")
 
-    def _check_order(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+    def _check_order(self, log: Log) -> None:
         for segment, records in log.items():
             last: dict[int, int] = {}
-            for offset, (value, _) in enumerate(records):
-                given = self.given[value]
+            for offset, record in enumerate(records):
+                if record is None:
+                    continue
+                given = self.given[record[0]]
                 if given.number < last.get(given.producer, 0):
                     raise PromiseBroken(
                         "I4",
@@ -324,5 +346,8 @@ class TopicHistory:
         """What the subscription's consumers have not got yet, of what lies behind its start or its last place."""
         history = self.subscription(subscription)
         return [
-            (segment, offset) for segment, end in ends.items() for offset in range(end) if history.due(segment, offset)
+            (segment, offset)
+            for segment, end in ends.items()
+            for offset in range(self.earliest.get(segment, 0), end)
+            if history.due(segment, offset)
         ]

@@ -23,6 +23,7 @@ from braid.model.errors import (
     ClientClosed,
     ConsumerReplaced,
     OffsetOutOfRange,
+    RepeatDiffers,
     SubscriptionNotFound,
     TimedOut,
 )
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster
 
 TOPIC: Final = "simulated"
+NOWHERE: Final = -1
+"""The place of a record of which only that it is stored is known."""
 CLOSE_TIMEOUT_S: Final = 60.0
 """Closing a client ends after its timeouts, whatever happens around it."""
 
@@ -96,7 +99,8 @@ class ClientMachine:
             await client.close()
             return
         programs: list[Callable[[Client], Awaitable[None]]] = [self._produce, self._consume]
-        programs += random.choices([self._produce, self._consume, self._follow_checkpoints], k=random.randint(0, 2))
+        others = [self._produce, self._consume, self._follow_checkpoints, self._write_micro_batches]
+        programs += random.choices(others, k=random.randint(0, 2))
         tasks = [asyncio.ensure_future(self._repeat(program, client)) for program in programs]
         await self.leaving.wait()
         if random.random() < 0.5:
@@ -221,6 +225,37 @@ class ClientMachine:
         else:
             self.history.confirm(value, segment, offset)
 
+    async def _write_micro_batches(self, client: Client) -> None:
+        """Write the micro-batch of a sink, perhaps a second time, or go on to the next one."""
+        random, cluster = self.random, self.cluster
+        await self._pause(random.choice([0.05, 0.5, 2.0]))
+        if self._done_publishing():
+            return
+        sink = random.choice(cluster.sinks)
+        if not sink.stored or (sink.era >= 0 and random.random() < 0.5):
+            cluster.counts.repeated_writes += sink.stored
+        else:
+            sink.begin(random, next(cluster.producers), self.history)
+        era, blocks, values = sink.era, sink.blocks, [*sink.values()]
+        timeout_s = cluster.patience_s or random.choice([0.5, 3.0, 10.0])
+        writer = client.repeatable_producer(TOPIC, app=sink.name, part=0, era=era, timeout=timeout_s)
+        self.producers[writer.producer] = None
+        try:
+            async with writer:
+                for block in blocks:
+                    await writer.add(block)
+                await writer.finish()
+        except RepeatDiffers:
+            if not self.history.lost_tails:
+                raise
+            return  # What an earlier attempt had stored is gone, and with it the numbers that this one counted on.
+        finally:
+            del self.producers[writer.producer]
+        for value in values:
+            self.history.confirm(value, NOWHERE, NOWHERE)
+        if sink.era == era:
+            sink.stored = True
+
     # Consuming.
 
     async def _consume(self, client: Client) -> None:
@@ -276,15 +311,19 @@ class ClientMachine:
             batch = await consumer.receive_batch(timeout)
             messages = batch.messages() if batch is not None else []
             for message in messages:
-                history.handed(message.segment, message.offset, message.value, self._now())
+                self._note_handed(message, history)
             return messages
         for _ in range(self.random.choice([1, 5, 30])):
             received = await consumer.receive(timeout)
             if received is None:
                 break
-            history.handed(received.segment, received.offset, received.value, self._now())
+            self._note_handed(received, history)
             messages.append(received)
         return messages
+
+    def _note_handed(self, message: Message, history: ConsumerHistory) -> None:
+        self.cluster.inspector.check_seen(message.segment, message.offset)
+        history.handed(message.segment, message.offset, message.value, self._now())
 
     async def _store_acks(self, consumer: StreamConsumer, history: ConsumerHistory) -> None:
         subscription = history.subscription
@@ -330,7 +369,7 @@ class ClientMachine:
                         copied = {segment: dict(read) for segment, read in results.items()}
                         cluster.saved[name] = Saved(consumer.checkpoint(), copied)
         except OffsetOutOfRange:
-            if not self.history.lost_tails:
+            if not self.history.lost_tails and not cluster.retention:
                 raise
             if saved is not None and cluster.saved.get(name) is saved:
                 del cluster.saved[name]  # Its records are lost: the program begins anew.

@@ -13,11 +13,12 @@ Some seeds of several brokers are *gentle*: segments move and brokers stop in or
 may meet any error. Some are *lossy*: by its policy or by the operator, another broker continues a segment whose broker
 is gone. What only the first broker's disk held is lost, and no more.
 
-Checked all along: the metadata, change by change (`ownership_checker.py`); that each confirm comes from the one owner,
-under a lease that lives, in epochs that rise (I3); that no segment goes to two consumers of a subscription (I4); that
-no cursor is ahead of synced records; that connections keep their limits (I12); what clients are told and see
-(`topic_history.py`: I1, I2, I4, I5, I7, I10). In the end the faults stop, and everything has to come to rest
-(`settling.py`).
+Checked all along: the metadata, change by change (`ownership_checker.py`), and that each write carries its comparisons
+(`fence_checker.py`); that each confirm comes from the one owner, under a lease that lives, in epochs that rise (I3);
+that no broker believes in its lease for longer than the store; that no segment goes to two consumers of a subscription
+(I4); that no cursor is ahead of synced records; that no consumer sees a record before it is confirmed (I7); that
+connections keep their limits (I12); what clients are told and see (`topic_history.py`: I1, I2, I4, I5, I7, I10). In
+the end the faults stop, and everything has to come to rest (`settling.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from braid.client.client import Client, connect
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
+from braid.testing.checkers.fence_checker import FenceChecker
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import OwnershipChecker
 from braid.testing.checkers.topic_history import TopicHistory
@@ -44,6 +46,7 @@ from braid.testing.scenarios.inspector import Inspector
 from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import RACED, Operator
 from braid.testing.scenarios.settling import Settling
+from braid.testing.scenarios.sinks import Sink
 from braid.testing.sim.loop import Process, Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.testing.sim.objects import Faults, MemoryObjects
@@ -52,6 +55,12 @@ PORT: Final = 6_660
 ZOMBIES: Final = "zombies"
 """May be favoured, like a fault or an operator's work: brokers that come back when others have continued their
 segments."""
+RETENTION: Final[tuple[dict[str, int], ...]] = (
+    {"retention_bytes": 1},
+    {"retention_bytes": 10_000},
+    {"retention_ms": 1},
+    {"retention_ms": 5_000},
+)
 STEP_LIMIT: Final = 3_000_000
 """Of the loop: some twenty times what a seed takes. One that goes round in circles ends here, in seconds."""
 
@@ -68,14 +77,16 @@ class ClusterShape(msgspec.Struct, frozen=True):
     """The share of seeds whose topic survives the death of a process, and no loss of power."""
     shared: float
     """The share of seeds whose brokers have an object store."""
+    retention: float
+    """The share of seeds whose topic deletes old records."""
     gentle: float = 0.0
     lossy: float = 0.0
     """Of those that have an object store."""
 
 
-ONE_BROKER: Final = ClusterShape(brokers=(1, 1), most_clients=4, steps=37, memory=0.33, shared=0.1)
+ONE_BROKER: Final = ClusterShape(brokers=(1, 1), most_clients=4, steps=37, memory=0.33, shared=0.1, retention=0.3)
 SEVERAL_BROKERS: Final = ClusterShape(
-    brokers=(2, 4), most_clients=3, steps=20, memory=0.2, shared=0.6, gentle=0.2, lossy=0.3
+    brokers=(2, 4), most_clients=3, steps=20, memory=0.2, shared=0.6, retention=0.3, gentle=0.2, lossy=0.3
 )
 
 
@@ -112,6 +123,10 @@ class Counts(msgspec.Struct):
     connections_cut: int = 0
     client_crashes: int = 0
     seeks: int = 0
+    deleted: int = 0
+    """Records that retention has deleted."""
+    repeated_writes: int = 0
+    """Micro-batches that a sink wrote again when all of it was stored."""
     races: int = 0
     """Of seeks and skips at the same time."""
     side_topics: int = 0
@@ -137,6 +152,7 @@ class SimulatedCluster:
         self.gentle = random.random() < shape.gentle and not favoured
         self.durability = "memory" if random.random() < shape.memory else "fsync"
         self.segments = random.randint(1, 4)
+        self.retention = random.choice(RETENTION) if random.random() < shape.retention else {}
         self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or self.zombies else None
         # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
         self.lossy = not self.gentle and self.shared is not None and (random.random() < shape.lossy or self.zombies)
@@ -148,6 +164,8 @@ class SimulatedCluster:
         self.ownership.on_accepted_loss = self.inspector.on_accepted_loss
         self.ownership.on_sealed = self.inspector.on_sealed
         self.ownership.on_moving = self._on_moving
+        self.fences = FenceChecker(self.store, self.failed)
+        self.fences.on_sealing = self.inspector.on_sealing
         self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=captured.note)
         names = [f"b{number}" for number in range(1, random.randint(*shape.brokers) + 1)]
         self.url = "braid://" + ",".join(f"{name}:{PORT}" for name in names)
@@ -155,6 +173,9 @@ class SimulatedCluster:
             name: BrokerMachine(simulation, self.network, self.store, self._config(name), self.shared) for name in names
         }
         self.alone = len(names) == 1
+        delay_s = (0.0, random.choice([0.0, 0.0, 0.03]))
+        for machine in self.machines.values():
+            machine.metadata_delay_s = delay_s
         if self.zombies:  # Then they often stop in the middle of an export.
             for machine in self.machines.values():
                 machine.object_faults = Faults(slow=0.5, slowest_s=3.0)
@@ -164,6 +185,7 @@ class SimulatedCluster:
         self.settling = False
         """The faults are over: consumers take everything and ack it."""
         self.saved: dict[str, Saved] = {}
+        self.sinks = [Sink("sink-0"), Sink("sink-1")]
         self.producers = count(1)
         """Numbers for the producers of all clients."""
         self.patience_s = 90.0 if self.gentle else None
@@ -228,14 +250,15 @@ class SimulatedCluster:
         return self.counts
 
     async def _create_topic(self, client: Client) -> None:
-        policy: dict[str, Any] = {}
+        policy: dict[str, Any] = {**self.retention}
         if self.lossy and (self.random.random() < 0.5 or self.zombies):
-            policy = {"on_owner_loss": "continue", "owner_loss_after_ms": self.random.choice([0, 3_000])}
+            policy |= {"on_owner_loss": "continue", "owner_loss_after_ms": self.random.choice([0, 3_000])}
         await client.admin.create_topic(TOPIC, segments=self.segments, durability=self.durability, **policy)
         for name in self.subscriptions:
             await client.admin.create_subscription(TOPIC, name, start="earliest")
             self.history.subscription(name)
-        await client.admin.create_subscription(TOPIC, RACED, start="earliest")
+        if not self.retention:  # It would keep everything: no consumer moves it.
+            await client.admin.create_subscription(TOPIC, RACED, start="earliest")
 
     async def _inject_faults(self) -> None:
         actions = self.faults.actions(self.favoured)

@@ -56,13 +56,14 @@ class ClusterFaults:
 
     def _gentle(self) -> list[tuple[Action, int, int]]:
         """What no client notices. The numbers say how often: with one broker, and with several."""
-        operator = self._cluster.operator
+        operator, deletes = self._cluster.operator, 5 if self._cluster.retention else 0
         return [
             (self._rest, 8, 4),
             (operator.move, 0, 8),
             (operator.drain, 0, 3),
             (self._restart, 3, 3),
             (operator.use_side_topic, 2, 2),
+            (self._delete_old_records, deletes, deletes),
             (self._let_client_leave, 2, 2),
             (self._jump_clock, 1, 1),
             (self._let_views_lag, 1, 2),
@@ -301,6 +302,12 @@ class ClusterFaults:
             connection.catch_up()
 
         await self._with_machine(lag)
+
+    async def _delete_old_records(self) -> None:
+        """A round of each broker's housekeeper, which has one a minute by itself."""
+        for machine in self._cluster.machines.values():
+            if machine.broker is not None and machine.process is not None and machine.up:
+                machine.process.start(machine.broker.segment_host.housekeeper.go_round(), name="keep house")
 
     async def _misbehave(self) -> None:
         machine = self._random.choice(list(self._cluster.machines.values()))

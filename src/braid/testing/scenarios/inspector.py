@@ -17,6 +17,7 @@ from braid.model.subscription import Cursor
 from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import Segment
+from braid.testing.checkers.topic_history import Record
 from braid.testing.scenarios.clients import TOPIC
 from braid.testing.scenarios.machine import BrokerMachine
 
@@ -28,8 +29,8 @@ LOOK_S: Final = 0.05
 LAST_REQUEST_BYTES: Final = 1 << 20
 """A connection may exceed its limit of bytes in flight by the request that reaches the limit."""
 
-Log = dict[int, list[tuple[bytes, bytes | None]]]
-"""By segment, all values with their keys, from offset 0 on."""
+Log = dict[int, list[Record | None]]
+"""By segment, all records from offset 0 on; None for those that retention has deleted."""
 
 
 class Inspector:
@@ -38,6 +39,8 @@ class Inspector:
         self._known: dict[OwnedSegment, Broker] = {}
         self._confirmed: dict[int, int] = {}
         """By segment, up to where consumers could see it last."""
+        self._highest: dict[int, int] = {}
+        """By segment, up to where consumers could see it at any time."""
         self._servers: dict[int, Broker] = {}
         """By segment, the broker that opened it last."""
         self._epochs: dict[int, int] = {}
@@ -76,11 +79,13 @@ class Inspector:
             return
         if broker.failed.done():
             raise broker.failed.result()
+        self._check_lease(broker)
         for segment in broker.segments.of_topic(PATH):
             if segment not in self._known:
                 self._meet(segment, broker)
             self._check_channels(segment)
             self._check_cursors(segment, broker)
+            self._cluster.history.deleted(segment.name.id, segment.earliest)
         for session in broker.front_door.server._sessions:
             if session._bytes > broker.config.limits.max_bytes_in_flight + LAST_REQUEST_BYTES:
                 raise PromiseBroken("I12", f"a connection of {broker.id} has {session._bytes} bytes in flight")
@@ -102,12 +107,14 @@ class Inspector:
         """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch."""
         confirmed, number = segment.storage.log.confirmed, segment.name.id
         value = self._confirmed[number] = confirmed.value
+        self._highest[number] = max(value, self._highest.get(number, 0))
 
         def risen() -> None:
             nonlocal value
             if confirmed.value <= value:
                 return
             value = self._confirmed[number] = confirmed.value
+            self._highest[number] = max(value, self._highest[number])
             what = f"{segment.name} confirmed {value} on {broker.id} in epoch {segment.epoch}"
             record = self._record(segment.name)
             if self._cluster.store._server.get(paths.broker(broker.id)) is None:
@@ -120,6 +127,24 @@ class Inspector:
 
         confirmed.follow(risen)
 
+    def _check_lease(self, broker: Broker) -> None:
+        """I3: a broker that acts by its lease acts no longer than the store keeps the lease."""
+        registration = broker.cluster.registration
+        if not registration.may_act():
+            return
+        lease = registration.lease
+        expires_at = self._cluster.store._server.expires_at(lease.id)
+        if expires_at is None or lease.deadline > expires_at:
+            raise PromiseBroken("I3", f"{broker.id} may act until {lease.deadline}, its lease ends at {expires_at}")
+
+    def check_seen(self, segment: int, offset: int) -> None:
+        """I7: a record that a consumer got was confirmed before."""
+        confirmed = self._highest.get(segment, 0)
+        if offset >= confirmed:
+            raise PromiseBroken(
+                "I7", f"a consumer saw offset {offset} of segment {segment}, which was confirmed up to {confirmed}"
+            )
+
     def _check_channels(self, segment: OwnedSegment) -> None:
         """I4: at most one consumer of a subscription has a segment."""
         names = [channel.subscription for channel in segment._channels if channel.subscription is not None]
@@ -128,7 +153,10 @@ class Inspector:
             raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
 
     def _check_cursors(self, segment: OwnedSegment, broker: Broker) -> None:
-        """A stored cursor never lies beyond what a crash leaves of the log."""
+        """No cursor lies beyond the end, and no stored one beyond what a crash leaves of the log."""
+        for name, offset in segment.cursors.all().items():
+            if offset > segment.end:
+                raise PromiseBroken("I5", f"{name} stands at {offset} of {segment.name}, which ends at {segment.end}")
         record = self._record(segment.name)
         if record is None or record.owner != broker.id or self._servers[segment.name.id] is not broker:
             return  # Cursors are about the log of another owner.
@@ -167,6 +195,12 @@ class Inspector:
             self._least_ends[number] = frontier.next_offset if frontier is not None else 0
             self._cluster.history.lost({number: self._confirmed.get(number, 0)})
             self._cluster.history.stopped()
+
+    def on_sealing(self, path: str, descriptor: str, record: Ownership) -> None:
+        """A broker keeps its files until the seal is written: before that, they are the log."""
+        paths_there = self._cluster.machines[record.owner].disk.paths()
+        if not any(f"{path}/{descriptor}/" in each and each.endswith(".wal") for each in paths_there):
+            raise PromiseBroken("I2", f"{record.owner} seals {descriptor} of {path}, and its files are gone")
 
     def on_sealed(self, segment: Segment, record: Ownership) -> None:
         """A broker that hands a segment over has stored every ack that had arrived."""
@@ -256,8 +290,8 @@ class Inspector:
         """Straight from storage: offsets without a gap (I1), epochs that never go back (I3)."""
         log: Log = {}
         for number, segment in self.served().items():
-            records, epoch = log.setdefault(number, []), 0
-            reader = segment.storage.reader(0)
+            records, epoch = log.setdefault(number, [None] * segment.earliest), 0
+            reader = segment.storage.reader(segment.earliest)
             while batches := await reader.read_available():
                 for header, data in batches:
                     if header.epoch < epoch:
@@ -275,8 +309,8 @@ class Inspector:
 
     async def read_as_client(self, log: Log) -> Log:
         """What a checkpoint consumer gets from the beginning, as many records as there are."""
-        read: Log = {segment: [] for segment in log}
-        left = sum(map(len, log.values()))
+        read: Log = {segment: [each for each in records if each is None] for segment, records in log.items()}
+        left = sum(each is not None for records in log.values() for each in records)
         async with self._cluster.operator.client.checkpoint_consumer(TOPIC, start="earliest") as consumer:
             while left > 0:
                 batch = await consumer.receive_batch(60.0)

@@ -159,12 +159,28 @@ class Operator:
             lambda: admin.skip(TOPIC, "moved", segment=segment, count=random.randint(1, 50)),
         ]
         way = random.choice(ways)
+        if random.random() < 0.3:
+            way = partial(self._unheard, way)
         self.in_background(self._tolerantly(lambda: self._set("moved", way)))
+
+    async def _unheard(self, way: Callable[[], Awaitable[Any]]) -> Any:
+        """No client hears of it: connections are silent meanwhile, and break before they are heard again."""
+        cluster = self._cluster
+        pairs = [(broker, client) for broker in cluster.machines for client in cluster.clients]
+        for pair in pairs:
+            cluster.network.cut(*pair)
+        try:
+            return await way()
+        finally:
+            for pair in pairs:
+                cluster.network.reset(*pair)
+                cluster.network.heal(*pair)
 
     async def race(self) -> None:
         """Several seeks and skips at the same time. Whatever becomes of their answers, the subscription stands where
         they lead in some order, each of them once at most."""
-        if not self._racing and self._cluster.history.survives_power_loss and not self._cluster.lossy:
+        steady = self._cluster.history.survives_power_loss and not self._cluster.lossy
+        if not self._racing and steady and not self._cluster.retention:
             self._racing = True
             self.in_background(self._tolerantly(self._race))
 
@@ -218,9 +234,9 @@ class Operator:
         try:
             result = await way()
         except InvalidArgument:
-            if not cluster.history.lost_tails:
+            if not cluster.history.lost_tails and not cluster.retention:
                 raise
-            if not unknown:  # What was handed out there is lost, as was accepted: nothing was moved.
+            if not unknown:  # What was handed out there is lost, as was accepted, or expired: nothing was moved.
                 history.unknown.clear()
             return
         finally:

@@ -8,12 +8,13 @@ and compared with what clients were told and saw (`topic_history.py`). When the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.model.errors import OffsetOutOfRange
+from braid.model.errors import OffsetOutOfRange, PositionDiverged
 from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.topic_history import Log
 from braid.testing.scenarios.clients import TOPIC
 from braid.testing.scenarios.operator import SIDE_TOPICS
 
@@ -87,17 +88,19 @@ class Settling:
             raise PromiseBroken("I1", "a client reads another log than storage holds")
         await self._check_checkpoints(log)
         cluster.counts.records = sum(map(len, log.values()))
+        cluster.counts.deleted = sum(each is None for records in log.values() for each in records)
         self._count()
         await self._delete_topic(TOPIC)
         for machine in cluster.machines.values():
             await cluster.faults.close(machine)
 
-    async def _check_checkpoints(self, log: Mapping[int, Sequence[tuple[bytes, bytes | None]]]) -> None:
+    async def _check_checkpoints(self, log: Log) -> None:
         """A program that goes on at its checkpoint has read what the log holds before it. Otherwise, and only then, it
-        is told."""
+        is told. So is a program whose next record retention has deleted."""
+        earliest = self._cluster.history.earliest
         for name, saved in self._cluster.saved.items():
             on_the_log = all(
-                offset < len(log[segment]) and log[segment][offset][0] == value
+                offset < earliest.get(segment, 0) or _value_at(log, segment, offset) == value
                 for segment, read in saved.results.items()
                 for offset, value in read.items()
             )
@@ -107,6 +110,8 @@ class Settling:
                         pass
                 refusal = None
             except OffsetOutOfRange as error:
+                if any(earliest.values()) and not isinstance(error, PositionDiverged):
+                    continue
                 refusal = error
             if on_the_log == (refusal is not None):
                 raise PromiseBroken("I1", f"{name} goes on at {saved.checkpoint!r}, read {saved.results}: {refusal!r}")
@@ -200,3 +205,8 @@ class Settling:
             stuck = [str(task.get_stack(limit=1)) for task in pending]
             stuck += [each for client in self._cluster.clients.values() for each in client.process.tasks]
             raise PromiseBroken("progress", f"{what} did not come to an end within {SETTLE_S:g} s: {'; '.join(stuck)}")
+
+
+def _value_at(log: Log, segment: int, offset: int) -> bytes | None:
+    record = log[segment][offset] if offset < len(log[segment]) else None
+    return record[0] if record is not None else None

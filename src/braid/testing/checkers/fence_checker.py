@@ -1,0 +1,80 @@
+"""The checker of fences: every transaction that the metadata store applies has *carried* the comparisons that it needs.
+
+A write without its comparison does harm only when another writer is faster, and that is rare. So this checker does not
+wait for the harm. It looks at the conditions of each transaction, and knows which keys a write must compare (I3):
+
+    an ownership record             the record itself
+      that names another owner      the leadership
+      that accepts a loss           instead, that each broker is gone that is given up; any other one cannot open it
+      that carries out a loss       that each of these brokers is still gone, unless it cannot open the segment
+      with the move of a drain      the leadership
+    a frontier                      the frontier itself
+    a chunk, a sealed state         the frontier
+    a cursor                        the cursor itself, and the segment's ownership record
+    a consumer's session            the session itself, and the topic's controller
+    a leader, a controller          the key itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from braid.metadata import paths
+from braid.metadata.memory import MemoryStore
+from braid.metadata.store import Condition, Operation, Put
+from braid.model.ownership import Ownership, OwnershipState
+from braid.testing.checkers.history import PromiseBroken
+
+DRAIN: Final = "drain"
+"""The id of a move that only a leader writes."""
+
+
+class FenceChecker:
+    def __init__(self, store: MemoryStore, failed: Callable[[BaseException], None]) -> None:
+        self.on_sealing: Callable[[str, str, Ownership], None] = lambda _path, _descriptor, _record: None
+        """Called before a record becomes SEALED, with the segment's topic and descriptor."""
+        self._server = store._server
+        self._failed = failed
+        store.observe(self._check)
+
+    def _check(self, conditions: Sequence[Condition], operations: Sequence[Operation]) -> None:
+        """Report what is wrong, and raise nothing: the writer must not get the error of its checker."""
+        compared = {condition.key for condition in conditions}
+        try:
+            for operation in operations:
+                if isinstance(operation, Put):
+                    for key in self._fences(operation):
+                        if key not in compared:
+                            raise PromiseBroken("I3", f"{operation.key} was written without a comparison of {key}")
+        except Exception as error:
+            self._failed(error)
+
+    def _fences(self, put: Put) -> list[str]:
+        match put.key.split("/"):
+            case ["", "cluster", "leader"] | ["", "topics", _, _, _, "controller"]:
+                return [put.key]
+            case ["", "segments", *topic, descriptor, "ownership"]:
+                return [put.key, *self._fences_of_record("/".join(topic), descriptor, put)]
+            case ["", "segments", *topic, descriptor, "cursors", _]:
+                return [put.key, paths.ownership("/".join(topic), descriptor)]
+            case ["", "storage", *topic, descriptor, "chunks", _] | ["", "storage", *topic, descriptor, "state"]:
+                return [paths.current_chunk("/".join(topic), descriptor)]
+            case ["", "topics", *topic, "subscriptions", _, "consumers", _]:
+                return [put.key, paths.controller("/".join(topic))]
+        return []
+
+    def _fences_of_record(self, path: str, descriptor: str, put: Put) -> list[str]:
+        entry = self._server.get(put.key)
+        old = Ownership.from_json(entry.value) if entry is not None else None
+        new = Ownership.from_json(put.value)
+        if new.state is OwnershipState.SEALED:
+            self.on_sealing(path, descriptor, new)
+        if old is not None and new.accept_loss and not old.accept_loss:
+            return [paths.broker(broker) for broker in old.keepers if old.failure_of(broker) is None]
+        if old is not None and old.accept_loss and new.state is OwnershipState.SERVING:
+            unable = {new.owner, *(failure.broker for failure in old.failures)}
+            return [paths.broker(broker) for broker in old.given_up if broker not in unable]
+        given = old is None or new.owner != old.owner
+        drained = old is not None and new.move is not None and new.move != old.move and new.move.id == DRAIN
+        return [paths.CLUSTER_LEADER] if given or drained else []

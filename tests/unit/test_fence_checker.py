@@ -1,0 +1,70 @@
+"""Which comparisons each write to the metadata needs, by the checker of the simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.metadata import paths
+from braid.metadata.memory import MemoryStore
+from braid.metadata.store import Compare, Put
+from braid.model.ids import Offset, Revision
+from braid.model.ownership import Move, Ownership
+from braid.ports.clock import SystemClock
+from braid.testing.checkers.fence_checker import FenceChecker
+
+TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"
+RECORD = paths.ownership(TOPIC, DESCRIPTOR)
+FRONTIER = paths.current_chunk(TOPIC, DESCRIPTOR)
+CURSOR = paths.cursor(TOPIC, DESCRIPTOR, "billing")
+CONSUMER = paths.consumer(TOPIC, "billing", "worker")
+CONTROLLER = paths.controller(TOPIC)
+LEADER = paths.CLUSTER_LEADER
+SERVING = Ownership.first("a").serving()
+UNABLE = SERVING.taken_again().unopened("its files are gone", lasting=True)
+GIVEN_UP = SERVING.assigned("b", accept_loss=True, given_up=["a"])
+
+
+def put(key: str, record: Ownership | None = None) -> Put:
+    return Put(key, record.to_json() if record is not None else b"{}")
+
+
+@pytest.mark.parametrize(
+    ("before", "write", "needed"),
+    [
+        (None, put(LEADER), {LEADER}),
+        (None, put(CONTROLLER), {CONTROLLER}),
+        (None, put(FRONTIER), {FRONTIER}),
+        (None, put(paths.chunk(TOPIC, DESCRIPTOR, Offset(0))), {FRONTIER}),
+        (None, put(paths.sealed_state(TOPIC, DESCRIPTOR)), {FRONTIER}),
+        (None, put(CURSOR), {CURSOR, RECORD}),
+        (None, put(CONSUMER), {CONSUMER, CONTROLLER}),
+        (None, put(RECORD, Ownership.first("a")), {RECORD, LEADER}),
+        (Ownership.first("a"), put(RECORD, SERVING), {RECORD}),
+        (Ownership.first("a"), put(RECORD, Ownership.first("a").assigned("b")), {RECORD, LEADER}),
+        (SERVING, put(RECORD, SERVING.taken_again()), {RECORD}),
+        (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="asked"))), {RECORD}),
+        (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="drain"))), {RECORD, LEADER}),
+        (SERVING, put(RECORD, SERVING.assigned("b", accept_loss=True)), {RECORD, paths.broker("a")}),
+        (UNABLE, put(RECORD, UNABLE.assigned("b", accept_loss=True)), {RECORD}),
+        (GIVEN_UP, put(RECORD, GIVEN_UP.serving()), {RECORD, paths.broker("a")}),
+        (None, put(paths.subscription(TOPIC, "billing")), set[str]()),
+    ],
+)
+def test_a_write_is_reported_unless_it_carries_each_of_its_comparisons(
+    before: Ownership | None, write: Put, needed: set[str]
+) -> None:
+    assert not reported(before, write, needed)
+    for left_out in needed:
+        (failure,) = reported(before, write, needed - {left_out})
+        assert f"without a comparison of {left_out}" in str(failure)
+
+
+def reported(before: Ownership | None, write: Put, compared: set[str]) -> list[BaseException]:
+    store = MemoryStore(SystemClock())
+    server = store._server
+    revision = server.txn([], [put(RECORD, before)]).revision if before is not None else Revision(0)
+    failures: list[BaseException] = []
+    FenceChecker(store, failures.append)
+    conditions = [Compare(key, revision if key == RECORD else Revision(0)) for key in sorted(compared)]
+    assert server.txn(conditions, [write]).succeeded
+    return failures
