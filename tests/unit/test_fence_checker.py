@@ -20,6 +20,7 @@ CONSUMER = paths.consumer(TOPIC, "billing", "worker")
 CONTROLLER = paths.controller(TOPIC)
 LEADER = paths.CLUSTER_LEADER
 SERVING = Ownership.first("a").serving()
+UNOPENED = Ownership.first("a").unopened("its disk is full", lasting=False)
 UNABLE = SERVING.taken_again().unopened("its files are gone", lasting=True)
 GIVEN_UP = SERVING.assigned("b", accept_loss=True, given_up=["a"])
 
@@ -41,6 +42,7 @@ def put(key: str, record: Ownership | None = None) -> Put:
         (None, put(RECORD, Ownership.first("a")), {RECORD, LEADER}),
         (Ownership.first("a"), put(RECORD, SERVING), {RECORD}),
         (Ownership.first("a"), put(RECORD, Ownership.first("a").assigned("b")), {RECORD, LEADER}),
+        (UNOPENED, put(RECORD, UNOPENED.assigned("b")), {RECORD}),
         (SERVING, put(RECORD, SERVING.taken_again()), {RECORD}),
         (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="asked"))), {RECORD}),
         (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="drain"))), {RECORD, LEADER}),

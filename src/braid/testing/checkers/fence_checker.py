@@ -4,7 +4,7 @@ A write without its comparison does harm only when another writer is faster, and
 wait for the harm. It looks at the conditions of each transaction, and knows which keys a write must compare (I3):
 
     an ownership record             the record itself
-      that names another owner      the leadership
+      that names another owner      the leadership; a call may also move a segment that its owner cannot open
       that accepts a loss           instead, that each broker is gone that is given up; any other one cannot open it
       that carries out a loss       that each of these brokers is still gone, unless it cannot open the segment
       with the move of a drain      the leadership
@@ -75,6 +75,6 @@ class FenceChecker:
         if old is not None and old.accept_loss and new.state is OwnershipState.SERVING:
             unable = {new.owner, *(failure.broker for failure in old.failures)}
             return [paths.broker(broker) for broker in old.given_up if broker not in unable]
-        given = old is None or new.owner != old.owner
+        given = old is None or (new.owner != old.owner and old.failure_of(old.owner) is None)
         drained = old is not None and new.move is not None and new.move != old.move and new.move.id == DRAIN
         return [paths.CLUSTER_LEADER] if given or drained else []
