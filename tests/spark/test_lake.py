@@ -209,13 +209,13 @@ def test_what_retention_took_before_it_landed_is_an_error_or_is_skipped_by_name(
     topic = HandMadeTopic(tmp_path / "history")
     topic.add_chunk(0, records(0, 10))
     where = tmp_path / "orders"
-    lake(spark, topic.options, tmp_path / "failed", "parquet")
+    lake(spark, topic.options, where, "parquet")
     topic.add_chunk(0, records(10, 10))
     topic.add_chunk(0, records(20, 10))
     topic.forget(0, 0)
     topic.forget(0, 0)
     with pytest.raises(DataLoss, match=r"offsets 10 to 19 of segment 0 .*--skip-lost"):
-        lake(spark, topic.options, tmp_path / "failed", "parquet")
+        lake(spark, topic.options, where, "parquet")
     report = lake(spark, topic.options, where, "parquet", skip_lost=True)
     assert (report.ok, report.records) == (False, 10)
     assert "offsets 10 to 19" in report.losses[0]
