@@ -121,7 +121,7 @@ def test_the_transcript_in_the_readme_is_what_its_commands_print(tmp_path: Path)
         if command.startswith("kill -9"):
             script.append(f"wait {command.split()[-1]} 2>/dev/null || true")  # Bash would tell of the kill.
         if command.startswith("braid serve"):  # A person needs longer for the next line than a broker to start.
-            script.append("until grep -q 'is ready' broker.log; do sleep 0.05; kill -0 $! || exit 1; done")
+            script.append("until grep -qs 'is ready' broker.log; do sleep 0.05; kill -0 $! || exit 1; done")
     assert any(command.startswith("kill -9") for command in commands)
     path = tmp_path / "transcript.sh"
     path.write_text("\n".join(["set -e", *script]))
