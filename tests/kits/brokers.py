@@ -149,3 +149,14 @@ def with_brokers(
 
 def values(messages: list[Message]) -> list[bytes]:
     return [message.value for message in messages]
+
+
+async def read_all(client: Client, count: int) -> list[bytes]:
+    """Read this many records of `orders` from the beginning, without a subscription."""
+    found: list[bytes] = []
+    async with client.checkpoint_consumer("orders", start="earliest") as reader:
+        while len(found) < count:
+            batch = await reader.receive_batch(timeout=60)
+            assert batch is not None
+            found += [message.value for message in batch.messages()]
+    return found

@@ -16,7 +16,7 @@ from braid.model.errors import DiskError, TopicNotFound
 from braid.storage.objects.store import ObjectStat
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
 
 
@@ -24,16 +24,6 @@ async def send(client: Client, first: int, count: int) -> None:
     async with client.producer("orders") as producer:
         for number in range(first, first + count):
             assert (await producer.send(b"%d" % number)).offset == number
-
-
-async def read_all(client: Client, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    async with client.checkpoint_consumer("orders", start="earliest") as reader:
-        while len(found) < count:
-            batch = await reader.receive_batch(timeout=60)
-            assert batch is not None
-            found += [message.value for message in batch.messages()]
-    return found
 
 
 class SlowFirstListing(MemoryObjects):

@@ -13,7 +13,7 @@ from braid.model.errors import DiskFull, Fenced, MoveRefused
 from braid.model.message import MessageId
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers, running_brokers
+from tests.kits.brokers import Brokers, read_all, running_brokers
 from tests.kits.waiting import until
 
 KEYS = [b"key-%d" % number for number in range(8)]
@@ -103,16 +103,6 @@ async def send_more(brokers: Brokers, producer: Producer, value: bytes = SIXTH) 
     sending = asyncio.ensure_future(producer.send(value))
     await until(lambda: any(each.storage.log.is_full for each in brokers.running["a"].segments.all()))
     return sending
-
-
-async def read_all(client: Client, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    async with client.checkpoint_consumer("orders", start="earliest") as reader:
-        while len(found) < count:
-            batch = await reader.receive_batch(timeout=60)
-            assert batch is not None
-            found += [message.value for message in batch.messages()]
-    return found
 
 
 FIVE = [b"%d" % number for number in range(5)]

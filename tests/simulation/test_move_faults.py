@@ -24,7 +24,7 @@ from braid.storage.history.manifest import segment_folder
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
 
 
@@ -58,16 +58,6 @@ async def topic_at(brokers: Brokers, client: Client, owner: str) -> None:
 async def send(producer: Producer, *numbers: int) -> None:
     for number in numbers:
         assert (await producer.send(b"%d" % number)).offset == number
-
-
-async def read_all(client: Client, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    async with client.checkpoint_consumer("orders", start="earliest") as reader:
-        while len(found) < count:
-            batch = await reader.receive_batch(timeout=60)
-            assert batch is not None
-            found += [message.value for message in batch.messages()]
-    return found
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])

@@ -17,7 +17,7 @@ from braid.model.ownership import Ownership, OwnershipState
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
 
 
@@ -47,16 +47,6 @@ async def lose_disk(brokers: Brokers, name: str) -> None:
     brokers.kill(name)
     brokers.disks[name] = SimulatedDisk(brokers.simulation.random)
     await brokers.start(name)
-
-
-async def read_all(client: Client, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    async with client.checkpoint_consumer("orders", start="earliest") as reader:
-        while len(found) < count:
-            batch = await reader.receive_batch(timeout=60)
-            assert batch is not None
-            found += [message.value for message in batch.messages()]
-    return found
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
