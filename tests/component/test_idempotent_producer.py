@@ -18,6 +18,7 @@ from braid.client.producing import segment_writer as writer
 from braid.client.producing.idempotent import RepeatableProducer
 from braid.model.batch.columns import decode_messages
 from braid.model.batch.header import BatchHeader, parse_header
+from braid.model.batch.identity import DERIVED, derived_id
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -28,7 +29,6 @@ from braid.model.errors import (
     TimedOut,
 )
 from braid.model.hashing import key_hash
-from braid.model.identity import DERIVED, derived_id
 from braid.storage.log.producers import ProducerTable
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
 from braid.testing.sim.loop import Simulation

@@ -44,7 +44,8 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
         "list_topics", {"tenant": "a", "namespace": "b"}, {}, None, {"tenant": "a", "namespace": "b"},
     ),
     "another name and a number": (
-        "split_segment", {**ORDERS, "segmentId": "7"}, {"at": "8000"}, None, {**TOPIC, "segment": 7, "at": "8000"},
+        "split_segment", {**ORDERS, "segmentId": "7"}, {"at": "8000"}, None,
+        {**TOPIC, "segment": 7, "at": "8000", "into": 2},
     ),
     "two names for the elements of a list": (
         "merge_segments", {**ORDERS, "segmentId1": "4", "segmentId2": "3"}, {}, None, {**TOPIC, "segments": [4, 3]},

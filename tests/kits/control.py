@@ -105,6 +105,12 @@ class PlainSegment:
         self.replaced.append((list(old), new))
         return len(self.replaced)
 
+    def producer_rows(self) -> bytes:
+        return b""
+
+    def check_can_end(self) -> None:
+        pass
+
 
 async def plain_segment(
     store: MemoryStore,

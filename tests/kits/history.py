@@ -11,7 +11,7 @@ import msgspec
 
 from braid.metadata.memory import MemoryStore
 from braid.model.batch.header import BatchHeader, assemble, body_of, parse_header
-from braid.model.identity import ProducerIdentity, derived_id
+from braid.model.batch.identity import ProducerIdentity, derived_id
 from braid.model.ids import Epoch, LayoutEpoch, Offset, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.model.names import SegmentName, TopicName

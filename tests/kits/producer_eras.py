@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from braid.model.identity import derived_id
+from braid.model.batch.identity import derived_id
 
 WRITER = derived_id("query", 7, 3)
 

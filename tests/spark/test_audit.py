@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import braid.sync
 from braid.model.batch.header import HEADER_BYTES, BatchHeader
-from braid.model.identity import derived_id
+from braid.model.batch.identity import derived_id
 from braid.model.layout import Layout
 from braid.spark.jobs.audit.job import AuditReport, audit_topic
 from braid.spark.jobs.audit.queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings, sequences

@@ -37,9 +37,10 @@ ROOMS = {
         "peers": set[str](),
         "segments": {"peers"},
         "groups": {"segments"},
-        "admin": {"peers", "segments", "groups"},
+        "layouts": {"segments", "groups"},
+        "admin": {"peers", "segments", "groups", "layouts"},
         "connections": {"peers", "segments", "groups", "admin"},
-        "parts": {"peers", "segments", "groups", "admin", "connections"},
+        "parts": {"peers", "segments", "groups", "layouts", "admin", "connections"},
     },
     "client": {"consuming": set[str](), "producing": {"consuming"}, "blocking": {"consuming", "producing"}},
     "spark": {

@@ -79,8 +79,8 @@ def test_a_failed_log_is_opened_again_only_under_a_record_that_still_names_it(
     known: Ownership | None, served: Epoch, action: OwnerAction
 ) -> None:
     expected = OwnerAction.LET_GO if action is OwnerAction.LET_GO else OwnerAction.REOPEN
-    for in_layout in (True, False):
-        assert owner_step.decide(known, "a", served, failed=True, in_layout=in_layout) is expected
+    for of_topic in (True, False):
+        assert owner_step.decide(known, "a", served, failed=True, known=of_topic) is expected
 
 
 @served_cases
@@ -96,7 +96,7 @@ def test_a_segment_outside_the_layout_is_neither_opened_nor_handed_over_but_let_
     known: Ownership | None, served: Epoch | None, action: OwnerAction
 ) -> None:
     expected = OwnerAction.NOTHING if action in (OwnerAction.OPEN, OwnerAction.HAND_OVER) else action
-    assert owner_step.decide(known, "a", served, in_layout=False) is expected
+    assert owner_step.decide(known, "a", served, known=False) is expected
 
 
 @pytest.mark.parametrize("to", [None, "b"])

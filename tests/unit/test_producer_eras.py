@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from braid.model.batch.identity import DERIVED, ERA_RECORDS, MAX_ERA, ProducerIdentity, derived_id
 from braid.model.errors import InvalidArgument, OutOfSequence
-from braid.model.identity import DERIVED, ERA_RECORDS, MAX_ERA, ProducerIdentity, derived_id
 from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import Duplicate, ProducerTable

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from braid.model.batch.identity import ERA_RECORDS, derived_id
 from braid.model.errors import ChunkCorrupt, OutOfSequence
-from braid.model.identity import ERA_RECORDS, derived_id
 from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable, inherited

@@ -24,6 +24,8 @@ from braid.model.errors import (
     TimedOut,
     TopicExists,
     TopicNotFound,
+    TransitionRefused,
+    TransitionRunning,
     Unauthenticated,
 )
 
@@ -41,8 +43,10 @@ _STATUSES: Final[tuple[tuple[type[BraidError], int], ...]] = (
     (SubscriptionBusy, 409),
     (SubscriptionKindConflict, 409),
     (MoveRefused, 409),
+    (TransitionRunning, 409),
     (ConditionFailed, 412),
     (BrokerNotActive, 412),
+    (TransitionRefused, 412),
     (NotAvailable, 501),
     (TimedOut, 503),
 )

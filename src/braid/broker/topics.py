@@ -11,19 +11,21 @@ the request that created it, and a deletion names the id of the topic that it me
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from braid.metadata import paths
-from braid.metadata.store import Compare, Delete, Operation, Put
+from braid.metadata.store import Compare, Condition, Delete, Operation, Put
 from braid.metadata.view import Table, View
-from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists, TopicNotFound
+from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists, TopicNotFound, TransitionRunning
 from braid.model.ids import NO_REQUEST, RequestId, Revision, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
+from braid.model.stored_record import decode
 from braid.model.topic import PolicyChanges, Topic, TopicPolicies
+from braid.model.transition import CommittedTransition, LayoutPlan, Transition
 from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5
@@ -37,6 +39,15 @@ class Topics:
         self._table: Table[str, Topic] = view.add(
             Table(paths.TOPICS_PREFIX, paths.topic_of_layout, Topic.from_json, paths.layout)
         )
+        self.committed: Final[Table[str, CommittedTransition]] = view.add(
+            Table(
+                paths.TOPICS_PREFIX,
+                paths.topic_of_transition,
+                lambda data: decode(CommittedTransition, data),
+                paths.transition,
+            )
+        )
+        """By a topic's path: the last change of its layout, until clients and subscriptions have left the parents."""
         self._clock = clock
         self._random = random
 
@@ -148,6 +159,78 @@ class Topics:
                 await self.view.caught_up(revision)
                 return changed
         raise _unknown(f"whether topic {name} was changed")
+
+    async def begin_transition(
+        self, name: TopicName, plan: Callable[[Layout], LayoutPlan], request_id: RequestId = NO_REQUEST
+    ) -> Transition | CommittedTransition:
+        """Write the intent to change a topic's layout as `plan` says. `TransitionRunning` while another one is under
+        way. If an earlier try of this request began it, that one is returned, committed or not."""
+        transition_id = random_id(self._random)
+        for _ in range(MAX_TRIES):
+            topic, revision = await self._existing(name, "changed")
+            if (running := topic.transition) is not None:
+                if running.id != transition_id and not running.created_by == request_id != NO_REQUEST:
+                    raise TransitionRunning(
+                        f"the layout of topic {name} is being changed: segments "
+                        f"{', '.join(map(str, running.parents))} are being replaced; wait for that, or abort it"
+                    )
+                return running
+            mark = self.committed.get(name.path)
+            if mark is not None and (mark.id == transition_id or mark.created_by == request_id != NO_REQUEST):
+                return mark
+            begun = topic.beginning(
+                plan(topic.layout),
+                transition_id=transition_id,
+                created_at=self._clock.now_us(),
+                created_by=request_id,
+            )
+            if await self._replace(name, revision, begun) and begun.transition is not None:
+                return begun.transition
+        raise _unknown(f"whether the layout of topic {name} is being changed")
+
+    async def advance(
+        self,
+        name: TopicName,
+        transition_id: int,
+        change: Callable[[Topic], Topic],
+        conditions: Sequence[Condition] = (),
+        operations: Sequence[Operation] = (),
+    ) -> bool:
+        """Go on with a transition: replace the topic's record. Return False if the topic has changed meanwhile, or
+        another condition does not hold: look again."""
+        topic, revision = await self._existing(name, "changed")
+        if topic.transition is None or topic.transition.id != transition_id:
+            return False
+        return await self._replace(name, revision, change(topic), conditions, operations)
+
+    async def _existing(self, name: TopicName, to_be: str) -> tuple[Topic, Revision]:
+        """Read the topic from the store. When this returns, the view has caught up."""
+        entry = await self._store.get(paths.layout(name.path))
+        topic = Topic.from_json(entry.value) if entry is not None else None
+        if entry is None or topic is None or topic.deleting:
+            raise TopicNotFound(f"topic {name} cannot be {to_be}: it does not exist, or not any more")
+        await self.view.caught_up(entry.revision)
+        return topic, entry.revision
+
+    async def _replace(
+        self,
+        name: TopicName,
+        revision: Revision,
+        topic: Topic,
+        conditions: Sequence[Condition] = (),
+        operations: Sequence[Operation] = (),
+    ) -> bool:
+        """Return True when the view shows the new record. False if nothing was written, or if that is not known."""
+        key = paths.layout(name.path)
+        try:
+            result = await self._store.txn(
+                [Compare(key, revision), *conditions], [Put(key, topic.to_json()), *operations]
+            )
+        except MetadataUncertain:
+            return False
+        if result.succeeded:
+            await self.view.caught_up(result.revision)
+        return result.succeeded
 
     async def mark_deleting(self, name: TopicName, topic_id: int | None = None) -> Topic:
         """Mark a topic as being deleted: for clients it no longer exists. Marking it again is fine. `TopicNotFound`,

@@ -30,6 +30,7 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TimedOut,
     TopicNotFound,
+    TransitionRefused,
 )
 from braid.model.ids import random_id
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
@@ -176,17 +177,42 @@ class Admin:
         arguments = {"topic": topic, "topicId": found["topicId"], "force": force}
         await self._call("delete_topic", arguments, in_doubt={TopicNotFound: _nothing})
 
-    async def split(self, topic: str, segment: int, *, at: str | None = None) -> Json:
-        """Split a segment in two, at the middle of its range or at a hash of four hex digits."""
-        return await self._change("split_segment", {"topic": topic, "segment": segment, "at": at})
+    async def split(
+        self, topic: str, segment: int, *, at: str | None = None, into: int = 2, timeout: float = MOVE_TIMEOUT_S
+    ) -> Json:
+        """Split a segment while clients go on: in two at the middle of its range, in two at a hash (hex digits: the
+        first one of the upper half), or into more parts of equal size. Returns the parents and the children when the
+        children take writes. Raises `TransitionRunning`, `TransitionRefused`, and `TimedOut` after `timeout` seconds:
+        the change is then still under way."""
+        arguments: Json = {"segment": segment, "at": at}
+        if into != 2:
+            arguments["into"] = into
+        return await self._change_layout("split_segment", topic, arguments, timeout)
 
-    async def merge(self, topic: str, first: int, second: int) -> Json:
-        """Merge two adjacent segments into one."""
-        return await self._change("merge_segments", {"topic": topic, "segments": [first, second]})
+    async def merge(self, topic: str, first: int, second: int, *, timeout: float = MOVE_TIMEOUT_S) -> Json:
+        """Merge two neighbouring segments into one, as `split` splits."""
+        return await self._change_layout("merge_segments", topic, {"segments": [first, second]}, timeout)
 
-    async def repartition(self, topic: str, segments: int) -> Json:
-        """Give the topic this many equal segments."""
-        return await self._change("repartition_topic", {"topic": topic, "segments": segments})
+    async def repartition(self, topic: str, segments: int, *, timeout: float = MOVE_TIMEOUT_S) -> Json:
+        """Give the topic this many segments of equal size, as `split` splits. A segment that has such a range already
+        stays."""
+        return await self._change_layout("repartition_topic", topic, {"segments": segments}, timeout)
+
+    async def abort_transition(self, topic: str) -> None:
+        """Take back a change of the layout. Raises `TransitionRefused` if its parents are being sealed already, or if
+        there is none."""
+        await self._call("abort_transition", {"topic": topic}, in_doubt={TransitionRefused: _nothing})
+
+    async def layout(self, topic: str) -> Json:
+        """Return the topic's segments of all generations, their owners, and the change that is under way."""
+        result: Json = await self._call("get_layout", {"topic": topic})
+        return result
+
+    async def _change_layout(self, call: str, topic: str, arguments: Json, timeout: float) -> Json:
+        arguments |= {"topic": topic, "timeout": timeout, "requestId": self._new_id()}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        result: Json = await self._call(call, given, timeout_s=timeout, in_doubt={TransitionRefused: _not_known_layout})
+        return result
 
     async def move(
         self, topic: str, *, segment: int | None = None, to: str | None = None, timeout: float = MOVE_TIMEOUT_S
@@ -419,6 +445,10 @@ class Admin:
 
 def _nothing(_: BraidError) -> None:
     """Accept that the subject of a delete is already gone."""
+
+
+def _not_known_layout(error: BraidError) -> None:
+    raise TimedOut(f"it is not known whether the layout was changed before this: {error}") from error
 
 
 def _not_known(error: BraidError) -> None:

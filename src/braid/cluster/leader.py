@@ -84,6 +84,8 @@ class Leader:
         """How many decisions were written since this broker started."""
         self.on_deleting: list[Callable[[str], None]] = []
         """Called, while this broker leads, with the path of each topic whose deletion has not ended: at each look."""
+        self.on_transition: list[Callable[[str], None]] = []
+        """Called, while this broker leads, with the path of each topic whose layout is being changed: at each look."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Called when leading has failed by a bug of ours."""
         self._view = view
@@ -117,6 +119,11 @@ class Leader:
     def leader(self) -> str | None:
         """Return the id of the leader, as far as this broker knows."""
         return self._leaders.get(paths.CLUSTER_LEADER)
+
+    @property
+    def fence(self) -> Condition | None:
+        """A condition that holds while this broker leads; None if it does not, as far as it can know."""
+        return self._leadership.fence if self._leadership is not None and self.leading else None
 
     def snapshot(self) -> Snapshot:
         return taken(self._topics, self._owners, self._members, self._downtime)
@@ -217,9 +224,8 @@ class Leader:
             decisions = self._balance(snapshot)
         self._thought_s = self._clock.monotonic() - began
         for path, topic in sorted(snapshot.topics.items()):
-            if topic.deleting:
-                for callback in self.on_deleting:
-                    callback(path)
+            for callback in self.on_deleting if topic.deleting else self.on_transition if topic.transition else ():
+                callback(path)
         for start in range(0, len(decisions), WRITES_AT_ONCE):
             some = decisions[start : start + WRITES_AT_ONCE]
             outcomes = await asyncio.gather(

@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Yield the segments of all topics that are not being deleted, in order; none whose record is unreadable."""
         for path, topic in sorted(self.topics.items()):
             if not topic.deleting:
-                for info in topic.layout.segments.values():
+                for info in topic.segments.values():
                     key = (path, f"{info.hash_range}-{info.segment_id}")
                     if key not in self.unreadable:
                         yield Placed(path, topic, info, self.records.get(key))

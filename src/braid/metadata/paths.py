@@ -8,7 +8,7 @@
     /cluster/id                                        random; a storage prefix is marked with it
     /topics/{topic}                                    layout
     /topics/{topic}/controller                         controller leader, under a lease
-    /topics/{topic}/transition                         the transition in flight
+    /topics/{topic}/transition                         the last transition, from its commit until it is finalized
     /topics/{topic}/subscriptions/{s}                  a subscription
     /topics/{topic}/subscriptions/{s}/consumers/{c}    a consumer's session
     /segments/{topic}/{descriptor}/ownership           which broker owns the segment
@@ -136,6 +136,15 @@ def topic_of_controller(key: str) -> str | None:
 
 def transition(topic: str) -> str:
     return f"{layout(topic)}/transition"
+
+
+def topic_of_transition(key: str) -> str | None:
+    """Return the topic path whose committed transition this key marks; None for any other key below
+    `TOPICS_PREFIX`."""
+    match key.split("/"):
+        case ["", "topics", tenant, namespace, name, "transition"]:
+            return f"{tenant}/{namespace}/{name}"
+    return None
 
 
 def subscriptions_prefix(topic: str) -> str:

@@ -56,6 +56,8 @@
     │   ├── NotServing                  this broker does not serve the segment now; look up its owner again
     │   ├── Moved                       another broker serves it now, or soon
     │   ├── MoveRefused                 the move cannot be: it is moving already, or the target cannot take it
+    │   ├── TransitionRefused           the layout cannot be changed so: not active, no neighbours, too narrow
+    │   ├── TransitionRunning           another change of the layout is under way
     │   ├── StaleRoute                  the publish was routed by a layout that is not the topic's
     │   ├── Overloaded                  a limit of the broker is reached
     │   ├── ShuttingDown
@@ -355,6 +357,14 @@ class Moved(ServiceError, code="moved", retriable=True):
 
 
 class MoveRefused(ServiceError, code="move-refused"):
+    pass
+
+
+class TransitionRefused(ServiceError, code="transition-refused"):
+    pass
+
+
+class TransitionRunning(ServiceError, code="transition-running"):
     pass
 
 

@@ -15,7 +15,7 @@ The JSON is PIP-468's:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +30,8 @@ from braid.model.stored_record import StoredRecord, encode
 LAST_HASH: Final = 0xFFFF
 MAX_INITIAL_SEGMENTS: Final = 1_024
 """At some 160 bytes of JSON each, the layout stays far below the limit of a metadata value."""
+MAX_SEGMENTS: Final = MAX_INITIAL_SEGMENTS
+"""That take writes."""
 
 
 Hash = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": LAST_HASH})]
@@ -59,8 +61,23 @@ class HashRange(msgspec.Struct, frozen=True, order=True):
         start, end = max(self.start, other.start), min(self.end, other.end)
         return HashRange(start, end) if start <= end else None
 
+    def parts(self, count: int) -> list[HashRange]:
+        """Cut the range into parts of equal size, give or take one hash; the larger ones first."""
+        if not 1 <= count <= len(self):
+            raise InvalidLayout(f"the range {self} has {len(self)} hashes: it cannot be cut into {count} parts")
+        size, larger = divmod(len(self), count)
+        starts = [self.start + index * size + min(index, larger) for index in range(count + 1)]
+        return [HashRange(start, end - 1) for start, end in pairwise(starts)]
+
 
 FULL_RANGE: Final = HashRange(0, LAST_HASH)
+
+
+def equal_ranges(count: int) -> list[HashRange]:
+    """Return the ranges into which a topic of so many segments cuts the ring."""
+    ring = LAST_HASH + 1
+    starts = [index * ring // count for index in range(count + 1)]
+    return [HashRange(start, end - 1) for start, end in pairwise(starts)]
 
 
 def tiles(ranges: Sequence[HashRange], whole: HashRange) -> bool:
@@ -107,11 +124,9 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
         """Lay out a new topic: `segments` ranges of equal size, give or take one hash."""
         if not 1 <= segments <= MAX_INITIAL_SEGMENTS:
             raise InvalidLayout(f"{segments} segments were asked for; a topic begins with 1 to {MAX_INITIAL_SEGMENTS}")
-        ring = LAST_HASH + 1
-        starts = [index * ring // segments for index in range(segments + 1)]
         infos = {
-            SegmentId(index): SegmentInfo(SegmentId(index), HashRange(start, end - 1))
-            for index, (start, end) in enumerate(pairwise(starts))
+            SegmentId(index): SegmentInfo(SegmentId(index), hashes)
+            for index, hashes in enumerate(equal_ranges(segments))
         }
         return cls(LayoutEpoch(0), SegmentId(segments), infos)
 
@@ -159,6 +174,58 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
                 found.add(parent)
                 to_visit += self.segments[parent].parent_ids
         return tuple(sorted(found))
+
+    def lineage(self, segment_id: int) -> tuple[SegmentId, ...]:
+        """The segment, its ancestors and its descendants: every segment that a key of its range may have been in, or
+        is. Lowest id first."""
+        found = {SegmentId(segment_id), *self.ancestors(segment_id)}
+        to_visit = [SegmentId(segment_id)]
+        while to_visit:
+            children = [child for child in self.segment(to_visit.pop()).child_ids if child not in found]
+            found.update(children)
+            to_visit += children
+        return tuple(sorted(found))
+
+    def with_ids_taken(self, count: int) -> Layout:
+        """Reserve so many segment ids, from `next_segment_id` on. They are never given out again."""
+        return msgspec.structs.replace(self, next_segment_id=SegmentId(self.next_segment_id + count))
+
+    def replaced(self, parent_ids: Collection[SegmentId], ranges: Mapping[SegmentId, HashRange]) -> Layout:
+        """Seal these parents, and let children of these ids and ranges take their place. The ids were reserved."""
+        epoch = LayoutEpoch(self.epoch + 1)
+        segments = dict(self.segments)
+        for parent_id in parent_ids:
+            parent = self.segment(parent_id)
+            children = tuple(child for child, hashes in ranges.items() if parent.hash_range.overlap(hashes) is not None)
+            segments[parent.segment_id] = msgspec.structs.replace(
+                parent, state=SegmentState.SEALED, child_ids=children, sealed_at_epoch=epoch
+            )
+        for child, hashes in ranges.items():
+            if child in segments:
+                raise InvalidLayout(f"segment {child} is in the layout already: it cannot take the place of another")
+            segments[child] = self.child(parent_ids, child, hashes)
+        return msgspec.structs.replace(self, epoch=epoch, segments=segments)
+
+    def child(self, parent_ids: Collection[SegmentId], segment_id: SegmentId, hashes: HashRange) -> SegmentInfo:
+        """Return the segment that will take these hashes over from those of the parents that have them now."""
+        parents = tuple(
+            parent for parent in sorted(parent_ids) if self.segment(parent).hash_range.overlap(hashes) is not None
+        )
+        return SegmentInfo(segment_id, hashes, parent_ids=parents, created_at_epoch=LayoutEpoch(self.epoch + 1))
+
+    def pruned(self, segment_id: int) -> Layout:
+        """Drop a sealed segment, whose records are gone. Its own parents must be gone before: of an older segment that
+        is kept, every descendant is kept, so that the order of reading can be known."""
+        segment = self.segment(segment_id)
+        if segment.is_active or segment.parent_ids:
+            why = "takes writes" if segment.is_active else f"has a parent that is kept: {segment.parent_ids[0]}"
+            raise InvalidLayout(f"segment {segment_id} cannot be dropped from the layout: it {why}")
+        segments = {key: info for key, info in self.segments.items() if key != segment_id}
+        for child_id in segment.child_ids:
+            child = segments[child_id]
+            parents = tuple(parent for parent in child.parent_ids if parent != segment_id)
+            segments[child_id] = msgspec.structs.replace(child, parent_ids=parents)
+        return msgspec.structs.replace(self, epoch=LayoutEpoch(self.epoch + 1), segments=segments)
 
 
 def _start(segment: SegmentInfo) -> int:

@@ -34,7 +34,7 @@ from typing import Final
 import msgspec
 
 from braid.model.errors import BrokenInvariant
-from braid.model.ids import Epoch
+from braid.model.ids import Epoch, Offset
 from braid.model.stored_record import StoredRecord, decode, encode
 
 
@@ -95,6 +95,10 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Why the owner gave the last move up; empty again with the next move."""
     failures: tuple[OpeningFailure, ...] = ()
     """The brokers that could not open the segment since it was served last, in the order of their ids."""
+    ended_at: Offset | None = None
+    """Where the log ends for ever: no owner appends at or after this offset. None: it goes on."""
+    inherited: int = 0
+    """The transition whose parents' producer tables this segment has; 0: none."""
 
     @classmethod
     def first(cls, owner: str) -> Ownership:
@@ -125,6 +129,7 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             accept_loss=self.accept_loss or accept_loss,
             given_up=tuple(sorted({*self.given_up, *given_up})),
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
+            inherited=0 if accept_loss else self.inherited,  # The table may have been on the disk that is given up.
         )
 
     def unopened(self, reason: str, *, lasting: bool) -> Ownership:
@@ -156,6 +161,14 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     def complete(self) -> Ownership:
         """Note that the log has ended and that every broker can read all of it; its owner does this."""
         return self._to(OwnershipState.SERVING, clean=True)
+
+    def ended(self, end: Offset) -> Ownership:
+        """Note that the log has ended for ever; its owner does this."""
+        return self._to(OwnershipState.SERVING, ended_at=end)
+
+    def inheriting(self, transition: int) -> Ownership:
+        """Note that the segment has the producer tables of its parents in this transition; its owner does this."""
+        return self._to(OwnershipState.SERVING, inherited=transition)
 
     def moving(self, move: Move) -> Ownership:
         return self._to(OwnershipState.SERVING, move=move, refusal="")

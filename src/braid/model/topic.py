@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from braid.model.batch.header import MAX_RAW_BYTES, MAX_RECORDS
-from braid.model.errors import InvalidArgument
-from braid.model.ids import NO_REQUEST, RequestId
-from braid.model.layout import Layout
+from braid.model.errors import BrokenInvariant, InvalidArgument
+from braid.model.ids import NO_REQUEST, RequestId, SegmentId
+from braid.model.layout import Layout, SegmentInfo
 from braid.model.stored_record import StoredRecord, decode, encode
+from braid.model.transition import ChildSegment, LayoutPlan, Transition, TransitionStep
 
 MAX_REPLICAS: Final = 7
 MAX_RETENTION: Final = (1 << 63) - 1
@@ -144,6 +146,17 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Whether the durability was `memory` before: its logs may have confirmed what they had not synced."""
     deleting: bool = False
     """The topic no longer exists for clients; its keys and objects are being removed."""
+    transition: Transition | None = None
+    """The change of layout that is under way."""
+
+    @property
+    def segments(self) -> Mapping[SegmentId, SegmentInfo]:
+        """All segments that this topic has, by id: those of the layout, and the children of a transition, which the
+        layout does not show yet. Whatever places, opens, copies or removes segments, or gives them cursors, walks
+        these; clients see the layout only."""
+        if self.transition is None:
+            return self.layout.segments
+        return {**self.layout.segments, **self.transition.pending(self.layout)}
 
     @property
     def ever_memory(self) -> bool:
@@ -152,6 +165,36 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     def changed(self, changes: PolicyChanges) -> Topic:
         """Return the topic with other policies."""
         return structs.replace(self, policies=changes.apply(self.policies), was_memory=self.ever_memory)
+
+    def beginning(
+        self, plan: LayoutPlan, *, transition_id: int, created_at: int, created_by: RequestId = NO_REQUEST
+    ) -> Topic:
+        """Return the topic with this change of its layout begun: its children have ids from now on."""
+        ids = range(self.layout.next_segment_id, self.layout.next_segment_id + len(plan.ranges))
+        children = tuple(ChildSegment(SegmentId(child), hashes) for child, hashes in zip(ids, plan.ranges))
+        transition = Transition(
+            id=transition_id, parents=plan.parents, children=children, created_at=created_at, created_by=created_by
+        )
+        return structs.replace(self, layout=self.layout.with_ids_taken(len(children)), transition=transition)
+
+    def sealing(self) -> Topic:
+        """Return the topic with its transition past the point where it could be aborted."""
+        return structs.replace(self, transition=structs.replace(self._in_flight, step=TransitionStep.SEALING))
+
+    def committed(self) -> Topic:
+        """Return the topic with the layout to which its transition leads."""
+        return structs.replace(self, layout=self._in_flight.applied(self.layout), transition=None)
+
+    def aborted(self) -> Topic:
+        if self._in_flight.step is not TransitionStep.CREATING:
+            raise BrokenInvariant("I4: a transition whose parents are being sealed cannot be aborted")
+        return structs.replace(self, transition=None)
+
+    @property
+    def _in_flight(self) -> Transition:
+        if self.transition is None:
+            raise BrokenInvariant("a topic without a transition cannot go on with one")
+        return self.transition
 
     def to_json(self) -> bytes:
         return encode(self)

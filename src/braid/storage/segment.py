@@ -39,7 +39,7 @@ from braid.model.names import SegmentName
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk, FolderLock, lock_folder
 from braid.storage.cache import HotCache
-from braid.storage.chunk import Footer
+from braid.storage.chunk import Footer, Index
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject, SealedState
 from braid.storage.history.compaction import check_joined, chosen, may_go
@@ -51,6 +51,7 @@ from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
 from braid.storage.log.preallocated import PreallocatedFiles
+from braid.storage.log.producers import ProducerTable, inherited
 from braid.storage.log.recovery import RecoveredLog, Unclosed, recover, repair
 from braid.storage.log.wal import base_of
 from braid.storage.objects.disk import DiskObjects
@@ -227,13 +228,39 @@ class SegmentStorage:
             await self.log.rotate()
         await self.exporter.export_closed()
 
-    async def end_log(self) -> Offset:
-        """End the log for ever: no owner appends anything to it any more. Return the offset at which it ends. If this
-        fails, call it again."""
+    async def end_log(
+        self, rider: Callable[[Offset], tuple[Sequence[Condition], Sequence[Operation]]] | None = None
+    ) -> Offset:
+        """End the log for ever: no owner appends anything to it any more. Return the offset at which it ends. One
+        transaction notes the end, and does what `rider` returns for it. If this fails, call it again."""
         end = await self.log.seal()
-        await self.exporter.note_end()
+        await self.exporter.note_end(*(rider(end) if rider is not None else ((), ())))
         await self.log.rotate()  # The last file is exported now, not when it is old.
         return end
+
+    async def inherit(
+        self, tables: Sequence[ProducerTable], conditions: Sequence[Condition], operations: Sequence[Operation]
+    ) -> None:
+        """Begin with what the logs that this one continues know of their producers. Nothing was appended yet. When this
+        returns, the next owner knows it too. If this fails, call it again."""
+        producers = inherited(tables)
+        footer = Footer(
+            Offset(0),
+            Offset(0),
+            0,
+            self.log.epoch,
+            self.log.epoch,
+            sealed=False,
+            index=Index(),
+            producers=producers,
+            size=0,
+        )
+        await self.catalog.check_held()  # An owner that was replaced leaves no object.
+        stored = await store_producers(
+            self._context.objects, self._objects_folder, footer, self.log.epoch, self._topic_id
+        )
+        await self.catalog.inherit(stored, conditions, operations)
+        self.log.inherit(producers)
 
     async def finish(self) -> None:
         """Close the log and export all of it. If this fails, call it again."""

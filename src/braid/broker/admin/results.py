@@ -24,6 +24,7 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.subscription import Subscription, SubscriptionKind
 from braid.model.topic import Topic, TopicPolicies
+from braid.model.transition import TransitionStep
 from braid.wire.operations import SegmentRoute, TopicRoute
 
 Micros = Annotated[int, Meta(description="Microseconds since 1970.")]
@@ -59,10 +60,7 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             properties=topic.layout.properties,
             policies=topic.policies,
             created_at=topic.created_at,
-            owners={
-                id_: record.owner if record is not None and record.state is not OwnershipState.SEALED else None
-                for id_, record in records.items()
-            },
+            owners=_owners(records),
         )
 
 
@@ -383,6 +381,68 @@ class RecoveredSegment(MovedSegment, frozen=True, kw_only=True):
 class RecoveredTopic(Struct, frozen=True):
     topic: str
     segments: list[RecoveredSegment]
+
+
+class ChangedLayout(Struct, frozen=True, rename="camel"):
+    topic: str
+    epoch: Annotated[LayoutEpoch, Meta(description="Of the layout after the change.")]
+    parents: tuple[SegmentId, ...]
+    children: tuple[SegmentId, ...]
+    seconds: float
+
+
+class TransitionDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A change of the layout that is under way."""
+
+    step: TransitionStep
+    parents: tuple[SegmentId, ...]
+    children: dict[SegmentId, HashRange]
+    since: Micros
+    waits_for: Annotated[tuple[str, ...], Meta(description="What it waits for, in sentences.")]
+
+
+class LayoutDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    name: str
+    epoch: Annotated[LayoutEpoch, Meta(description="Counts the topic's layouts.")]
+    next_segment_id: SegmentId
+    segments: dict[SegmentId, SegmentInfo]
+    owners: Annotated[
+        dict[SegmentId, str | None], Meta(description="The broker that has each segment; null while none does.")
+    ]
+    transition: TransitionDescription | None
+
+    @classmethod
+    def of(
+        cls,
+        name: TopicName,
+        topic: Topic,
+        records: Mapping[SegmentId, Ownership | None],
+        waits_for: tuple[str, ...],
+    ) -> LayoutDescription:
+        change = topic.transition
+        return cls(
+            name=str(name),
+            epoch=topic.layout.epoch,
+            next_segment_id=topic.layout.next_segment_id,
+            segments=topic.layout.segments,
+            owners=_owners(records),
+            transition=None
+            if change is None
+            else TransitionDescription(
+                step=change.step,
+                parents=change.parents,
+                children=change.ranges,
+                since=change.created_at,
+                waits_for=waits_for,
+            ),
+        )
+
+
+def _owners(records: Mapping[SegmentId, Ownership | None]) -> dict[SegmentId, str | None]:
+    return {
+        id_: record.owner if record is not None and record.state is not OwnershipState.SEALED else None
+        for id_, record in records.items()
+    }
 
 
 class PlacedSubscription(Struct, frozen=True):

@@ -9,6 +9,7 @@ from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.layouts.transitions import Transitions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.deletion import Deletion
 from braid.broker.segments.segment_access import SegmentAccesses
@@ -37,6 +38,7 @@ class CallServices(Protocol):
     members: Members
     leader: Leader
     deletion: Deletion
+    transitions: Transitions
 
     @property
     def config(self) -> BrokerConfig: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -17,16 +17,13 @@ from braid.broker.admin.call import AdminCall, CallId, OnTopic, anybody, on_topi
 from braid.broker.admin.results import StorageLocation, TopicDescription, TopicStatistics, some_names
 from braid.broker.admin.route import (
     NO_CONTENT,
-    SEGMENT,
     TOPIC,
     TOPICS,
-    Descriptor,
     Force,
     HttpRoute,
     NamespaceName,
     Rest,
     SegmentCount,
-    SegmentNumber,
     TenantName,
 )
 from braid.broker.admin.services import CallServices
@@ -192,110 +189,6 @@ class TopicStorage(OnTopic, frozen=True):
         services.topics.get(self.name.path)
         storage = services.config.storage
         return StorageLocation("" if storage == LOCAL else storage)
-
-
-# Layouts do not change in this version.
-
-
-def _change(method: str, path: str, tag: str = "layout", **more: Any) -> HttpRoute:
-    return HttpRoute(method, path, tag=tag, status=NO_CONTENT, errors=(404, 409, 412, 501), **more)
-
-
-class _ChangeLayout(OnTopic, frozen=True):
-    needs = on_topic(Action.ADMIN)
-
-    def _not_yet(self) -> NotAvailable:
-        return NotAvailable(
-            f"the layout of topic {self.name} cannot be changed: that is not in this version yet; layouts change "
-            "in a later one. Choose the number of segments when you create the topic"
-        )
-
-
-class SplitSegment(_ChangeLayout, frozen=True):
-    http = _change("POST", TOPIC + "/split/{segmentId}", names={"segmentId": "segment"}, query=("at",))
-    segment: SegmentNumber
-    at: (
-        Annotated[
-            str,
-            Meta(
-                pattern="^[0-9a-fA-F]{1,4}$",
-                description="The first hash of the second child; the midpoint if absent.",
-            ),
-        ]
-        | None
-    ) = None
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class MergeSegments(_ChangeLayout, frozen=True):
-    http = _change(
-        "POST",
-        TOPIC + "/merge/{segmentId1}/{segmentId2}",
-        names={"segmentId1": "segments", "segmentId2": "segments"},
-    )
-    segments: list[SegmentNumber]
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class RepartitionTopic(_ChangeLayout, frozen=True):
-    http = _change("POST", TOPIC + "/repartition/{segments}")
-    segments: SegmentCount
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class GetAutoScalePolicy(_ChangeLayout, frozen=True):
-    http = HttpRoute("GET", TOPIC + "/autoScalePolicy", tag="layout", errors=(404, 501))
-
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class SetAutoScalePolicy(_ChangeLayout, frozen=True):
-    http = _change("PUT", TOPIC + "/autoScalePolicy", body="policy", required=("policy",))
-    policy: dict[str, Any] = msgspec.field(default_factory=dict)
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class DeleteAutoScalePolicy(_ChangeLayout, frozen=True):
-    http = _change("DELETE", TOPIC + "/autoScalePolicy")
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class CreateSegment(_ChangeLayout, frozen=True):
-    http = _change("PUT", SEGMENT, "segments")
-    descriptor: Descriptor
-    subscriptions: list[str] = msgspec.field(default_factory=list)
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class DeleteSegment(_ChangeLayout, frozen=True):
-    http = _change("DELETE", SEGMENT, "segments")
-    descriptor: Descriptor
-    subscriptions: list[str] = msgspec.field(default_factory=list)
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class TerminateSegment(_ChangeLayout, frozen=True):
-    http = _change("POST", SEGMENT + "/terminate", "segments")
-    descriptor: Descriptor
-    subscriptions: list[str] = msgspec.field(default_factory=list)
-
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
 
 
 def _check_available(name: TopicName, policies: TopicPolicies) -> None:

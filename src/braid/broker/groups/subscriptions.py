@@ -192,7 +192,7 @@ class Subscriptions:
             entry = await self._read(topic, name)
             if entry is not None and subscription_id not in (None, decode(Subscription, entry.value).id):
                 raise _not_found(topic, name)
-            segments = self._of_layout(topic, patience_s=REMOVE_PATIENCE_S)
+            segments = self._of_topic(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
                 await self._remove_key(topic, name, decode(Subscription, entry.value).id)
             elif not await self._has_cursors(segments.values(), name):
@@ -202,7 +202,7 @@ class Subscriptions:
 
     async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
         """Return where each segment begins and ends, and where the records of a time are."""
-        segments = self._of_layout(topic)
+        segments = self._of_topic(topic, self._topics.get(topic.path).layout.segments)
         return tuple(await all_of(access.ask(FindPositions(timestamp_us)) for _, access in sorted(segments.items())))
 
     async def seek_to(
@@ -328,7 +328,7 @@ class Subscriptions:
         created = uncertain = False
         for _ in range(MAX_TRIES):
             unchanged = self._topics.unchanged(topic.path)
-            segments = self._of_layout(topic).values()
+            segments = self._of_topic(topic).values()
             begun = await all_of(_begin(access, name, start) for access in segments)
             if None not in begun:
                 try:
@@ -393,7 +393,7 @@ class Subscriptions:
             def placing(segment: SegmentId, offset: Offset) -> PlaceCursor:
                 return PlaceCursor(Placing(name, offset, skip, request_id=request_id, since=since.get(segment, 0)))
 
-            segments = self._of_layout(topic, segment_ids)
+            segments = self._of_topic(topic, segment_ids)
             places = await all_of(find(segment, access) for segment, access in segments.items())
             found = zip(segments.items(), places, strict=True)
             offsets = await all_of(access.ask(placing(segment, place)) for (segment, access), place in found)
@@ -401,10 +401,10 @@ class Subscriptions:
 
     async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
         """The placements of its cursors, as the store has them: a placement counts only when it is stored."""
-        layout = self._topics.get(topic.path).layout.segments
+        known = self._topics.get(topic.path).segments
         keys = {
             segment_id: paths.cursor(topic.path, SegmentName.of(topic, info).descriptor, name)
-            for segment_id, info in layout.items()
+            for segment_id, info in known.items()
         }
         entries = await all_of(self._store.get(key) for key in keys.values())
         return {
@@ -413,18 +413,18 @@ class Subscriptions:
             if entry is not None
         }
 
-    def _of_layout(
+    def _of_topic(
         self, topic: TopicName, segment_ids: Iterable[SegmentId] | None = None, *, patience_s: float = PATIENCE_S
     ) -> dict[SegmentId, SegmentAccess]:
         """Access to these segments, or to all of the layout, wherever they are."""
         found = self._topics.get(topic.path)
-        layout = found.layout.segments
-        wanted = list(layout) if segment_ids is None else list(segment_ids)
+        known = found.segments
+        wanted = list(known) if segment_ids is None else list(segment_ids)
         for segment_id in wanted:
-            if segment_id not in layout:
+            if segment_id not in known:
                 raise SegmentNotFound(f"topic {topic} has no segment {segment_id}")
         return {
-            segment_id: self._accesses.of(SegmentName.of(topic, layout[segment_id]), found.id, patience_s)
+            segment_id: self._accesses.of(SegmentName.of(topic, known[segment_id]), found.id, patience_s)
             for segment_id in wanted
         }
 

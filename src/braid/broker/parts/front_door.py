@@ -60,6 +60,7 @@ class FrontDoor:
             segment_host.deletion,
         )
         self.groups, self.subscriptions = group_host.groups, group_host.subscriptions
+        self.transitions = group_host.transitions
         self.grant_signer = group_host.grant_signer
         controllers = group_host.controllers
         self.reports = Reports(

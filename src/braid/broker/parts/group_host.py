@@ -1,4 +1,5 @@
-"""Everything that this broker does for consumers: control topics, run their groups, keep their subscriptions."""
+"""Everything that this broker does for consumers and for the shape of topics: control topics, run their groups, keep
+their subscriptions, change their layouts."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.groups.controllers import NO_LEASE, Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.layouts.transitions import Transitions
 from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
 from braid.broker.parts.segment_host import SegmentHost
@@ -26,11 +28,22 @@ class GroupHost:
             resources.store, cluster.topics, host.segments, host.accesses, resources.clock, resources.random
         )
         host.segments.on_open.append(self.subscriptions.sweep_later)
+        self.transitions = Transitions(
+            cluster.topics,
+            cluster.owners,
+            cluster.members,
+            cluster.leader,
+            self.subscriptions,
+            host.accesses,
+            resources.clock,
+        )
+        cluster.leader.on_transition.append(self.transitions.drive_later)
 
     def start(self) -> None:
         self.groups.start()
 
     async def stop(self) -> None:
         """Stop the groups. Stopping twice is fine."""
+        await self.transitions.stop()
         await self.subscriptions.stop()
         await self.groups.close()

@@ -11,7 +11,7 @@ from braid.broker.segments.deletion import Deletion
 from braid.broker.segments.handover import HandOver
 from braid.broker.segments.history_copy import IncomingHistory, OutgoingHistory
 from braid.broker.segments.leftover_chunks import Copies
-from braid.broker.segments.segment_access import SegmentAccesses, answer_for
+from braid.broker.segments.segment_access import answer_for
 from braid.broker.segments.segments import Segments
 from braid.storage.history.housekeeper import Housekeeper
 
@@ -35,7 +35,9 @@ class SegmentHost:
             members=members,
             housekeeper=self.housekeeper,
             hand_over=HandOver(storage, owners, members, OutgoingHistory(storage, peers), self.copies, resources.clock),
+            ask=peers.call,
         )
+        self.accesses = self.segments.accesses
         self.deletion = Deletion(
             storage,
             topics,
@@ -46,7 +48,6 @@ class SegmentHost:
             leads=lambda: cluster.leader.leading,
         )
         cluster.leader.on_deleting.append(self.deletion.finish_later)
-        self.accesses = SegmentAccesses(config.id, self.segments, owners, members, peers.call)
 
     def answer(self, calls: PeerCalls) -> None:
         """Answer the calls of other brokers that concern segments."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import crc32c
 
 from braid.broker.peers.links import Peers
-from braid.broker.segments.folders import own_folder
+from braid.broker.segment_folders import own_folder
 from braid.broker.segments.leftover_chunks import Copies
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.topics import Topics

@@ -17,8 +17,8 @@ from typing import Final
 
 from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.segment_folders import own_folder
 from braid.broker.segments.cursors import Cursors
-from braid.broker.segments.folders import own_folder
 from braid.broker.segments.owned_segment import OwnedSegment, SegmentRetention
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics

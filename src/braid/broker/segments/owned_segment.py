@@ -174,6 +174,14 @@ class OwnedSegment:
         await self.storage.replace_chunks(old, new)
         return len(self.storage.catalog.chunks)
 
+    def producer_rows(self) -> bytes:
+        return self.storage.log.producer_rows()
+
+    def check_can_end(self) -> None:
+        """Raise the error of a log that has failed, or whose disk is full: it could not end."""
+        if (failure := self.storage.log.failure) is not None:
+            raise failure.again()
+
     def add_channel(self, channel: DeliveryChannel) -> None:
         self._channels[channel] = None
         channel.pump()

@@ -94,6 +94,10 @@ class ServedSegment(Protocol):
 
     async def replace_chunks(self, old: Sequence[str], new: str) -> int: ...
 
+    def producer_rows(self) -> bytes: ...
+
+    def check_can_end(self) -> None: ...
+
 
 class OwnedSegments(Protocol):
     """The segments of this broker. The error of `get` tells where else to ask, or why the segment is not here."""
@@ -190,7 +194,23 @@ class SwapChunks(Question[int], frozen=True, tag=True):
         return await segment.replace_chunks(self.old, self.new)
 
 
-AnyQuestion = FindPositions | GetProgress | BeginCursor | PlaceCursor | RemoveCursor | SwapChunks
+class GetProducers(Question[bytes], frozen=True, tag=True):
+    """What a log that has ended knows of its producers (`ProducerTable.rows`)."""
+
+    async def answer(self, segment: ServedSegment) -> bytes:
+        return segment.producer_rows()
+
+
+class CheckCanEnd(Question[None], frozen=True, tag=True):
+    """Whether the log could end now: it is open, and its disk has room. Otherwise the error says why not."""
+
+    async def answer(self, segment: ServedSegment) -> None:
+        segment.check_can_end()
+
+
+AnyQuestion = (
+    FindPositions | GetProgress | BeginCursor | PlaceCursor | RemoveCursor | SwapChunks | GetProducers | CheckCanEnd
+)
 
 
 class SegmentAccess(Protocol):

@@ -32,16 +32,18 @@ from typing import Any, Final
 from braid.broker.config import BrokerConfig
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.segment_folders import remove_tree
 from braid.broker.segments.cursors import Cursors
-from braid.broker.segments.folders import remove_tree
 from braid.broker.segments.handover import HandOver, MoveGivenUp
 from braid.broker.segments.opening import Opening
 from braid.broker.segments.owned_segment import OwnedSegment
+from braid.broker.segments.segment_access import Ask, SegmentAccesses
+from braid.broker.segments.succession import Succession
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
-from braid.cluster.owners import Owners
+from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.ownership import owner_step
-from braid.cluster.ownership.owner_step import OwnerAction
+from braid.cluster.ownership.owner_step import OwnerAction, TransitionRole
 from braid.model.errors import (
     BraidError,
     DiskError,
@@ -54,7 +56,7 @@ from braid.model.errors import (
     ShuttingDown,
     TopicNotFound,
 )
-from braid.model.ids import Epoch, Revision
+from braid.model.ids import Epoch, Revision, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
@@ -92,6 +94,7 @@ class Segments:
         members: Members,
         housekeeper: Housekeeper,
         hand_over: HandOver,
+        ask: Ask,
     ) -> None:
         self._context = context
         self._metrics = metrics
@@ -100,6 +103,9 @@ class Segments:
         self._members = members
         self._housekeeper = housekeeper
         self._hand_over = hand_over
+        self.accesses: Final = SegmentAccesses(context.broker_id, self, owners, members, ask)
+        """To the segments of all brokers."""
+        self._succession = Succession(context.broker_id, owners, self.accesses)
         self._opening = Opening(context, config, metrics, topics, owners, housekeeper, may_act)
         self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
@@ -123,7 +129,7 @@ class Segments:
         """No segment is opened: the broker has not started yet, or has lost its lease."""
         self.on_open: list[Callable[[str], None]] = []
         """Called with a topic's path when one of its segments is served."""
-        owners.table.on_change.append(lambda key: self._reconcile(*key))
+        owners.table.on_change.append(self._on_record)
         topics.on_change.append(self._reconcile_topic)
 
     # Looking up.
@@ -136,7 +142,7 @@ class Segments:
 
     def not_here(self, path: str, segment_id: int) -> BraidError:
         """Return the error for a caller that asked for a segment that is not served here."""
-        info = self._topics.get(path).layout.segments.get(segment_id)  # type: ignore[call-overload]
+        info = self._topics.get(path).segments.get(SegmentId(segment_id))
         if info is None:
             return SegmentNotFound(f"topic {path} has no segment {segment_id}")
         name = SegmentName.of(TopicName.parse(path), info)
@@ -183,6 +189,14 @@ class Segments:
         """Return when this broker has tried once to open each of its segments of a topic."""
         await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
 
+    def _on_record(self, key: SegmentKey) -> None:
+        path, descriptor = key
+        topic = self._topics.find(path)
+        if topic is not None and topic.transition is not None:
+            self._reconcile_topic(path)  # A child waits for the ends of its parents.
+        else:
+            self._reconcile(path, descriptor)
+
     def _reconcile_topic(self, path: str) -> None:
         for segment in self.of_topic(path):
             segment.follow_layout(self._topics.find(path))
@@ -214,7 +228,8 @@ class Segments:
             full=isinstance(failure, DiskFull),
             renewed=segment is not None and topic is not None and segment.durability is not topic.policies.durability,
             busy=key in self._work,
-            in_layout=topic is not None and name.id in topic.layout.segments,
+            known=topic is not None and name.id in topic.segments,
+            role=self._role(name, topic),
         )
         match action:
             case OwnerAction.OPEN:
@@ -222,6 +237,8 @@ class Segments:
                 self._begin(key, self._keep_opening(key, name), f"open {name}")
             case OwnerAction.HAND_OVER if segment is not None:
                 self._begin(key, self._move(key, segment), f"hand over {name}")
+            case OwnerAction.END_LOG | OwnerAction.INHERIT if segment is not None:
+                self._begin(key, self._succeed(key, segment), f"{action.value} {name}")
             case OwnerAction.REOPEN if segment is not None and failure is not None:
                 self._on_failure(segment, failure)
             case OwnerAction.RENEW if segment is not None:
@@ -236,6 +253,15 @@ class Segments:
                 )
             case OwnerAction.NOT_OURS:
                 self._absent.pop(key, None)
+
+    def _role(self, name: SegmentName, topic: Topic | None) -> TransitionRole:
+        if topic is None or topic.transition is None:
+            return TransitionRole.NONE
+
+        def record_of(segment: SegmentId) -> Ownership | None:
+            return self._owners.find(SegmentName.of(name.topic, topic.segments[segment]))
+
+        return owner_step.transition_role(topic, name.id, record_of)
 
     def _is_ours(self, record: Ownership) -> bool:
         return record.owner == self._context.broker_id and record.state is not OwnershipState.SEALED
@@ -252,7 +278,7 @@ class Segments:
             _log.error("work on segment %d of topic %s broke", key[1], key[0], exc_info=error)
         path, segment_id = key
         topic = self._topics.find(path)
-        info = topic.layout.segments.get(segment_id) if topic is not None else None  # type: ignore[call-overload]
+        info = topic.segments.get(SegmentId(segment_id)) if topic is not None else None
         if info is not None:  # The record may have changed while the task ran.
             self._reconcile(path, SegmentName.of(TopicName.parse(path), info).descriptor)
 
@@ -380,6 +406,29 @@ class Segments:
     def _withdraw(self, key: Key, segment: OwnedSegment) -> None:
         segment.stop_serving()
         self._served.pop(key, None)
+
+    # Changes of the layout.
+
+    async def _succeed(self, key: Key, segment: OwnedSegment) -> None:
+        """End the log of a parent, or let a child inherit; until it is done, or is not this owner's to do."""
+        pause_s = REOPEN_FIRST_S
+        while self._served.get(key) is segment and segment.storage.log.failure is None:
+            topic = self._topics.find(key[0])
+            role = self._role(segment.name, topic)
+            if topic is None or topic.transition is None or role is TransitionRole.NONE:
+                break
+            try:
+                if role is TransitionRole.PARENT:
+                    await self._succession.end_log(segment)
+                else:
+                    await self._succession.inherit(segment, topic, topic.transition)
+            except Fenced as error:
+                _log.warning("%s does not go on with its transition here: %s", segment.name, error)
+                break
+            except BraidError as error:
+                _log.info("%s goes on with its transition in a moment: %s", segment.name, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REOPEN_MAX_S)
 
     # Failing.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from braid.cli.commands.topic_layout import abort, layout, merge, repartition, split
 from braid.cli.commands.topic_moves import move, recover
 from braid.cli.commands.topic_policies import (
     batch_records_option,
@@ -400,60 +401,11 @@ def delete(target: Target, name: str, yes: bool, force: bool, as_json: bool) -> 
     print_done(f"Deleted topic {path}.", {"deleted": path}, as_json=as_json)
 
 
-# Changes of layout. Those of owners are in topic_moves.py.
+# Changes of layout are in topic_layout.py, those of owners in topic_moves.py.
 
 
-@topic.command()
-@click.argument("name")
-@click.argument("segment_id", type=int)
-@click.option("--at", metavar="HEX", help="The first hash of the upper half, four hex digits. [default: the middle]")
-@json_option
-@with_target
-def split(target: Target, name: str, segment_id: int, at: str | None, as_json: bool) -> None:
-    """Split a segment in two.
-
-    \b
-    Examples:
-      braid topic split orders 0
-      braid topic split orders 0 --at 4000
-    """
-    done = ask(target, lambda client: client.admin.split(name, segment_id, at=at))
-    print_done(f"Split segment {segment_id} of {name}.", done, as_json=as_json)
-
-
-@topic.command()
-@click.argument("name")
-@click.argument("first_id", type=int)
-@click.argument("second_id", type=int)
-@json_option
-@with_target
-def merge(target: Target, name: str, first_id: int, second_id: int, as_json: bool) -> None:
-    """Merge two neighbouring segments into one.
-
-    \b
-    Examples:
-      braid topic merge orders 1 2
-    """
-    done = ask(target, lambda client: client.admin.merge(name, first_id, second_id))
-    print_done(f"Merged segments {first_id} and {second_id} of {name}.", done, as_json=as_json)
-
-
-@topic.command()
-@click.argument("name")
-@click.argument("segments", type=click.IntRange(min=1), metavar="N")
-@json_option
-@with_target
-def repartition(target: Target, name: str, segments: int, as_json: bool) -> None:
-    """Change a topic to N segments of equal size.
-
-    \b
-    Examples:
-      braid topic repartition orders 8
-    """
-    done = ask(target, lambda client: client.admin.repartition(name, segments))
-    print_done(f"Topic {name} now has {segments} segments.", done, as_json=as_json)
-
-
+for command in (split, merge, repartition, abort, layout):
+    topic.add_command(command)
 topic.add_command(update)
 topic.add_command(move)
 topic.add_command(move, "unload")

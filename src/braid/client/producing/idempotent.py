@@ -2,7 +2,7 @@
 
 The caller gives the producer its identity (`app`, `part`, `era`), from which its id is derived, and *blocks*: tables of
 rows. A producer with the same identity and the same blocks sends the same batches under the same numbers, and the logs
-recognise the batches that they have (model/identity.py, storage/log/producers.py). So nothing here may depend on time,
+recognise the batches that they have (batch/identity.py, log/producers.py). So nothing here may depend on time,
 on the network or on chance:
 
     block ─┬─► the segment of each row: by its key's hash; rows without a key all to one, the next one for each block
@@ -48,9 +48,9 @@ from braid.client.producing.options import ProducerOptions
 from braid.client.producing.producer import Producer
 from braid.client.producing.segment_writer import SegmentWriter
 from braid.model.batch.header import BatchHeader
+from braid.model.batch.identity import ProducerIdentity, derived_id
 from braid.model.errors import BrokenInvariant, OffsetOutOfRange, OutOfSequence, PermissionDenied, RepeatDiffers
 from braid.model.hashing import key_hashes
-from braid.model.identity import ProducerIdentity, derived_id
 from braid.model.names import TopicName
 
 if TYPE_CHECKING:

@@ -54,6 +54,7 @@ from braid.client.routing import TopicMap
 from braid.client.shared import result_of
 from braid.model.batch.encode import Headers
 from braid.model.batch.header import Codec
+from braid.model.batch.identity import ProducerIdentity
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -63,7 +64,6 @@ from braid.model.errors import (
     ProducerFull,
     TopicNotFound,
 )
-from braid.model.identity import ProducerIdentity
 from braid.model.message import MessageId
 from braid.model.names import TopicName
 from braid.wire.wakeup import cancelled_itself, wait_on

@@ -41,6 +41,7 @@ from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
 from braid.client.producing.retry_decision import NOT_STORED, BatchOutcome, RetryAction, decide_retries
 from braid.client.routing import OwnerSearch
 from braid.model.batch.header import Codec, parse_header, renumber
+from braid.model.batch.identity import ERA_RECORDS
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -49,7 +50,6 @@ from braid.model.errors import (
     ProtocolError,
     TimedOut,
 )
-from braid.model.identity import ERA_RECORDS
 from braid.wire.frame import Frame
 from braid.wire.link import Link
 from braid.wire.operations import PAST_ERA, Kind, Published, decode

@@ -5,6 +5,8 @@
     this broker, the epoch that it serves                   serves on
     this broker, the epoch that it serves, log has failed   abandons it and opens it again
     this broker, the epoch that it serves, new durability   closes it in order and opens it again
+    this broker, the epoch that it serves, a parent         ends its log, when the transition is so far
+    this broker, the epoch that it serves, a child          inherits, when the logs of all its parents have ended
     this broker, the epoch that it serves, a move           hands it over, also if its disk is full
     this broker, another epoch than it serves               lets it go
     another broker or none, or it is SEALED                 lets it go, if it serves it
@@ -19,10 +21,13 @@ and each end of its own work; the same question has the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
-from braid.model.ids import Epoch
+from braid.model.ids import Epoch, SegmentId
 from braid.model.ownership import Ownership, OwnershipState
+from braid.model.topic import Topic
+from braid.model.transition import TransitionStep
 
 
 class OwnerAction(Enum):
@@ -35,10 +40,22 @@ class OwnerAction(Enum):
     """Close the segment in order, because its log has another durability than its topic; it is opened in the next
     epoch."""
     HAND_OVER = "hand-over"
+    END_LOG = "end-log"
+    """End the log for ever: a transition replaces the segment by its children."""
+    INHERIT = "inherit"
+    """Take over the producer tables of the segments that this one replaces."""
     LET_GO = "let-go"
     """Stop serving immediately: another owner, or another epoch, has the segment (I3)."""
     NOT_OURS = "not-ours"
     """Serve nothing: another broker owns the segment, or none does."""
+
+
+class TransitionRole(Enum):
+    NONE = "none"
+    PARENT = "parent"
+    """Its log is to end."""
+    CHILD = "child"
+    """It is to inherit: the logs of all its parents have ended."""
 
 
 def decide(
@@ -50,27 +67,51 @@ def decide(
     full: bool = False,
     renewed: bool = False,
     busy: bool = False,
-    in_layout: bool = True,
+    known: bool = True,
+    role: TransitionRole = TransitionRole.NONE,
 ) -> OwnerAction:
     """Return what the broker has to do.
 
     `served` is the epoch in which it serves the segment, None if it does not. `failed` tells whether the log of that
     epoch has failed, perhaps while the broker was busy; `full`, whether only because its disk is full. A full log can
     be handed over, and that makes room. `renewed` tells whether the topic has got another durability than that log was
-    opened with. While the broker is `busy` with the segment, nothing else begins. A segment outside the layout of every
-    known topic is being created or deleted: it is neither opened nor handed over.
+    opened with. While the broker is `busy` with the segment, nothing else begins. `known` tells whether a topic has the
+    segment: one that no topic has is being created or removed, and is neither opened nor handed over. `role` is what a
+    transition wants of the segment now (`transition_role`).
     """
     if busy:
         return OwnerAction.NOTHING
     if served is not None:
         if record is None or not record.is_held_by(broker_id, served):
             return OwnerAction.LET_GO
-        moves = record.move is not None and in_layout
+        moves = record.move is not None and known
         if failed and not (full and moves):
             return OwnerAction.REOPEN
+        serving = record.state is OwnershipState.SERVING
+        if role is not TransitionRole.NONE and serving and not failed:
+            return OwnerAction.END_LOG if role is TransitionRole.PARENT else OwnerAction.INHERIT
         if moves:
             return OwnerAction.HAND_OVER
-        return OwnerAction.RENEW if renewed and record.state is OwnershipState.SERVING else OwnerAction.NOTHING
+        return OwnerAction.RENEW if renewed and serving else OwnerAction.NOTHING
     if record is None or record.owner != broker_id or record.state is OwnershipState.SEALED:
         return OwnerAction.NOT_OURS
-    return OwnerAction.OPEN if in_layout else OwnerAction.NOTHING
+    return OwnerAction.OPEN if known else OwnerAction.NOTHING
+
+
+def transition_role(
+    topic: Topic, segment_id: SegmentId, record_of: Callable[[SegmentId], Ownership | None]
+) -> TransitionRole:
+    """Return what the topic's transition wants of the segment's owner now."""
+    transition = topic.transition
+    if transition is None or transition.step is not TransitionStep.SEALING:
+        return TransitionRole.NONE
+    record = record_of(segment_id)
+    if record is None:
+        return TransitionRole.NONE
+    if segment_id in transition.parents:
+        return TransitionRole.PARENT if record.ended_at is None else TransitionRole.NONE
+    if segment_id not in transition.ranges or record.inherited == transition.id:
+        return TransitionRole.NONE
+    parents = map(record_of, topic.segments[segment_id].parent_ids)
+    all_ended = all(parent is not None and parent.ended_at is not None for parent in parents)
+    return TransitionRole.CHILD if all_ended else TransitionRole.NONE

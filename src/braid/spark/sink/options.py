@@ -9,8 +9,8 @@ from typing import Final, Self
 import msgspec
 
 from braid.client.client import DEFAULT_TIMEOUT_S
+from braid.model.batch.identity import MAX_ERA
 from braid.model.errors import InvalidArgument
-from braid.model.identity import MAX_ERA
 from braid.spark.source.options import broker_url, named_options, timeout_seconds, topic_path, trust, wrong_value
 
 NAMES: Final = (

@@ -28,8 +28,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from braid.model.batch.identity import MAX_ERA
 from braid.model.errors import InvalidArgument
-from braid.model.identity import MAX_ERA
 from braid.spark.sink.input import whole
 from braid.spark.sink.options import SinkOptions
 from braid.spark.sink.task import TaskCount, Writing, check_topic, write_task

@@ -293,6 +293,17 @@ class Catalog:
             if frontier.end is None or operations:
                 await self._write(msgspec.structs.replace(frontier, end=end), operations, conditions)
 
+    async def inherit(
+        self, producers: ProducerObject | None, conditions: Sequence[Condition], operations: Sequence[Operation]
+    ) -> None:
+        """Note with which producer table this log begins, in one transaction with the caller's operations."""
+        async with self._turn:
+            await self._settle()
+            frontier = self._own()
+            if frontier.next_offset:
+                raise BrokenInvariant(f"I10: a log with records cannot begin with the producers of others: {frontier}")
+            await self._write(msgspec.structs.replace(frontier, producers=producers), operations, conditions)
+
     async def remove(self, chunks: Sequence[ChunkDescriptor], producers: ProducerObject | None = None) -> None:
         """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards.
 

@@ -201,9 +201,10 @@ class Exporter:
             raise LogDamaged(text, expected, file.next_offset) from error
         return footer
 
-    async def note_end(self) -> None:
-        """Note the end of a sealed log in the catalog, before and after all of it is exported."""
+    async def note_end(self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()) -> None:
+        """Note the end of a sealed log in the catalog, together with what the caller has to do about it."""
         async with self._turn:
+            await self._catalog.note_end(self._log.end, conditions, operations)
             await self._note_end()
 
     async def _note_end(self) -> None:

@@ -46,6 +46,7 @@ from braid.model.ids import Offset
 from braid.model.topic import Durability
 from braid.storage.log.commit import CommitGroup, GroupCommit
 from braid.storage.log.context import LogContext
+from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import RecoveredLog
 from braid.storage.log.wal import WalFile
 from braid.storage.log.watermark import Watermark
@@ -178,6 +179,19 @@ class Log:
     def knows_producers(self) -> bool:
         """Tell whether a producer with an id has ever written to this log, as far as the log remembers."""
         return len(self._producers) > 0
+
+    def producer_rows(self) -> bytes:
+        """Return what this log, which has ended, knows of its producers: for the logs that continue it."""
+        if not self.seal_is_durable:
+            raise LogBusy(f"the log under {self.folder} has not ended yet; try again in a moment")
+        return b"".join(self._producers.rows())
+
+    def inherit(self, producers: ProducerTable) -> None:
+        """Begin with what other logs know of their producers. Nothing was appended yet."""
+        if self._end:
+            raise BrokenInvariant(f"I10: the log under {self.folder} has records, and cannot begin with other tables")
+        self._producers = producers
+        self._writer.begin_with(producers.copy())
 
     def has_later_era(self, header: BatchHeader) -> bool:
         """Tell whether the batch's producer, a derived one, has begun a later era than that of the batch."""

@@ -10,7 +10,7 @@ answered without its offsets.
 A producer that is not in the table must start at sequence 0. So everything below a known producer's next sequence has
 been stored, and "older than remembered" never means "never arrived".
 
-A *derived* producer (model/identity.py) counts in eras: it may go on at number 0 of any later era. Inside an era there
+A *derived* producer (batch/identity.py) counts in eras: it may go on at number 0 of any later era. Inside an era there
 are no gaps, as above. Between two eras there are, so what "older than remembered" means rests on a promise that the
 table cannot check: when an era begins, those before it are complete. A batch of an earlier era is then a late copy of
 one that is stored, and is answered so. What the table can still see is held to that: a batch that would stand between
@@ -34,8 +34,8 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from braid.model.batch.header import BatchHeader
+from braid.model.batch.identity import ERA_BITS, ERA_RECORDS, begins_era, era_of, is_derived, leaves_era
 from braid.model.errors import ChunkCorrupt, OutOfSequence
-from braid.model.identity import ERA_BITS, ERA_RECORDS, begins_era, era_of, is_derived, leaves_era
 from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000

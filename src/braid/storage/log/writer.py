@@ -48,6 +48,10 @@ class WalWriter:
         self._checkpoint: LogCheckpoint | None = None
         self._checkpointing: asyncio.Task[None] | None = None
 
+    def begin_with(self, producers: ProducerTable) -> None:
+        """Write footers that know these producers, too. Nothing was written yet but control batches."""
+        self._producers = producers
+
     async def open(self) -> None:
         """Continue the newest file if it is open and whole; otherwise the next batch begins a new file."""
         await self._disk.make_folder(self.folder)

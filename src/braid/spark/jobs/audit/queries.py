@@ -4,7 +4,7 @@
 
 `piece` numbers the chunks and tails of the topic in the order of their offsets. A row with a `rule` is a finding of the
 scan; all other rows are batches. SQL has no unsigned numbers: a producer id keeps its bits, so derived ids
-(model/identity.py) are negative; a sequence loses 2⁶³, so its order is kept.
+(model/batch/identity.py) are negative; a sequence loses 2⁶³, so its order is kept.
 
 Each function takes such rows and returns rows of `FINDING_FIELDS`. No query sorts all batches by offset: between pieces
 one summary row for each is enough, and each producer has a window of its own.

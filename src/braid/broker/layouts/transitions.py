@@ -1,0 +1,195 @@
+"""Changes of a topic's layout, from the intent to the commit (decision 34).
+
+Any broker begins a transition: it writes the intent into the topic's record. The cluster leader drives every transition
+that it sees, one task for each topic, until the topic's record has none. The driver remembers nothing that its
+successor would need. It looks at the records whenever they change and takes the step that they allow
+(scaling/transition_step.py); each of its writes compares the topic's record and the leadership. What the segments have
+to do, their owners do by themselves (broker/segments/succession.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.segments.segment_access import CheckCanEnd, GetProgress, SegmentAccesses
+from braid.broker.topics import Topics
+from braid.cluster.leader import Leader
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners
+from braid.metadata import paths
+from braid.metadata.store import Put
+from braid.model.errors import BraidError, TimedOut, TransitionRefused
+from braid.model.ids import NO_REQUEST, RequestId, SegmentId
+from braid.model.layout import Layout
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership
+from braid.model.stored_record import encode
+from braid.model.topic import Topic
+from braid.model.transition import CommittedTransition, LayoutPlan, Transition, TransitionStep
+from braid.ports.clock import Clock
+from braid.ports.tasks import TaskScope, all_of, cancel
+from braid.scaling.transition_step import TransitionAction, decide
+
+LOOK_S: Final = 1.0
+"""Look so often at a transition even without a change: an owner that could not answer may answer now."""
+ASK_S: Final = 5.0
+"""How long an owner is looked for that has to be asked."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Transitions:
+    def __init__(
+        self,
+        topics: Topics,
+        owners: Owners,
+        members: Members,
+        leader: Leader,
+        subscriptions: Subscriptions,
+        accesses: SegmentAccesses,
+        clock: Clock,
+    ) -> None:
+        self._topics = topics
+        self._owners = owners
+        self._members = members
+        self._leader = leader
+        self._subscriptions = subscriptions
+        self._accesses = accesses
+        self._clock = clock
+        self._view = owners.view
+        self._driving = TaskScope[str]()
+        """By a topic's path."""
+        self._missing: dict[str, tuple[str, ...]] = {}
+        """By a topic's path: what the owners said is missing when they were asked last."""
+
+    # On any broker.
+
+    async def begin(
+        self, name: TopicName, plan: Callable[[Layout], LayoutPlan], request_id: RequestId = NO_REQUEST
+    ) -> Transition | CommittedTransition:
+        """Begin to change a topic's layout. A request that is repeated gets what it has begun."""
+        return await self._topics.begin_transition(name, plan, request_id)
+
+    async def abort(self, name: TopicName) -> None:
+        """Take back a transition whose parents still take writes. Its children are removed."""
+        while (transition := self._topics.get(name.path).transition) is not None:
+            if transition.step is not TransitionStep.CREATING:
+                raise TransitionRefused(
+                    f"the transition of topic {name} cannot be aborted any more: its parents are being sealed"
+                )
+            if await self._topics.advance(name, transition.id, Topic.aborted):
+                return
+        raise TransitionRefused(f"the layout of topic {name} is not being changed: there is nothing to abort")
+
+    async def committed(self, name: TopicName, asked: Transition | CommittedTransition, timeout_s: float) -> Topic:
+        """Return the topic when the layout has the children. `TransitionRefused` if the transition was aborted,
+        `TimedOut` if it takes longer: then it is still under way."""
+
+        def is_over() -> bool:
+            topic = self._topics.find(name.path)
+            return topic is None or topic.transition is None or topic.transition.id != asked.id
+
+        if not await self._view.until(is_over, timeout_s):
+            waits = "; ".join(self.waits_for(name.path)) or "it is nearly done"
+            raise TimedOut(
+                f"the layout of topic {name} was not changed within {timeout_s:g} s, and the change goes on: {waits}"
+            )
+        topic = self._topics.get(name.path)
+        if isinstance(asked, Transition) and topic.layout.segments.keys().isdisjoint(asked.child_ids):
+            raise TransitionRefused(f"the change of the layout of topic {name} was aborted")
+        return topic
+
+    def waits_for(self, path: str) -> tuple[str, ...]:
+        """Return what the topic's transition waits for, in sentences. Every broker can tell."""
+        topic = self._topics.find(path)
+        if topic is None or topic.transition is None:
+            return ()
+        found = decide(topic.transition, self._records(path, topic), self._members.brokers.all())
+        return found.missing or self._missing.get(path, ())
+
+    # On the cluster leader.
+
+    def drive_later(self, path: str) -> None:
+        """Drive the transition of a topic in the background. Called while this broker leads, possibly many times."""
+        if path not in self._driving:
+            self._driving.start(path, self._drive(TopicName.parse(path)), name=f"transition of {path}")
+
+    async def stop(self) -> None:
+        await cancel([*self._driving])
+
+    async def _drive(self, name: TopicName) -> None:
+        path = name.path
+        try:
+            while (topic := self._topics.find(path)) is not None and topic.transition is not None:
+                if self._leader.fence is None:
+                    return
+                seen = self._view.changes
+                try:
+                    if await self._step(name, topic, topic.transition):
+                        continue
+                except BraidError as error:
+                    self._note_missing(path, (str(error),))
+                await self._view.changed_since(seen, LOOK_S)
+        finally:
+            self._missing.pop(path, None)
+
+    async def _step(self, name: TopicName, topic: Topic, transition: Transition) -> bool:
+        """Take the step that the records allow. Return False if there is none, or if something was faster."""
+        fence = self._leader.fence
+        found = decide(transition, self._records(name.path, topic), self._members.brokers.all())
+        if fence is None or found.action is TransitionAction.WAIT:
+            return False
+        if found.action is TransitionAction.SEAL:
+            if missing := await self._asked(name, topic, transition):
+                self._note_missing(name.path, missing)
+                return False
+            return await self._topics.advance(name, transition.id, Topic.sealing, [fence])
+        mark = transition.mark(self._clock.now_us())
+        put = Put(paths.transition(name.path), encode(mark))
+        committed = await self._topics.advance(name, transition.id, Topic.committed, [fence], [put])
+        if committed:
+            parents, children = (", ".join(map(str, each)) for each in (transition.parents, transition.ranges))
+            _log.info("topic %s: segments %s are replaced by %s", name, parents, children)
+        return committed
+
+    async def _asked(self, name: TopicName, topic: Topic, transition: Transition) -> tuple[str, ...]:
+        """Ask the owners whether all is ready: children have the cursors of all subscriptions, parents can end. Return
+        what is missing.
+
+        A subscription that is created from now on has cursors on the children, because the topic's record names them:
+        it is written on the condition that the record has not changed."""
+        subscriptions = (await self._subscriptions.list(name)).keys()
+        segments = topic.segments
+
+        def access(segment: SegmentId) -> SegmentName:
+            return SegmentName.of(name, segments[segment])
+
+        cursors = await all_of(
+            self._accesses.of(access(child), topic.id, ASK_S).ask(GetProgress()) for child in transition.ranges
+        )
+        await all_of(
+            self._accesses.of(access(parent), topic.id, ASK_S).ask(CheckCanEnd()) for parent in transition.parents
+        )
+        lacking = {child: subscriptions - found.keys() for child, found in zip(transition.ranges, cursors, strict=True)}
+        return tuple(
+            f"segment {child} has no cursor yet of {', '.join(sorted(names))}"
+            for child, names in lacking.items()
+            if names
+        )
+
+    def _note_missing(self, path: str, missing: tuple[str, ...]) -> None:
+        if self._missing.get(path) != missing:
+            _log.info("the transition of topic %s waits: %s", path, "; ".join(missing))
+        self._missing[path] = missing
+
+    def _records(self, path: str, topic: Topic) -> Mapping[SegmentId, Ownership]:
+        assert topic.transition is not None
+        name, segments = TopicName.parse(path), topic.segments
+        found = {
+            segment: self._owners.find(SegmentName.of(name, segments[segment]))
+            for segment in (*topic.transition.parents, *topic.transition.ranges)
+        }
+        return {segment: record for segment, record in found.items() if record is not None}

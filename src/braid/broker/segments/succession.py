@@ -1,0 +1,64 @@
+"""What the owners of a transition's segments do (decision 34).
+
+A parent's owner ends its log: the last batch is a SEAL, and one transaction writes the end into the catalog and into
+the ownership record. A child's owner then takes over what the parents' logs know of their producers, and says so in its
+own record. Each owner acts because the records say so (cluster/ownership/owner_step.py), and can do it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from braid.broker.segments.owned_segment import OwnedSegment
+from braid.broker.segments.segment_access import GetProducers, SegmentAccesses
+from braid.cluster.owners import Owners
+from braid.metadata import paths
+from braid.metadata.store import Compare, Condition, Operation, Put
+from braid.metadata.view import Known
+from braid.model.errors import Fenced
+from braid.model.ids import Offset
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership
+from braid.model.topic import Topic
+from braid.model.transition import Transition
+from braid.ports.tasks import all_of
+from braid.storage.log.producers import ProducerTable
+
+
+class Succession:
+    def __init__(self, broker_id: str, owners: Owners, accesses: SegmentAccesses) -> None:
+        self._broker_id = broker_id
+        self._owners = owners
+        self._accesses = accesses
+
+    async def end_log(self, segment: OwnedSegment) -> None:
+        """End the log of a parent. When this returns, the view shows where it ends."""
+        known = self._record(segment)
+
+        def also(end: Offset) -> tuple[Sequence[Condition], Sequence[Operation]]:
+            return self._change(segment, known, known.value.ended(end))
+
+        await segment.storage.end_log(also)
+        await self._owners.view.caught_up(segment.storage.catalog.revision)
+
+    async def inherit(self, segment: OwnedSegment, topic: Topic, transition: Transition) -> None:
+        """Begin a child with the producer tables of its parents. When this returns, the view shows it."""
+        known = self._record(segment)
+        parents = (topic.segments[parent] for parent in topic.segments[segment.name.id].parent_ids)
+        names = [SegmentName.of(segment.name.topic, parent) for parent in parents]
+        rows = await all_of(self._accesses.of(name, topic.id).ask(GetProducers()) for name in names)
+        tables = [ProducerTable.from_rows(each) for each in rows]
+        await segment.storage.inherit(tables, *self._change(segment, known, known.value.inheriting(transition.id)))
+        await self._owners.view.caught_up(segment.storage.catalog.revision)
+
+    def _record(self, segment: OwnedSegment) -> Known[Ownership]:
+        known = self._owners.known(segment.name)
+        if known is None or not known.value.is_held_by(self._broker_id, segment.epoch):
+            raise Fenced(f"{segment.name} has another owner")
+        return known
+
+    def _change(
+        self, segment: OwnedSegment, known: Known[Ownership], record: Ownership
+    ) -> tuple[Sequence[Condition], Sequence[Operation]]:
+        key = paths.ownership(segment.name.topic.path, segment.name.descriptor)
+        return [Compare(key, known.revision)], [Put(key, record.to_json())]

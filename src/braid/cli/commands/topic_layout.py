@@ -1,0 +1,178 @@
+"""`braid topic split`, `merge`, `repartition`, `abort` and `layout`: the shape of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.output import (
+    Column,
+    duration_text,
+    json_option,
+    print_done,
+    print_fields,
+    print_json,
+    print_table,
+    range_text,
+)
+from braid.cli.terminal.spinner import status_line, with_elapsed
+from braid.model.names import TopicName
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+WAIT: Final = click.FloatRange(min=0, min_open=True, max=3_600)
+timeout_option = click.option(
+    "--timeout", type=WAIT, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait."
+)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("segment_id", type=int)
+@click.option("--at", metavar="HEX", help="The first hash of the upper half, hex digits. [default: the middle]")
+@click.option("--into", type=click.IntRange(2), default=2, show_default=True, help="How many segments of equal size.")
+@timeout_option
+@json_option
+@with_target
+def split(target: Target, name: str, segment_id: int, at: str | None, into: int, timeout: float, as_json: bool) -> None:
+    """Split a segment in two, or into more.
+
+    Clients keep publishing and reading. The command waits until the new segments take writes.
+
+    \b
+    Examples:
+      braid topic split orders 0
+      braid topic split orders 0 --at 4000
+      braid topic split orders 0 --into 4
+    """
+    path = TopicName.parse(name).path
+    _change(
+        target,
+        f"Splitting segment {segment_id} of {path}",
+        lambda client: client.admin.split(path, segment_id, at=at, into=into, timeout=timeout),
+        as_json=as_json,
+    )
+
+
+@click.command()
+@click.argument("name")
+@click.argument("first_id", type=int)
+@click.argument("second_id", type=int)
+@timeout_option
+@json_option
+@with_target
+def merge(target: Target, name: str, first_id: int, second_id: int, timeout: float, as_json: bool) -> None:
+    """Merge two neighbouring segments into one.
+
+    \b
+    Examples:
+      braid topic merge orders 1 2
+    """
+    path = TopicName.parse(name).path
+    _change(
+        target,
+        f"Merging segments {first_id} and {second_id} of {path}",
+        lambda client: client.admin.merge(path, first_id, second_id, timeout=timeout),
+        as_json=as_json,
+    )
+
+
+@click.command()
+@click.argument("name")
+@click.argument("segments", type=click.IntRange(min=1), metavar="N")
+@timeout_option
+@json_option
+@with_target
+def repartition(target: Target, name: str, segments: int, timeout: float, as_json: bool) -> None:
+    """Change a topic to N segments of equal size.
+
+    \b
+    Examples:
+      braid topic repartition orders 8
+    """
+    path = TopicName.parse(name).path
+    _change(
+        target,
+        f"Changing {path} to {segments} segments",
+        lambda client: client.admin.repartition(path, segments, timeout=timeout),
+        as_json=as_json,
+    )
+
+
+@click.command()
+@click.argument("name")
+@json_option
+@with_target
+def abort(target: Target, name: str, as_json: bool) -> None:
+    """Take back a change of the layout whose old segments still take writes.
+
+    \b
+    Examples:
+      braid topic abort orders
+    """
+    path = TopicName.parse(name).path
+    ask(target, lambda client: client.admin.abort_transition(path))
+    print_done(f"The layout of {path} stays as it is.", {"aborted": path}, as_json=as_json)
+
+
+@click.command()
+@click.argument("name")
+@json_option
+@with_target
+def layout(target: Target, name: str, as_json: bool) -> None:
+    """Show a topic's segments of all generations, and the change that is under way.
+
+    \b
+    Examples:
+      braid topic layout orders
+    """
+    found = ask(target, lambda client: client.admin.layout(TopicName.parse(name).path))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        [
+            Column("SEGMENT", right=True),
+            Column("RANGE"),
+            Column("STATE"),
+            Column("OWNER"),
+            Column("PARENTS"),
+            Column("EPOCH"),
+        ],
+        (
+            [
+                str(segment["segmentId"]),
+                range_text(segment["hashRange"]),
+                segment["state"],
+                found["owners"].get(str(segment["segmentId"])) or "-",
+                ", ".join(map(str, segment["parentIds"])) or "-",
+                str(segment["createdAtEpoch"]),
+            ]
+            for segment in found["segments"].values()
+        ),
+        empty="The topic has no segments.",
+    )
+    if (change := found["transition"]) is not None:
+        parents = ", ".join(map(str, change["parents"]))
+        children = ", ".join(f"{id_} ({range_text(hashes)})" for id_, hashes in change["children"].items())
+        print_fields(
+            [
+                ("change", f"segments {parents} become {children}"),
+                ("step", change["step"]),
+                ("waits for", "; ".join(change["waitsFor"]) or "nothing"),
+            ]
+        )
+
+
+def _change(target: Target, what: str, change: Callable[[Client], Awaitable[dict[str, Any]]], *, as_json: bool) -> None:
+    with status_line(what) as show:
+        done = ask(target, lambda client: with_elapsed(change(client), what, show))
+    if as_json:
+        print_json(done)
+        return
+    parents, children = (", ".join(map(str, done[each])) for each in ("parents", "children"))
+    click.echo(f"Segments {parents} are replaced by {children} ({duration_text(done['seconds'])}).")
