@@ -252,6 +252,8 @@ async def test_seeks_that_meet_others_again_and_again_end_with_the_timeout() -> 
     [
         (datetime.datetime(2026, 11, 15, 12), "without a zone: give it one"),  # noqa: DTZ001 (it has no zone)
         (1_794_744_000_000_000, "milliseconds since 1970; this one is too high"),
+        (1_794_744_000, "before 1973; multiply seconds by 1,000"),
+        (1_500, r"name offsets by segment, as \{0: 1500\}"),
     ],
 )
 async def test_a_seek_to_a_time_that_can_be_mistaken_is_refused(mistaken: int | datetime.datetime, cure: str) -> None:

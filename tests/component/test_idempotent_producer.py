@@ -116,6 +116,14 @@ async def test_records_are_numbered_from_the_beginning_of_the_era_in_every_segme
             assert world.values(segment) == [b"%d-%d" % (number, row) for number in range(3) for row in mine]
 
 
+async def test_a_block_with_times_in_another_unit_is_refused(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
+        block = rows(b"paid").append_column("timestamp", pa.array([1_794_744_000_000]))
+        with pytest.raises(InvalidArgument, match="it looks like milliseconds"):
+            await producer.add(block)
+        assert world.sent == []
+
+
 async def test_blocks_without_keys_go_to_the_segments_in_turn_from_the_one_of_the_identity(
     simulation: Simulation,
 ) -> None:

@@ -108,6 +108,8 @@ def test_a_line_needs_only_a_value() -> None:
         (b'{"value": "x", "valueBase64": "eA=="}', "as text and as Base64"),
         (b'{"valueBase64": "%"}', "its Base64 is wrong"),
         (b'{"value": "x", "timestamp": "2026-11-15T12:00:00"}', "has no zone"),
+        (b'{"value": "x", "timestamp": 1794744000000}', "it looks like milliseconds"),
+        (b'{"value": "x", "timestamp": 1794744000000000000}', "it looks like nanoseconds"),
         (b'{"value": "x", "headers": {"a": 1}}', "Expected `str`"),
         (b"\xff" * 100_000, "line 8 is no record"),
     ],

@@ -49,6 +49,8 @@ _NOTHING_SPECIAL: Final[Mapping[type[BraidError], Callable[[BraidError], None]]]
 MOVE_TIMEOUT_S: Final = 60.0
 _MAX_MS: Final = 253_402_300_799_999
 """The end of the year 9999. Microseconds of this era are higher."""
+_MISTAKEN_MS: Final = range(1, 10**11)
+"""The years 1970 to 1973. Seconds of this era, and most offsets, are among these numbers."""
 
 
 class Admin:
@@ -322,6 +324,11 @@ class Admin:
             case int():
                 if to > _MAX_MS:
                     raise InvalidArgument(f"seek to {to}: a number is milliseconds since 1970; this one is too high")
+                if to in _MISTAKEN_MS:
+                    raise InvalidArgument(
+                        f"seek to {to}: a number is milliseconds since 1970, and this one lies before 1973; multiply "
+                        f"seconds by 1,000, and name offsets by segment, as {{0: {to}}}"
+                    )
                 arguments["timestamp"] = to
             case _:
                 arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from braid.model.errors import BraidError
+from braid.model.errors import BraidError, InvalidArgument
 
 if TYPE_CHECKING:
     from braid.client.consuming.delivery import ReceivedBatch
@@ -117,14 +117,12 @@ class RecordObject(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     headers: dict[str, str] = {}
     headers_base64: dict[str, str] = {}
     timestamp: datetime.datetime | int | None = None
-    """ISO 8601 with its zone. A number is what `braid consume` prints of a time that the calendar does not have: µs."""
+    """ISO 8601 with its zone, or µs since 1970."""
     segment: int = 0
     offset: int = 0
 
 
 _DECODER: Final = msgspec.json.Decoder(RecordObject)
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND: Final = datetime.timedelta(microseconds=1)
 
 
 def json_table(lines: Sequence[bytes], headers: dict[str, bytes], *, first: int = 1) -> Any:
@@ -145,7 +143,7 @@ def json_table(lines: Sequence[bytes], headers: dict[str, bytes], *, first: int 
             own = {name: text.encode() for name, text in record.headers.items()}
             binary = {name: _decoded(text) for name, text in record.headers_base64.items()}
             all_headers.append(list((headers | own | binary).items()))
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, InvalidArgument) as error:
             shown = line[:_MAX_QUOTED].decode(errors="replace")
             raise BraidError(
                 f'line {number} is no record, such as {{"key": "k", "value": "v", "headers": {{"trace": "a1"}}}}: '
@@ -177,8 +175,8 @@ def _decoded(encoded: str) -> bytes:
 
 
 def _microseconds(timestamp: datetime.datetime | int | None) -> int | None:
-    if not isinstance(timestamp, datetime.datetime):
-        return timestamp
-    if timestamp.tzinfo is None:
+    from braid.client.producing.records import as_microseconds  # Needs Arrow.
+
+    if isinstance(timestamp, datetime.datetime) and timestamp.tzinfo is None:
         raise ValueError("its timestamp has no zone; write 2026-11-15T12:00:00Z")
-    return (timestamp - _EPOCH) // _MICROSECOND
+    return None if timestamp is None else as_microseconds(timestamp)

@@ -46,6 +46,7 @@ from braid.client.consuming.segment_range import read_segment_range
 from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
 from braid.client.producing.options import ProducerOptions
 from braid.client.producing.producer import Producer
+from braid.client.producing.records import check_times
 from braid.client.producing.segment_writer import SegmentWriter
 from braid.model.batch.header import BatchHeader
 from braid.model.batch.identity import ProducerIdentity, derived_id
@@ -104,6 +105,7 @@ class RepeatableProducer:
         The rows become one batch in each segment that gets some. `add` waits for room, and for comparisons as the top
         of this module says.
         """
+        check_times(block)
         await self.producer.open()
         timed = "timestamp" in block.column_names
         for writer, rows in self._routed(block):
