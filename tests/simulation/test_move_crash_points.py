@@ -11,44 +11,19 @@ import pytest
 from braid.broker.broker import Broker
 from braid.client.producing.producer import Producer
 from braid.metadata import paths
-from braid.metadata.memory import Fault
 from braid.metadata.store import Compare, Put
 from braid.model.errors import BraidError
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.testing.sim.loop import Simulation, run_simulation
 from tests.kits.brokers import PATH, Brokers
+from tests.kits.crash_point import CrashPoint
 from tests.kits.waiting import until
 
 BEFORE = 22
 BEHIND = 6
 CURSOR = 14
 """The next offset of the subscription when the move begins."""
-
-
-class CrashPoint:
-    """Counts a broker's requests to the store from now on, and kills it before the one with the given number."""
-
-    def __init__(self, brokers: Brokers, name: str, at: int) -> None:
-        self.seen = 0
-        self.hit = False
-        self._brokers = brokers
-        self._name = name
-        self._at = at
-        brokers.store_of(name).fault = self._count
-
-    def disarm(self) -> None:
-        self._at = 0
-
-    def _count(self, request: str) -> Fault:
-        if request == "renew":
-            return Fault.NONE
-        self.seen += 1
-        if self.seen == self._at:
-            self.hit = True
-            asyncio.get_running_loop().call_soon(self._brokers.kill, self._name)
-            return Fault.UNAVAILABLE
-        return Fault.NONE
 
 
 async def the_segment(broker: Broker) -> SegmentName:
