@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from braid.model.errors import TransitionRefused, TransitionRunning
+from braid.metadata import paths
+from braid.model.errors import TimedOut, TransitionRefused, TransitionRunning
 from braid.model.hashing import key_hash
+from braid.model.names import TopicName
+from braid.model.transition import plan_split
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -54,9 +57,48 @@ async def test_one_transition_at_a_time(simulation: Simulation) -> None:
     async with running_brokers(simulation) as brokers:
         await a_topic(brokers, 2)
         transitions = brokers.running["a"].group_host.transitions
-        from braid.model.names import TopicName
-        from braid.model.transition import plan_split
-
         await transitions.begin(TopicName.parse("orders"), lambda layout: plan_split(layout, 0))
         with pytest.raises(TransitionRunning, match="segments 0 are being replaced"):
             await brokers.call("b", "split_segment", topic="orders", segment=1)
+
+
+async def hold_up(brokers: Brokers, parent: int) -> str:
+    """Kill the owner of a parent, so that a transition waits for it; return the owner."""
+    owner = brokers.owner(parent)
+    brokers.kill(owner)
+    await until(lambda: not brokers.any().cluster.members.is_live(owner))
+    return owner
+
+
+async def folders(brokers: Brokers, owner: str) -> list[str]:
+    return await brokers.disks[owner].mount().list_folders(f"/{owner}/wal/{PATH}")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_transition_that_waits_says_why_and_can_be_taken_back(simulation: Simulation, shared: bool) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        await client.admin.create_subscription("orders", "billing")
+        gone = await hold_up(brokers, 0)
+        survivor = next(iter(brokers.running))
+        with pytest.raises(TimedOut, match=f"the owner of segment 0, {gone}, is down"):
+            await brokers.call(survivor, "split_segment", topic="orders", segment=0, timeout=2.0)
+        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
+        owners = {brokers.owner(1), brokers.owner(2)}
+        assert "0000-7fff-1" in await folders(brokers, brokers.owner(1))
+        shown = await brokers.call(survivor, "get_layout", topic="orders")
+        assert shown["transition"]["step"] == "CREATING"
+        assert shown["transition"]["waitsFor"] == [f"the owner of segment 0, {gone}, is down"]
+        await brokers.call(survivor, "abort_transition", topic="orders")
+        await until(lambda: set(brokers.any().cluster.owners.of_topic(PATH)) == {"0000-ffff-0"})
+        for prefix in (paths.topic_segments_prefix(PATH), paths.topic_storage_prefix(PATH)):
+            left = {entry.key.split("/")[5] for entry in (await brokers.store.list(prefix)).entries}
+            assert left == {"0000-ffff-0"}, "an aborted transition left something behind"
+        for owner in owners:
+            assert {"0000-7fff-1", "8000-ffff-2"}.isdisjoint(await folders(brokers, owner))
+        with pytest.raises(TransitionRefused, match="there is nothing to abort"):
+            await brokers.call(survivor, "abort_transition", topic="orders")
+        await brokers.start(gone)
+        await until(lambda: brokers.owner(0) == gone)
+        done = await brokers.call(survivor, "split_segment", topic="orders", segment=0)
+        assert done["children"] == [3, 4], "the ids of an aborted transition are never used again"

@@ -7,6 +7,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.groups.controllers import NO_LEASE, Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.layouts.removal import SegmentRemoval
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
@@ -38,12 +39,23 @@ class GroupHost:
             resources.clock,
         )
         cluster.leader.on_transition.append(self.transitions.drive_later)
+        self.removal = SegmentRemoval(
+            resources.storage,
+            cluster.topics,
+            cluster.owners,
+            cluster.members,
+            host.segments,
+            may_act=registration.may_act,
+            leads=lambda: cluster.leader.leading,
+        )
 
     def start(self) -> None:
         self.groups.start()
+        self.removal.start()
 
     async def stop(self) -> None:
         """Stop the groups. Stopping twice is fine."""
+        await self.removal.stop()
         await self.transitions.stop()
         await self.subscriptions.stop()
         await self.groups.close()

@@ -62,6 +62,7 @@ from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
 from braid.ports.tasks import TaskScope, all_of, cancel, join
 from braid.storage.history.housekeeper import Housekeeper
+from braid.storage.history.manifest import segment_folder
 from braid.storage.segment import StorageContext, StorageMode
 
 __all__ = ["OwnedSegment", "Segments"]
@@ -573,6 +574,22 @@ class Segments:
         for outcome in await asyncio.gather(*ending, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 _log.error("a segment did not close in order: %s", outcome)
+
+    async def drop(self, name: SegmentName) -> None:
+        """End a segment that its topic no longer has, and remove what this broker's own disk holds of it. Can be
+        repeated after a crash anywhere."""
+        key = (name.topic.path, name.id)
+        if (task := self._work.get(key)) is not None:
+            await cancel([task])
+        self._absent.pop(key, None)
+        if (segment := self._served.pop(key, None)) is not None:
+            await self._end(segment, SegmentNotFound(f"{name} is gone"), orderly=False)
+        await join([task for ending, task in self._endings.items() if ending.name == name])
+        folder = f"{self._context.folder}/{name.topic.path}"
+        await remove_tree(self._context.disk, f"{folder}/{name.descriptor}")
+        await self._context.disk.sync_folder(folder)
+        if self._context.mode is StorageMode.LOCAL:
+            await self._context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
 
     async def drop_topic(self, name: TopicName) -> None:
         """End the segments of a topic that is being deleted, and remove what this broker's own disk holds of the topic.

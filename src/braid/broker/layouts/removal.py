@@ -1,0 +1,134 @@
+"""Removing segments that a topic no longer has: children of an aborted transition, and segments that were pruned.
+
+A segment's id is never given out again. So a segment that has an ownership record, and that the topic's record does not
+name although its id was given out, will never be needed. Its owner ends it and removes all that is left of it, the
+ownership record last. The cluster leader does the same for owners that are down, but for what lies on their disks.
+Every step can be repeated after a crash anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from braid.broker.segments.segments import Segments
+from braid.broker.topics import Topics
+from braid.cluster.members import Members
+from braid.cluster.owners import Owners, SegmentKey
+from braid.metadata import paths
+from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete
+from braid.model.errors import BraidError, MetadataUncertain
+from braid.model.names import SegmentName
+from braid.ports.tasks import TaskScope, cancel
+from braid.storage.history.manifest import segment_folder
+from braid.storage.history.object_names import topic_id_of
+from braid.storage.segment import StorageContext, StorageMode
+
+RETRY_S: Final = 1.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class SegmentRemoval:
+    def __init__(
+        self,
+        context: StorageContext,
+        topics: Topics,
+        owners: Owners,
+        members: Members,
+        segments: Segments,
+        *,
+        may_act: Callable[[], bool],
+        leads: Callable[[], bool],
+    ) -> None:
+        """`may_act` tells whether this broker's lease holds, `leads` whether it is also the cluster's leader."""
+        self._context = context
+        self._topics = topics
+        self._owners = owners
+        self._members = members
+        self._segments = segments
+        self._may_act = may_act
+        self._leads = leads
+        self._removing = TaskScope[SegmentName]()
+
+    def start(self) -> None:
+        self._topics.on_change.append(self._on_topic)
+        self._owners.table.on_change.append(self._on_record)
+        for key in self._owners.table.all():
+            self._on_record(key)
+
+    async def stop(self) -> None:
+        with contextlib.suppress(ValueError):  # It was never started.
+            self._topics.on_change.remove(self._on_topic)
+            self._owners.table.on_change.remove(self._on_record)
+        await cancel([*self._removing])
+
+    def look(self, path: str) -> None:
+        """Look at all segments of a topic. The leader calls this now and then, for owners that are down."""
+        for descriptor in self._owners.of_topic(path):
+            self._on_record((path, descriptor))
+
+    def _on_topic(self, path: str) -> None:
+        self.look(path)
+
+    def _on_record(self, key: SegmentKey) -> None:
+        name = SegmentName.at(*key)
+        if name not in self._removing and self._is_to_remove(name):
+            self._removing.start(name, self._remove_until_gone(name), name=f"remove {name}")
+
+    def _is_to_remove(self, name: SegmentName) -> bool:
+        """Tell whether the topic has done with the segment, and whether that is this broker's to carry out."""
+        topic, record = self._topics.find(name.topic.path), self._owners.find(name)
+        if topic is None or record is None or name.id in topic.segments or name.id >= topic.layout.next_segment_id:
+            return False
+        if record.owner == self._context.broker_id:
+            return self._may_act()
+        return self._leads() and not self._members.is_live(record.owner)
+
+    async def _remove_until_gone(self, name: SegmentName) -> None:
+        while self._is_to_remove(name):
+            seen = self._owners.view.changes
+            try:
+                await self._remove(name)
+            except BraidError as error:
+                _log.warning("%s, which its topic no longer has, could not be removed yet: %s", name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                await self._owners.view.changed_since(seen, RETRY_S)
+
+    async def _remove(self, name: SegmentName) -> None:
+        path, descriptor = name.topic.path, name.descriptor
+        topic, known = self._topics.find(path), self._owners.known(name)
+        if topic is None or known is None:
+            return
+        if known.value.owner == self._context.broker_id:
+            await self._segments.drop(name)
+        if self._context.mode is not StorageMode.LOCAL:
+            await self._delete_objects(name, topic.id)
+        below = [
+            entry.key
+            for prefix in (paths.segment_storage_prefix(path, descriptor), paths.segment_prefix(path, descriptor))
+            for entry in (await self._context.store.list(prefix)).entries
+        ]
+        key = paths.ownership(path, descriptor)
+        keys = [each for each in below if each != key]
+        unchanged = Compare(key, known.revision)
+        with contextlib.suppress(MetadataUncertain):  # The view will show whether the keys are gone.
+            for first in range(0, len(keys), MAX_TXN_OPERATIONS - 1):
+                some = keys[first : first + MAX_TXN_OPERATIONS - 1]
+                if not (await self._context.store.txn([unchanged], [Delete(each) for each in some])).succeeded:
+                    return
+            await self._context.store.txn([unchanged], [Delete(key)])
+
+    async def _delete_objects(self, name: SegmentName, topic_id: int) -> None:
+        """Delete the segment's objects, but none of a later topic of the same name."""
+        objects = self._context.objects
+        for stat in await objects.list(segment_folder(name.topic.path, name.descriptor)):
+            topic = self._topics.find(name.topic.path)
+            if topic is None or topic.id != topic_id:
+                return
+            if topic_id_of(stat.name.rpartition("/")[2]) in (0, topic_id):
+                await objects.delete(stat.name)
