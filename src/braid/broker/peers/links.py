@@ -22,18 +22,17 @@ from braid.broker.auth import PEER_TOKEN
 from braid.broker.peers.calls import Arguments
 from braid.cluster.members import Members
 from braid.metadata import paths
-from braid.metadata.store import Compare, Put, Store
+from braid.metadata.made_once import made_once
+from braid.metadata.store import Store
 from braid.model.errors import (
     BraidError,
     ConnectFailed,
     ConnectionLost,
     MetadataCorrupt,
-    MetadataUncertain,
     NotServing,
     ShuttingDown,
     TimedOut,
 )
-from braid.model.ids import Revision
 from braid.ports.disk import Buffer
 from braid.ports.network import Network
 from braid.wire.address import parse_address
@@ -41,7 +40,6 @@ from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, PeerReply, PeerRequest, Topology, decode, encode
 
 SECRET_BYTES: Final = 32
-MAX_TRIES: Final = 5
 CALL_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_IN_FLIGHT: Final = 64
@@ -52,15 +50,10 @@ IDLE_S: Final = 60.0
 async def cluster_secret(store: Store) -> str:
     """Return the secret by which the brokers of this cluster know each other; make it if there is none."""
     fresh = secrets.token_urlsafe(SECRET_BYTES).encode()
-    for _ in range(MAX_TRIES):
-        entry = await store.get(paths.CLUSTER_SECRET)
-        if entry is not None:
-            if len(entry.value) < SECRET_BYTES or not entry.value.isascii():
-                raise MetadataCorrupt(f"{paths.CLUSTER_SECRET} holds no secret; remove it, and brokers make a new one")
-            return entry.value.decode()
-        with contextlib.suppress(MetadataUncertain):  # The key is read back in any case: another broker may have won.
-            await store.txn([Compare(paths.CLUSTER_SECRET, Revision(0))], [Put(paths.CLUSTER_SECRET, fresh)])
-    raise MetadataUncertain("the cluster's secret could be neither read nor written; start the broker again")
+    secret = await made_once(store, paths.CLUSTER_SECRET, fresh)
+    if len(secret) < SECRET_BYTES or not secret.isascii():
+        raise MetadataCorrupt(f"{paths.CLUSTER_SECRET} holds no secret; remove it, and brokers make a new one")
+    return secret.decode()
 
 
 class _PeerLink:
