@@ -194,6 +194,13 @@ def test_a_target_that_retention_has_deleted_meanwhile_is_reached() -> None:
     assert admit(bounded(now, topic(segment(0, 10))), stands.positions, ALL) == {0: 20}
 
 
+def test_a_topic_that_has_lost_records_ends_where_it_ends_now_and_not_at_the_target() -> None:
+    now = topic(segment(0, 8), segment(1, 3, sealed=True))
+    target = topic(segment(0, 10, sealed=True), segment(1, 5, sealed=True))
+    assert admit(bounded(now, target), {0: 0, 1: 0}, ALL) == {0: 8, 1: END}
+    assert ranges({0: 0, 1: 0}, {0: 8, 1: END}, bounded(now, target)) == [Range(0, 0, 8), Range(1, 0, 3)]
+
+
 # ── what is lost ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -119,11 +119,12 @@ def stream_position(start: StreamOffset, snapshot: TopicSnapshot) -> StreamPosit
 
 
 def bounded(snapshot: TopicSnapshot, target: TopicSnapshot) -> TopicSnapshot:
-    """Return the topic as it is now, without the records that came after `target` was taken."""
+    """Return the topic as it is now, without the records that came after `target` was taken. A segment that has lost
+    records since then ends where it ends now, and it is sealed only if it is sealed now, too."""
     segments = {
-        segment: msgspec.structs.replace(snapshot.segments[segment], end=then.end, sealed=then.sealed)
+        segment: msgspec.structs.replace(now, end=min(now.end, then.end), sealed=now.sealed and then.sealed)
         for segment, then in target.segments.items()
-        if segment in snapshot.segments
+        if (now := snapshot.segments.get(segment)) is not None
     }
     return msgspec.structs.replace(snapshot, segments=segments)
 
