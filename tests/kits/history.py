@@ -18,9 +18,10 @@ from braid.model.names import SegmentName, TopicName
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, decode_footer, encode_footer
 from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.history.catalog import ChunkDescriptor
+from braid.storage.history.catalog import ChunkDescriptor, ProducerObject
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import SegmentManifest, write_topic_manifest
+from braid.storage.history.producer_objects import producers_name
 from braid.storage.log.producers import ProducerTable
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.clock import SimulatedClock
@@ -116,6 +117,26 @@ class History:
         self.objects[f"{self.folder(segment)}/{chunk.object}"] = data
         chunks = [chunk if each == old else each for each in self.manifest(segment).chunks]
         self.set_manifest(segment, chunks=tuple(chunks), next_offset=chunks[-1].next_offset)
+
+    def name_producers(self, segment: int) -> str:
+        """Put the producer table of the newest chunk into an object of its own, which the manifest names; returns the
+        object's name."""
+        manifest = self.manifest(segment)
+        footer = decode_footer(self.content(segment, len(manifest.chunks) - 1))
+        data = encode_footer(
+            base_offset=footer.next_offset,
+            next_offset=footer.next_offset,
+            batch_bytes=0,
+            first_epoch=footer.last_epoch,
+            last_epoch=footer.last_epoch,
+            sealed=footer.sealed,
+            index=Index(),
+            producers=footer.producers,
+        )
+        named = ProducerObject(producers_name(footer.next_offset, manifest.epoch), len(data), footer.next_offset)
+        self.objects[f"{self.folder(segment)}/{named.object}"] = data
+        self.set_manifest(segment, producers=named)
+        return named.object
 
     def copy(self) -> History:
         return History(self.layout, dict(self.objects))

@@ -18,6 +18,10 @@ from braid.spark.jobs.audit.queries import BATCH_SCHEMA, SEQUENCE_BIAS, findings
 from braid.spark.jobs.audit.rules import EXPIRED
 from braid.storage.log.producers import ProducerTable
 from braid.testing.processes import BrokerProcess
+from braid.wire.operations import Kind, Published
+from tests.kits import poison
+from tests.kits.bad_input import MadeTopic
+from tests.kits.hand_made_topic import HandMadeTopic, records
 from tests.kits.history import (
     BATCH_RECORDS,
     FILES,
@@ -30,6 +34,7 @@ from tests.kits.history import (
     moved,
     split,
 )
+from tests.kits.raw_client import RawClient
 from tests.spark.spark_kit import StoredBroker, numbered
 
 BODY, HEADER, FOOTER, MISSING, UNLISTED, OVERLAP, TAKEOVER, DOUBLED, STRAY, EPOCH, TWO, JUMP = range(12)
@@ -56,6 +61,7 @@ def found(report: AuditReport) -> set[tuple[str, int, str, int]]:
 
 def test_a_sound_history_has_no_defect_and_is_counted_whole(spark: SparkSession, tmp_path: Path) -> None:
     history = make_history(layout())
+    history.name_producers(JUMP)
     report = audited(spark, history, tmp_path)
     assert report.defects == ()
     assert report.ok
@@ -129,6 +135,10 @@ def plant(history: History) -> Iterator[tuple[str, int, str, int]]:
     history.rewrite(UNSEALED, 5, lambda batches: batches[:-1])
     history.set_manifest(UNSEALED, sealed=False)
     yield "parent-sealed", UNSEALED, "", RECORDS
+
+    gone = history.name_producers(GOOD_PARENT)
+    del history.objects[f"{history.folder(GOOD_PARENT)}/{gone}"]
+    yield "producer-object", GOOD_PARENT, gone, RECORDS
 
     yield "parent-end", *place(EARLY_CHILD, 0)
     yield "parent-end", *place(REPEATING_CHILD, 0)
@@ -206,6 +216,16 @@ def test_what_has_expired_keeps_no_defect_out_of_a_report_that_is_full(spark: Sp
     assert sorted(each["rule"] for each in found) == ["batch-body", *[EXPIRED] * 5]
 
 
+def test_only_a_deep_audit_finds_batches_that_no_reader_can_decode(spark: SparkSession, tmp_path: Path) -> None:
+    topic = HandMadeTopic(tmp_path)
+    falling = poison.shown_by_the_body()["value offsets that fall"]
+    chunk = topic.add_chunk(0, records(0, 5), falling, records(8, 2))
+    assert audit_topic(spark, topic.options).ok
+    report = audit_topic(spark, topic.options, deep=True)
+    assert found(report) == {("batch-contents", 0, chunk.object, 5)}
+    assert (report.records, report.ok) == (10, False)
+
+
 def test_the_hot_tail_is_audited_at_its_owners(spark: SparkSession, broker: StoredBroker) -> None:
     broker.create("audited", 3)
     sent = broker.fill("audited", numbered(4_000))
@@ -226,5 +246,12 @@ def test_brokers_that_keep_their_history_to_themselves_are_audited_through_them(
             client.admin.create_topic("kept", segments=2)
             with client.producer("kept") as producer:
                 producer.send_many(numbered(1_000))
-        report = audit_topic(spark, {"topic": "kept", "url": broker.url})
+        options = {"topic": "kept", "url": broker.url}
+        report = audit_topic(spark, options)
         assert (report.ok, report.records, report.chunks) == (True, 1_000, 0)
+        with RawClient(broker.address) as client:
+            route = MadeTopic("public/default/kept", client.topic("public/default/kept")).route
+            falling = poison.shown_by_the_body()["value offsets that fall"]
+            offset = client.ask(Kind.PUBLISH, route, Published, falling).base_offset
+        assert audit_topic(spark, options).ok
+        assert found(audit_topic(spark, options, deep=True)) == {("batch-contents", 0, "", offset)}

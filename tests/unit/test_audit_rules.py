@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from braid.model.batch.header import HEADER_BYTES, BatchHeader, Flag
-from braid.model.ids import Offset
+from braid.model.batch.header import HEADER_BYTES, BatchHeader, Flag, body_of, control_batch, parse_header, stamp
+from braid.model.ids import Epoch, Offset
 from braid.model.layout import Layout
 from braid.spark.jobs.audit.rules import (
     CLOCK_SKEW_US,
@@ -28,6 +28,7 @@ from braid.spark.jobs.audit.rules import (
     missing_manifest,
     parent_end,
     parent_sealed,
+    producer_object,
     repeated_in_lineage,
     retained_start,
     unreferenced,
@@ -37,6 +38,7 @@ from braid.spark.jobs.audit.scan import ChunkScan, Seen
 from braid.storage.chunk import decode_footer, encode_footer
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.log.producers import ProducerTable
+from tests.kits import poison
 from tests.kits.history import BATCH_RECORDS, FILE_BATCHES, RECORDS, Batches, History, chunk_of, make_history, split
 
 CHUNK = 3
@@ -67,12 +69,12 @@ def facts(history: History, segment: int = 0, **changes: Any) -> SegmentFacts:
 
 
 def scanned(
-    data: bytes, chunk: ChunkDescriptor, segment: SegmentFacts | None = None
+    data: bytes, chunk: ChunkDescriptor, segment: SegmentFacts | None = None, *, deep: bool = False
 ) -> tuple[list[Seen], list[Finding]]:
     def read(position: int, length: int) -> bytes:
         return data[position : position + length]
 
-    found = list(ChunkScan(segment or facts(sound()), chunk, len(data), read).run())
+    found = list(ChunkScan(segment or facts(sound()), chunk, len(data), read, deep=deep).run())
     return [each for each in found if isinstance(each, Seen)], [each for each in found if isinstance(each, Finding)]
 
 
@@ -237,6 +239,25 @@ def test_a_manifest_that_describes_another_chunk_is_found(field: str) -> None:
     assert "chunk-descriptor" in {finding.rule for finding in findings}
 
 
+@pytest.mark.parametrize("what", poison.shown_by_the_body())
+def test_a_batch_that_no_reader_can_decode_is_found_where_bodies_are_opened(what: str) -> None:
+    batches = [poison.good(), poison.shown_by_the_body()[what], control_batch(Flag.SEAL)]
+    stamped, at = [], 0
+    for batch in batches:
+        header = stamp(batch, parse_header(batch), Offset(at), 5_000_000, Epoch(1), 7, 0)
+        stamped.append((header, bytes(body_of(batch, header))))
+        at = header.next_offset
+    data, chunk = chunk_of(stamped, ProducerTable(), 1)
+    assert places(scanned(data, chunk)[1]) == []
+    seen, findings = scanned(data, chunk, deep=True)
+    assert places(findings) == [("batch-contents", poison.COUNT)]
+    assert f"offsets {poison.COUNT} to {2 * poison.COUNT - 1} cannot be decoded" in findings[0].text
+    assert len(seen) == len(batches)
+    damaged = bytearray(data)
+    damaged[stamped[0][0].size + HEADER_BYTES] ^= 1
+    assert places(scanned(bytes(damaged), chunk, deep=True)[1]) == [("batch-body", poison.COUNT)], "one defect, once"
+
+
 def test_keys_of_another_segment_are_found_by_their_hashes() -> None:
     history = sound()
     narrow = facts(history, first_hash=1)
@@ -253,6 +274,26 @@ def test_manifests_that_end_elsewhere_than_their_chunks_are_found() -> None:
     assert list(manifest_end(own)) == []
     wrong = msgspec.structs.replace(own.manifest, next_offset=Offset(RECORDS + 1))
     assert places(list(manifest_end(facts(sound(), manifest=wrong)))) == [("manifest-end", RECORDS)]
+
+
+def test_a_producer_table_that_is_not_what_the_manifest_says_is_found() -> None:
+    history = sound().copy()
+    name = history.name_producers(1)
+    data = history.objects[f"{history.folder(1)}/{name}"]
+    own = facts(history, 1)
+    assert own.manifest is not None
+    assert list(producer_object(facts(sound(), 1), None)) == [], "no table is named"
+    assert list(producer_object(own, data)) == []
+    short = msgspec.structs.replace(own.manifest, next_offset=Offset(RECORDS + 1))
+    broken = {
+        "is not in storage": list(producer_object(own, None)),
+        "bytes, the manifest says": list(producer_object(own, data + b"x")),
+        "cannot be read": list(producer_object(own, flipped(5, data))),
+        f"and chunks end at {RECORDS + 1}": list(producer_object(facts(history, 1, manifest=short), data)),
+    }
+    for text, (finding,) in broken.items():
+        assert (finding.rule, finding.segment, finding.object) == ("producer-object", 1, name)
+        assert text in finding.text
 
 
 def test_manifests_that_are_wrong_about_a_seal_are_found() -> None:
@@ -354,6 +395,6 @@ def test_what_two_looks_found_is_told_once() -> None:
 
 def test_every_rule_is_documented_in_the_words_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs/pipeline/audit.md").read_text()
-    documented = dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", page, flags=re.MULTILINE))
+    documented = dict(re.findall(r"^\| `([a-z][a-z-]+)` \| (.+) \|$", page, flags=re.MULTILINE))
     assert documented.keys() == RULES.keys()
     assert [rule for rule, text in RULES.items() if not documented[rule].startswith(text)] == []

@@ -22,9 +22,10 @@ SHOWN_DEFECTS: Final = 50
 @click.command()
 @click.argument("topic")
 @manifest_option
+@click.option("--deep", is_flag=True, help="Open the body of every batch, too: can its records be decoded?")
 @with_spark
 @with_target
-def audit(target: Target, run: SparkRun, topic: str, manifest: str | None) -> None:
+def audit(target: Target, run: SparkRun, topic: str, manifest: str | None, deep: bool) -> None:
     """Prove that the history of a topic has no gap, no repeat and no damage.
 
     Reads every byte: from storage, and from the brokers if it is not exported yet. Changes nothing. The exit code is 0
@@ -34,6 +35,7 @@ def audit(target: Target, run: SparkRun, topic: str, manifest: str | None) -> No
     Examples:
       braid pipeline audit orders
       braid pipeline audit orders --manifest file:///srv/braid
+      braid pipeline audit orders --deep
       braid pipeline audit orders --json | jq .defects
     """
     path = TopicName.parse(topic).path
@@ -42,7 +44,7 @@ def audit(target: Target, run: SparkRun, topic: str, manifest: str | None) -> No
     with run.session(f"braid audit {path}") as spark, run.progress(spark, f"Auditing {path}"):
         from braid.spark.jobs.audit.job import audit_topic
 
-        report = audit_topic(spark, source_options(target, path, manifest))
+        report = audit_topic(spark, source_options(target, path, manifest), deep=deep)
     run.finish(report, render(report), failed=not report.ok)
 
 

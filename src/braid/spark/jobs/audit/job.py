@@ -21,14 +21,16 @@ row for each batch, by producer.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark import StorageLevel
 
+from braid.model.errors import ObjectMissing
 from braid.model.names import TopicName
 from braid.spark.connection import SourceConnection
 from braid.spark.jobs.audit import queries
@@ -43,6 +45,7 @@ from braid.spark.jobs.audit.rules import (
     missing_manifest,
     parent_end,
     parent_sealed,
+    producer_object,
     repeated_in_lineage,
     retained_start,
     unreferenced,
@@ -52,6 +55,7 @@ from braid.spark.jobs.audit.tasks import AuditPiece, packed, plan_pieces, scan_p
 from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
+from braid.spark.source.range_reader import range_reader
 from braid.spark.source.snapshot import SegmentBounds, TopicSnapshot
 from braid.storage.history.manifest import segment_folder
 
@@ -97,16 +101,17 @@ class AuditReport(JobReport, frozen=True):
     notes: tuple[str, ...]
 
 
-def audit_topic(spark: SparkSession, options: Mapping[str, str]) -> AuditReport:
-    """Audit a topic. `options` are those of `format("braid")`: topic, and url or manifest."""
+def audit_topic(spark: SparkSession, options: Mapping[str, str], *, deep: bool = False) -> AuditReport:
+    """Audit a topic. `options` are those of `format("braid")`: topic, and url or manifest. A deep audit opens the body
+    of every batch, too."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
     with SourceConnection(read) as connection:
         snapshot = connection.snapshot()
         facts, notes, findings = _facts(connection, snapshot)
-        findings += _starts(connection, facts)
+        findings += [*_starts(connection, facts), *_producer_objects(connection, snapshot, facts)]
     pieces = plan_pieces(snapshot, facts)
-    rows = batch_rows(spark, read, snapshot, facts, pieces).persist(StorageLevel.MEMORY_AND_DISK)
+    rows = batch_rows(spark, read, snapshot, facts, pieces, deep=deep).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         totals = {each: SegmentTotals() for each in facts} | _totals(rows, pieces)
         found = _collected(rows, pieces)
@@ -130,13 +135,15 @@ def batch_rows(
     snapshot: TopicSnapshot,
     facts: Mapping[int, SegmentFacts],
     pieces: Iterable[AuditPiece],
+    *,
+    deep: bool = False,
 ) -> DataFrame:
     """Scan the pieces: one row for each batch of the topic, and for each finding."""
     tasks = packed(pieces, 2 * spark.sparkContext.defaultParallelism)
     # Executors need the tasks, not the manifests from which they were planned.
     bare = {number: msgspec.structs.replace(fact, manifest=None) for number, fact in facts.items()}
     topic = msgspec.structs.replace(snapshot, segments={})
-    return task_rows(spark, "audit", queries.BATCH_SCHEMA, tasks, partial(scan_pieces, options, topic, bare))
+    return task_rows(spark, "audit", queries.BATCH_SCHEMA, tasks, partial(scan_pieces, options, topic, bare, deep))
 
 
 def _facts(
@@ -180,6 +187,26 @@ def _starts(connection: SourceConnection, facts: Mapping[int, SegmentFacts]) -> 
     return [
         finding for fact in doubtful if fact.id in later for finding in retained_start(fact, later[fact.id].earliest)
     ]
+
+
+def _producer_objects(
+    connection: SourceConnection, snapshot: TopicSnapshot, facts: Mapping[int, SegmentFacts]
+) -> Iterator[Finding]:
+    """Check the producer tables that manifests name. An owner that exports another chunk may remove the table, so the
+    audit reads the manifest again before it reports a table as missing."""
+    for fact in facts.values():
+        named = fact.manifest.producers if fact.manifest is not None else None
+        if named is None:
+            continue
+        name = f"{segment_folder(snapshot.topic, fact.descriptor)}/{named.object}"
+        data = None
+        with contextlib.suppress(ObjectMissing), range_reader(connection, snapshot.storage).open(name) as object_:
+            data = object_.read(0, object_.size())
+        if data is None:
+            newest = connection.segment_manifest(snapshot.storage, snapshot.topic, fact.descriptor)
+            if newest is None or newest.producers != named:
+                continue
+        yield from producer_object(fact, data)
 
 
 def _totals(rows: DataFrame, pieces: list[AuditPiece]) -> dict[int, SegmentTotals]:

@@ -15,7 +15,9 @@ from typing import Final
 
 import msgspec
 
+from braid.model.errors import ChunkCorrupt
 from braid.spark.source.snapshot import SegmentBounds
+from braid.storage.chunk import decode_footer
 from braid.storage.history.manifest import SegmentManifest
 
 RULES: Final[Mapping[str, str]] = {
@@ -24,8 +26,10 @@ RULES: Final[Mapping[str, str]] = {
     "chunk-footer": "a chunk's footer is readable and agrees with its batches",
     "chunk-index": "a chunk's index leads to its batches",
     "producer-table": "a chunk's producer table has the producers of its batches",
+    "producer-object": "a producer table that a manifest names is there, and reaches where the chunks end",
     "batch-header": "every header is readable",
     "batch-body": "every body has the checksum that its header says",
+    "batch-contents": "with `--deep`, the records of every body can be decoded",
     "offset-gap": "offsets have no gap",
     "offset-overlap": "no offset is given twice",
     "takeover-gap": "a new owner begins where the last one ended",
@@ -111,6 +115,29 @@ def manifest_seal(facts: SegmentFacts, totals: SegmentTotals) -> Iterator[Findin
     if manifest.sealed and facts.end > manifest.next_offset:
         text = f"the manifest says that the log is sealed at {manifest.next_offset}, and its owner has {facts.end}"
         yield Finding("manifest-seal", facts.id, manifest.next_offset, "", text)
+
+
+def producer_object(facts: SegmentFacts, data: bytes | None) -> Iterator[Finding]:
+    """Check the object that the manifest names as producer table: `data` is its content, None if it is not there."""
+    manifest = facts.manifest
+    if manifest is None or manifest.producers is None:
+        return
+    named = manifest.producers
+    try:
+        if data is None:
+            text = "the producer table is not in storage: the next owner cannot recognise batches that are sent again"
+        elif len(data) != named.size:
+            text = f"the producer table has {len(data):,} bytes, the manifest says {named.size:,}"
+        elif (ends := (decode_footer(data).next_offset, named.next_offset)) != (manifest.next_offset,) * 2:
+            text = (
+                f"the producer table reaches offset {ends[0]}, the manifest says {ends[1]}, and chunks end at "
+                f"{manifest.next_offset}"
+            )
+        else:
+            return
+    except ChunkCorrupt as error:
+        text = f"the producer table cannot be read: {error}"
+    yield Finding("producer-object", facts.id, manifest.next_offset, named.object, text)
 
 
 def retained_start(facts: SegmentFacts, earliest_later: int) -> Iterator[Finding]:

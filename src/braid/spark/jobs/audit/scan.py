@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from braid.model.batch.body import Body, Data
 from braid.model.batch.header import HEADER_BYTES, MAGIC, BatchHeader, parse_header, verify
 from braid.model.errors import BatchError, ChunkCorrupt
 from braid.spark.jobs.audit.rules import Finding, SegmentFacts
@@ -55,6 +56,16 @@ class LogWalk:
         self.expected, self.intact = until, False
         return self.finding(rule, at, text, since=at, until=until)
 
+    def undecodable(self, header: BatchHeader, batch: Data, position: int = 0) -> Iterator[Finding]:
+        """Report a batch whose records no reader can decode, although its checksums are right."""
+        if header.is_control:
+            return
+        try:
+            Body(batch, header, position).check()
+        except BatchError as error:
+            text = f"offsets {header.base_offset} to {header.next_offset - 1} cannot be decoded: {error}"
+            yield self.finding("batch-contents", header.base_offset, text)
+
     def next(self, header: BatchHeader) -> Iterator[Finding]:
         base, expected = header.base_offset, self.expected
         if expected is not None and base != expected:
@@ -91,12 +102,16 @@ class LogWalk:
 
 
 class ChunkScan:
-    """The scan of one whole chunk. `size` is the object's, which may differ from its descriptor's."""
+    """The scan of one whole chunk. `size` is the object's, which may differ from its descriptor's. A deep scan opens
+    the bodies, too."""
 
-    def __init__(self, segment: SegmentFacts, chunk: ChunkDescriptor, size: int, read: Read) -> None:
+    def __init__(
+        self, segment: SegmentFacts, chunk: ChunkDescriptor, size: int, read: Read, *, deep: bool = False
+    ) -> None:
         self._chunk = chunk
         self._size = size
         self._read = read
+        self._deep = deep
         self._walk = LogWalk(segment, chunk.object)
         self._footer: Footer | None = None
 
@@ -210,6 +225,9 @@ class ChunkScan:
                 verify(window, at)
             except BatchError as error:
                 yield walk.finding("batch-body", header.base_offset, str(error))
+            else:
+                if self._deep:
+                    yield from walk.undecodable(header, window, at)
             yield Seen(header, position)
             at += header.size
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from braid.model.batch.header import BatchHeader
+from braid.client.consuming.delivery import ReceivedBatch
 from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
 from braid.spark.connection import SourceConnection
 from braid.spark.jobs.audit.queries import SEQUENCE_BIAS
@@ -104,13 +104,17 @@ def packed(pieces: Iterable[AuditPiece], at_least: int) -> list[list[AuditPiece]
 
 
 def scan_pieces(
-    options: SourceOptions, topic: TopicSnapshot, facts: Mapping[int, SegmentFacts], pieces: Iterable[AuditPiece]
+    options: SourceOptions,
+    topic: TopicSnapshot,
+    facts: Mapping[int, SegmentFacts],
+    deep: bool,
+    pieces: Iterable[AuditPiece],
 ) -> Iterator[Any]:
     """Do the work of one task."""
     rows = _Rows()
     with SourceConnection(options) as connection:
         for piece in pieces:
-            for found in _Scan(connection, topic, facts[piece.segment], piece).run():
+            for found in _Scan(connection, topic, facts[piece.segment], piece, deep).run():
                 rows.add(piece, found)
                 if len(rows) >= ROWS:
                     yield rows.take()
@@ -121,12 +125,13 @@ class _Scan:
     """The scan of one piece."""
 
     def __init__(
-        self, connection: SourceConnection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece
+        self, connection: SourceConnection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece, deep: bool
     ) -> None:
         self._connection = connection
         self._topic = topic
         self._fact = fact
         self._piece = piece
+        self._deep = deep
         self._folder = segment_folder(topic.topic, fact.descriptor)
 
     def run(self) -> Iterator[Seen | Finding]:
@@ -145,7 +150,7 @@ class _Scan:
 
     def _from_chunk(self, chunk: ChunkDescriptor) -> Iterator[Seen | Finding]:
         with range_reader(self._connection, self._topic.storage).open(f"{self._folder}/{chunk.object}") as object_:
-            yield from ChunkScan(self._fact, chunk, object_.size(), object_.read).run()
+            yield from ChunkScan(self._fact, chunk, object_.size(), object_.read, deep=self._deep).run()
 
     def _elsewhere(self, gone: ChunkDescriptor, at: int) -> Iterator[Seen | Finding]:
         """Look into the newest manifest, because the object is gone: replaced, expired or lost."""
@@ -173,11 +178,15 @@ class _Scan:
         walk, at = LogWalk(self._fact, ""), first
         while at < until:
             try:
-                for header in self._deliveries(at, until):
-                    if first <= header.base_offset < until:
-                        yield from walk.next(header)
-                        yield Seen(header, -1)
-                    at = max(at, int(header.next_offset))
+                for delivery in self._deliveries(at, until):
+                    for header in delivery.batch_headers():
+                        if first <= header.base_offset < until:
+                            yield from walk.next(header)
+                            yield Seen(header, -1)
+                        at = max(at, int(header.next_offset))
+                    for header, batch in delivery.batches() if self._deep else ():
+                        if first <= header.base_offset < until:
+                            yield from walk.undecodable(header, batch)
                 return
             except LogDamaged as error:
                 until_good = min(until, max(error.next_offset, at + 1))
@@ -194,10 +203,9 @@ class _Scan:
                 return
             walk.expected = at = until_good
 
-    def _deliveries(self, first: int, until: int) -> Iterator[BatchHeader]:
+    def _deliveries(self, first: int, until: int) -> Iterator[ReceivedBatch]:
         topic = self._topic
-        for delivery in self._connection.deliveries(topic.topic, topic.topic_id, self._fact.id, first, until):
-            yield from delivery.batch_headers()
+        return self._connection.deliveries(topic.topic, topic.topic_id, self._fact.id, first, until)
 
 
 class _Rows:
