@@ -11,9 +11,10 @@ from msgspec import UNSET, UnsetType
 from braid.broker.groups.controllers import Controller
 from braid.model.cluster import Registration
 from braid.model.errors import RecordUnreadable
-from braid.model.ids import Epoch, Offset
+from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import Layout
-from braid.model.load import LoadReport
+from braid.model.load import LoadReport, SegmentLoad
+from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership
 from braid.model.stored_record import StoredRecord, decode, encode
 from braid.model.subscription import ConsumerSession, Cursor, Subscription
@@ -60,6 +61,7 @@ def test_unknown_fields_stay_with_the_value_that_they_were_found_in() -> None:
     stored = plain(Topic(id=1, layout=Layout.initial(2)))
     stored["policies"] |= {"quota": 7}
     stored["layout"]["segments"]["1"] |= {"tier": "gold"}
+    stored["layout"]["segments"]["1"]["hashRange"] |= {"salt": 3}
     stored["layout"]["properties"] = {"?": '{"team":1}'}  # A user's, which looks like one of ours.
     topic = Topic.from_json(msgspec.json.encode(stored))
     changed = msgspec.structs.replace(
@@ -67,6 +69,20 @@ def test_unknown_fields_stay_with_the_value_that_they_were_found_in() -> None:
     )
     stored["policies"]["retentionMs"] = 5
     assert plain(changed) == stored | {"deleting": True}
+
+
+def test_a_segment_has_the_same_name_whatever_another_build_has_added_to_its_range() -> None:
+    stored = plain(Topic(id=1, layout=Layout.initial(2)))
+    stored["layout"]["segments"]["1"]["hashRange"] |= {"salt": 3}
+    info = Topic.from_json(msgspec.json.encode(stored)).layout.segment(1)
+    orders = TopicName.parse("orders")
+    assert SegmentName.of(orders, info) == SegmentName.of(orders, Layout.initial(2).segment(1))
+
+
+def test_a_load_report_keeps_the_unknown_fields_of_its_segments() -> None:
+    stored = plain(LoadReport(at=1, busiest=(SegmentLoad(topic_path="a/b/c", segment_id=SegmentId(1)),)))
+    stored["busiest"][0] |= LATER
+    assert plain(LoadReport.from_json(msgspec.json.encode(stored))) == stored
 
 
 def test_a_new_value_in_place_of_another_has_none_of_its_unknown_fields() -> None:

@@ -38,7 +38,7 @@ Hash = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": L
 """The limits are documentation; a `HashRange` checks them."""
 
 
-class HashRange(msgspec.Struct, frozen=True, order=True):
+class HashRange(StoredRecord, frozen=True):
     """The hashes `start` … `end`, both included. Integers only: halves of halves stay exact."""
 
     start: Hash
@@ -47,6 +47,9 @@ class HashRange(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end <= LAST_HASH:
             raise InvalidLayout(f"{self.start} to {self.end} is no hash range: 0 <= start <= end <= {LAST_HASH}")
+
+    def __lt__(self, other: HashRange) -> bool:
+        return (self.start, self.end) < (other.start, other.end)
 
     def __contains__(self, key_hash: int) -> bool:
         return self.start <= key_hash <= self.end

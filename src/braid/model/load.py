@@ -31,7 +31,7 @@ _SUMS_BYTES: Final = 1_000
 Amount = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class SegmentLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class SegmentLoad(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     topic_path: str
     """`tenant/namespace/name`"""
     segment_id: SegmentId

@@ -84,7 +84,8 @@ class SegmentName(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, topic: TopicName, segment: SegmentInfo) -> SegmentName:
-        return cls(topic, segment.hash_range, segment.segment_id)
+        hashes = HashRange(segment.hash_range.start, segment.hash_range.end)  # Without fields of another build.
+        return cls(topic, hashes, segment.segment_id)
 
     @classmethod
     def at(cls, topic_path: str, descriptor: str) -> SegmentName:
