@@ -222,3 +222,59 @@ async def test_a_full_segment_that_cannot_move_says_why_and_goes_on_when_there_i
             assert (await sending).offset == 5
             await brokers.move(0, "b")
         assert await read_all(client, 6) == [*FIVE, SIXTH]
+
+
+async def full_at_start(brokers: Brokers) -> None:
+    """Broker a stops in order with five records, and starts again on a disk without any room."""
+    async with brokers.client() as client:
+        await (await full_topic(brokers, client)).close()
+    await brokers.stop("a")
+    await brokers.start("a")
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+async def test_a_broker_that_starts_on_a_full_disk_serves_reads_and_takes_publishes_when_there_is_room(
+    shared: bool, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, names=("a",), shared=shared) as brokers:
+        await full_at_start(brokers)
+        (segment,) = brokers.any().segments.all()
+        async with brokers.client(timeout=120) as client, client.producer("orders", timeout=120) as producer:
+            sending = asyncio.ensure_future(producer.send(b"5"))
+            assert await read_all(client, 5) == FIVE
+            async with client.stream_consumer("orders", "billing", start="earliest") as consumer:
+                message = await consumer.receive(timeout=5)
+                assert message is not None
+                await consumer.ack(message)
+            await asyncio.sleep(30)
+            assert segment.storage.log.is_full
+            assert brokers.any().segments.all() == [segment], "it waits, and is not opened again and again"
+            brokers.disks["a"].faults = NO_FAULTS
+            assert (await sending).offset == 5
+            assert await read_all(client, 6) == [*FIVE, b"5"]
+        await brokers.stop("a")
+        await brokers.start("a")
+        async with brokers.client() as client:
+            assert await read_all(client, 6) == [*FIVE, b"5"]
+
+
+async def test_a_segment_that_was_opened_on_a_full_disk_moves_away(simulation: Simulation) -> None:
+    async with running_brokers(simulation, names=("a",)) as brokers:
+        await full_at_start(brokers)
+        await brokers.start("b")
+        async with brokers.client(timeout=120) as client, client.producer("orders", timeout=120) as producer:
+            sending = asyncio.ensure_future(producer.send(b"5"))
+            await brokers.call("b", "move_topic", topic="orders", to="b")
+            assert (await sending).offset == 5
+            assert await read_all(client, 6) == [*FIVE, b"5"]
+
+
+async def test_a_segment_that_comes_to_a_full_disk_goes_back_to_a_broker_that_has_room(simulation: Simulation) -> None:
+    async with running_brokers(simulation, names=("a", "b")) as brokers, brokers.client(timeout=120) as client:
+        producer = await full_topic(brokers, client)
+        brokers.disks["a"].faults, brokers.disks["b"].faults = NO_FAULTS, FULL
+        with pytest.raises(MoveRefused, match=r"did not get to b.*a serves it"):
+            await brokers.call("a", "move_topic", topic="orders", to="b")
+        assert (await producer.send(b"5")).offset == 5
+        assert await read_all(client, 6) == [*FIVE, b"5"]
+        await producer.close()

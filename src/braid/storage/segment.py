@@ -9,8 +9,11 @@ Opening, each step repeatable after a crash before the next:
 4. open the log and make its first batch, a BEGIN, durable;
 5. **begin**: one transaction says that this owner has begun, and removes the sealed state.
 
-Only then may anything be appended. Handing over for a move runs the other way: stop the log and export the tail
-(`finish`), write the sealed state (`seal`), and only then drop the local files (`drop_files`).
+Only then may anything be appended. On a full disk, where step 4 finds no room, step 5 lets the owner serve readers of
+its local files, and does not say that it has begun.
+
+Handing over for a move runs the other way: stop the log and export the tail (`finish`), write the sealed state
+(`seal`), and only then drop the local files (`drop_files`).
 """
 
 from __future__ import annotations
@@ -199,8 +202,7 @@ class SegmentStorage:
                 on_complete,
                 _link(context),
             )
-            await log.open()
-            begun_at = await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
+            begun_at = await _begin(log, catalog, start, conditions, operations)
             if context.mode.exports_continuously:
                 exporter.start()
             undo.pop_all()
@@ -483,6 +485,22 @@ async def _continue(
         _close_exported(continued, catalog)
         await repair(context.disk, folder, continued)
     return continued
+
+
+async def _begin(
+    log: Log, catalog: Catalog, start: Start, conditions: Sequence[Condition], operations: Sequence[Operation]
+) -> Revision:
+    """Open the log and say in the catalog that this owner has begun; returns the revision of that.
+
+    A full disk has no room for the first batch. If the log is on this disk, no other broker can serve it. So this owner
+    then serves readers as a log does that has become full, and has not begun. Recovery has synced what they read."""
+    try:
+        await log.open()
+    except DiskFull:
+        if start.source is not RecoverySource.LOCAL or not log.is_full:
+            raise
+        return await catalog.hold(conditions, operations)
+    return await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
 
 
 def _link(context: StorageContext) -> Callable[[str, str], Awaitable[None]] | None:

@@ -242,6 +242,13 @@ class Catalog:
             self.sealed = None
             return self._frontier_revision
 
+    async def hold(self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()) -> Revision:
+        """Let this owner serve readers without having begun, in one transaction with the caller's operations; returns
+        its revision. The last writer stays the last writer."""
+        async with self._turn:
+            await self._write(self._own(), operations, conditions)
+            return self._frontier_revision
+
     async def commit(self, chunk: ChunkDescriptor) -> None:
         """Add a chunk at the end of history."""
         async with self._turn:
