@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from braid.testing.checkers.fence_checker import FenceChecker
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -71,7 +72,11 @@ def numbers(brokers: Brokers) -> list[int]:
 async def test_idle_segments_are_distributed_when_somebody_asks_for_it(simulation: Simulation) -> None:
     async with running_brokers(simulation, ()) as brokers:
         await idle_at_one_broker(brokers)
+        broken: list[BaseException] = []
+        FenceChecker(brokers.store, broken.append)
+        assert not brokers.running["b"].cluster.leader.leading, "a leads, and b passes the call on"
         begun = await brokers.call("b", "balance")
+        assert broken == []
         assert begun["begun"] == 2
         assert {move["from"] for move in begun["moves"]} == {"a"}
         await until(lambda: numbers(brokers) == [1, 1, 2])

@@ -46,6 +46,7 @@ def put(key: str, record: Ownership | None = None) -> Put:
         (SERVING, put(RECORD, SERVING.taken_again()), {RECORD}),
         (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="asked"))), {RECORD}),
         (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="drain"))), {RECORD, LEADER}),
+        (SERVING, put(RECORD, SERVING.moving(Move(to="b", id="balance"))), {RECORD, LEADER}),
         (SERVING, put(RECORD, SERVING.assigned("b", accept_loss=True)), {RECORD, paths.broker("a")}),
         (UNABLE, put(RECORD, UNABLE.assigned("b", accept_loss=True)), {RECORD}),
         (GIVEN_UP, put(RECORD, GIVEN_UP.serving()), {RECORD, paths.broker("a")}),

@@ -35,7 +35,7 @@ from braid.metadata.election import Election, Leadership
 from braid.metadata.store import Condition, Lease
 from braid.metadata.view import Table, View
 from braid.model.cluster import SegmentRef
-from braid.model.errors import LeaseLost, MetadataError, ShuttingDown, TopicNotFound
+from braid.model.errors import LeaseLost, MetadataError, NotServing, ShuttingDown, TopicNotFound
 from braid.model.ids import Revision
 from braid.ports.clock import Clock
 
@@ -138,6 +138,21 @@ class Leader:
         view, policy = self.snapshot().cluster_load(copies_history=self.config.copies_history), self.config.policy
         past = self._past.remembered(policy)
         return plan(view, policy, past, self._clock.now_us(), even_numbers=even_numbers)
+
+    async def balance(self) -> tuple[BalancePlan, int]:
+        """Begin the moves that even the load best, whether or not balancing is enabled; return the plan, and how many
+        of its moves have begun. `NotServing` unless this broker leads."""
+        leadership = self._leadership
+        if leadership is None or not self._holds(leadership):
+            raise NotServing(f"broker {self._id} does not lead the cluster, or not yet; try again in a moment")
+        snapshot, found = self.snapshot(), self.balance_plan()
+        begun = 0
+        for decision in balancing_decisions(snapshot, found):
+            revision = await self._write(decision, leadership)
+            if revision is not None:
+                begun += 1
+                await self._view.caught_up(revision)
+        return found, begun
 
     def start(self, lease: Lease) -> None:
         """Become a candidate. The lease is renewed by its owner; when it is lost, the candidacy ends by itself."""

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from braid.broker.admin.call import AdminCall, on_cluster
@@ -13,13 +14,17 @@ from braid.broker.admin.results import BalanceResult, BrokerDescription, Cluster
 from braid.broker.admin.route import BROKER, BROKERS, NO_CONTENT, BrokerName, HttpRoute
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
-from braid.cluster.ownership.leader_step import balancing_decisions
+from braid.broker.peers.calls import PeerCalls
 from braid.cluster.snapshot import Snapshot
 from braid.metadata import paths
 from braid.metadata.store import Delete, Operation, Put
 from braid.model.errors import BrokerNotFound, MetadataUncertain, cut
 from braid.model.ownership import OwnershipState
 
+BALANCE: Final = "balance"
+"""A call to the leader."""
+ANSWER_S: Final = 10.0
+"""How long the leader may take."""
 MAX_TRIES: Final = 5
 MAX_OBSTACLES: Final = 5
 """How many segments of a draining broker say why they do not move."""
@@ -78,27 +83,32 @@ class ActivateBroker(_OnBroker, frozen=True):
 
 
 class Balance(AdminCall, frozen=True, rename="camel"):
-    """Begin the moves that even the load best, whether or not balancing is enabled; with `dryRun`, only say which."""
+    """Begin the moves that even the load best, whether or not balancing is enabled; with `dryRun`, only say which. The
+    cluster leader begins them, whichever broker is asked."""
 
     needs = on_cluster
     http = HttpRoute("POST", BROKERS + "/balance", query=("dryRun",))
     dry_run: Annotated[bool, Meta(description="Only say what would move.")] = False
 
     async def run(self, services: CallServices, principal: Principal) -> BalanceResult:
-        leader, owners = services.leader, services.owners
-        snapshot, plan = leader.snapshot(), leader.balance_plan()
-        begun = 0
-        if not self.dry_run:
-            for decision in balancing_decisions(snapshot, plan):
-                unchanged = services.topics.unchanged(decision.segment.topic.path)
-                revision = await owners.swap(
-                    decision.segment, decision.revision, decision.record, conditions=[unchanged]
-                )
-                if revision is not None:
-                    begun += 1
-                    await owners.view.caught_up(revision)
-            _log.info("%s balances the cluster: %d segments move", principal.name, begun)
-        return BalanceResult.of(plan, begun=begun, dry_run=self.dry_run)
+        if self.dry_run:
+            return BalanceResult.of(services.leader.balance_plan(), begun=0, dry_run=True)
+        leader = services.leader.leader
+        if leader is None or leader == services.id:
+            return await _balance(services, principal.name)
+        answer = await services.ask(leader, BALANCE, {"principal": principal.name}, timeout_s=ANSWER_S)
+        return msgspec.convert(answer, BalanceResult)
+
+
+def answer_for(services: CallServices, calls: PeerCalls) -> None:
+    """Begin balancing for brokers that do not lead."""
+    calls.register(BALANCE, lambda arguments: _balance(services, arguments["principal"]))
+
+
+async def _balance(services: CallServices, principal: str) -> BalanceResult:
+    plan, begun = await services.leader.balance()
+    _log.info("%s balances the cluster: %d segments move", principal, begun)
+    return BalanceResult.of(plan, begun=begun, dry_run=False)
 
 
 class Topology(AdminCall, frozen=True):

@@ -12,7 +12,7 @@ from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.deletion import Deletion
-from braid.broker.segments.segment_access import SegmentAccesses
+from braid.broker.segments.segment_access import Ask, SegmentAccesses
 from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
@@ -39,6 +39,8 @@ class CallServices(Protocol):
     leader: Leader
     deletion: Deletion
     transitions: Transitions
+    ask: Ask
+    """Calls another broker."""
 
     @property
     def config(self) -> BrokerConfig: ...

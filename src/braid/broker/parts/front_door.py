@@ -6,6 +6,7 @@ import asyncio
 import socket
 from typing import Final
 
+from braid.broker.admin import cluster as cluster_calls
 from braid.broker.admin.calls import Calls
 from braid.broker.admin.reports import Reports
 from braid.broker.auth import Access
@@ -19,6 +20,7 @@ from braid.broker.parts.resources import Resources
 from braid.broker.parts.segment_host import SegmentHost
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.segments.delivery import ReadAhead
+from braid.broker.segments.segment_access import Ask
 from braid.broker.topology import TopologyView
 from braid.broker.turns import Turns
 from braid.model.errors import InvalidConfig
@@ -54,6 +56,7 @@ class FrontDoor:
         self.store = resources.store
         self.topics, self.owners, self.members = cluster.topics, cluster.owners, cluster.members
         self.leader = cluster.leader
+        self.ask: Ask = cluster.peers.call
         self.segments, self.accesses, self.deletion = (
             segment_host.segments,
             segment_host.accesses,
@@ -72,12 +75,13 @@ class FrontDoor:
             metrics,
             self.groups,
             controllers,
-            cluster.peers.call,
+            self.ask,
             cluster.loads.rates.of_segment,
         )
         self.peer_calls = PeerCalls()
         segment_host.answer(self.peer_calls)
         self.reports.answer_for(self.peer_calls)
+        cluster_calls.answer_for(self, self.peer_calls)
         self.topology = TopologyView(config.id, self.topics, self.owners, self.members, controllers.address)
         controllers.table.on_change.append(self.topology.changed)
         self.calls = Calls(self)

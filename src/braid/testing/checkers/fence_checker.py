@@ -7,7 +7,7 @@ wait for the harm. It looks at the conditions of each transaction, and knows whi
       that names another owner      the leadership; a call may also move a segment that its owner cannot open
       that accepts a loss           instead, that each broker is gone that is given up; any other one cannot open it
       that carries out a loss       that each of these brokers is still gone, unless it cannot open the segment
-      with the move of a drain      the leadership
+      with the leader's own move    the leadership: that of a drain or of balancing
     a frontier                      the frontier itself
     a chunk, a sealed state         the frontier
     a cursor                        the cursor itself, and the segment's ownership record
@@ -26,8 +26,8 @@ from braid.metadata.store import Condition, Operation, Put
 from braid.model.ownership import Ownership, OwnershipState
 from braid.testing.checkers.history import PromiseBroken
 
-DRAIN: Final = "drain"
-"""The id of a move that only a leader writes."""
+LEADERS_MOVES: Final = ("drain", "balance")
+"""The ids of moves that only a leader writes."""
 
 
 class FenceChecker:
@@ -76,5 +76,5 @@ class FenceChecker:
             unable = {new.owner, *(failure.broker for failure in old.failures)}
             return [paths.broker(broker) for broker in old.given_up if broker not in unable]
         given = old is None or (new.owner != old.owner and old.failure_of(old.owner) is None)
-        drained = old is not None and new.move is not None and new.move != old.move and new.move.id == DRAIN
-        return [paths.CLUSTER_LEADER] if given or drained else []
+        moved = old is not None and new.move is not None and new.move != old.move and new.move.id in LEADERS_MOVES
+        return [paths.CLUSTER_LEADER] if given or moved else []
