@@ -16,28 +16,34 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from braid.model.errors import DiskError, FileTaken, ForeignFile, SyncFailed
 from braid.ports import kernel_sync
 from braid.ports.disk import FileStat
 from braid.ports.kernel_sync import KernelSyncs
 from braid.ports.os_file import NOT_SUPPORTED, SMALL_BYTES, ZEROS, OsFile, disk_error
+from braid.ports.private_files import FILE_MODE, FOLDER_MODE
 from braid.ports.threads import Threads
 
 __all__ = ["SMALL_BYTES", "OsDisk", "OsFile", "OsLock"]
 
 T = TypeVar("T")
 
+SHARED_FILE_MODE: Final = 0o644
+SHARED_FOLDER_MODE: Final = 0o777
+"""Less what the process's umask takes away."""
 PREPARE_PAUSE_S = 0.01
 """The pause after each megabyte of zeros: the syncs of logs come first. A file of 64 MiB takes a second that way."""
 
 
 class OsDisk:
-    def __init__(self, threads: int = 4, *, read_only: bool = False) -> None:
-        """With `read_only`, files are opened for reading, which needs no permission to write them."""
+    def __init__(self, threads: int = 4, *, read_only: bool = False, private_folder: str | None = None) -> None:
+        """With `read_only`, files are opened for reading, which needs no permission to write them. Below the
+        `private_folder`, files and folders are made for this user alone."""
         self._threads = Threads(threads, "braid-disk")
         self._mode = os.O_RDONLY if read_only else os.O_RDWR
+        self._private = f"{os.path.abspath(private_folder)}/" if private_folder is not None else None
         self._files: set[OsFile] = set()
         self._closed = False
         self._syncs: KernelSyncs | None = None
@@ -77,10 +83,10 @@ class OsDisk:
         return await self._run(_stat, path)
 
     async def make_folder(self, folder: str) -> None:
-        await self._run(_make_folder, folder)
+        await self._run(_make_folder, folder, FOLDER_MODE if self._is_private(folder) else SHARED_FOLDER_MODE)
 
     async def lock(self, folder: str) -> OsLock:
-        return OsLock(await self._run(_lock, folder))
+        return OsLock(await self._run(_lock, folder, self._file_mode(folder)))
 
     async def sync_folder(self, folder: str) -> None:
         await self._run(_sync_found_names, folder)
@@ -114,7 +120,8 @@ class OsDisk:
 
     def _open(self, path: str, create: bool) -> OsFile:
         try:
-            descriptor = os.open(path, self._mode | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
+            creating = os.O_CREAT | os.O_EXCL if create else 0
+            descriptor = os.open(path, self._mode | creating, self._file_mode(path) if create else 0)
         except OSError as error:
             raise disk_error(error, f"{'create' if create else 'open'} {path}") from error
         if create:
@@ -131,6 +138,12 @@ class OsDisk:
         file = OsFile(self, path, descriptor)
         self._files.add(file)
         return file
+
+    def _is_private(self, path: str) -> bool:
+        return self._private is not None and os.path.abspath(path).startswith(self._private)
+
+    def _file_mode(self, path: str) -> int:
+        return FILE_MODE if self._is_private(path) else SHARED_FILE_MODE
 
     def call(
         self, work: Callable[..., T], *arguments: object, on_end: Callable[[], None] | None = None
@@ -187,10 +200,10 @@ def _close_unclaimed(opening: asyncio.Future[OsFile]) -> None:
         file._close_descriptor()
 
 
-def _lock(folder: str) -> int:
+def _lock(folder: str, mode: int) -> int:
     path = f"{folder.rstrip('/')}.lock"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     except OSError as error:
         raise disk_error(error, f"lock {folder}") from error
     try:
@@ -263,7 +276,7 @@ def _list_folders(folder: str) -> list[str]:
         raise disk_error(error, f"list {folder}") from error
 
 
-def _make_folder(folder: str) -> None:
+def _make_folder(folder: str, mode: int) -> None:
     """Make folders, and sync each folder's name before a folder is made in it. So the parents of a folder that exists
     are durable. Its own name must still be synced: its maker may have died before that."""
     folder = os.path.abspath(folder)
@@ -279,7 +292,7 @@ def _make_folder(folder: str) -> None:
             raise
     for name in reversed(missing):
         try:
-            os.mkdir(name)
+            os.mkdir(name, mode)
         except FileExistsError as error:
             if not os.path.isdir(name):
                 raise disk_error(error, f"create the folder {name}") from error

@@ -63,7 +63,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         clock = clock or SystemClock()
         random = random or random_module.Random(os.urandom(16))
         if disk is None:
-            disk = OsDisk()
+            disk = OsDisk(private_folder=config.data)
             stack.push_async_callback(disk.close)
             _keep_private(config.data)
         folder = await open_data_folder(disk, config.data, config.id)

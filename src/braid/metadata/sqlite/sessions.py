@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from weakref import WeakSet
 
 from braid.model.errors import MetadataUnavailable
+from braid.ports.private_files import FILE_MODE, FOLDER_MODE
 
 LOCK_PATIENCE_S = 5.0
 """How long a write waits for other writers. A write takes a millisecond, so a process that holds the lock longer hangs.
@@ -40,7 +41,7 @@ class _LockedFile:
 
     def __init__(self, path: str, flags: int) -> None:
         self.path = path
-        self.fd = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        self.fd = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         _open_locks.add(self)
 
     def try_lock(self) -> bool:
@@ -133,7 +134,7 @@ class DeadSession:
 class StoreSession:
     def __init__(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
+            os.mkdir(folder, FOLDER_MODE)
         self._folder = folder
         self.name, self._alive = _new_session(folder)
         self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
