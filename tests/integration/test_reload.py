@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,14 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
+def settings_with_clients(folder: Path) -> dict[str, Any]:
+    """Clients must show a certificate that an authority of `clients.pem` has signed."""
+    found = settings(folder)
+    for port in ("tls", "admin_tls"):
+        found[port] = {**found[port], "client_ca": str(folder / "clients.pem")}
+    return found
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[WatchedBroker]:
     make_certificate(tmp_path)
@@ -51,10 +60,12 @@ def broker(tmp_path: Path) -> Iterator[WatchedBroker]:
 
 
 @contextlib.contextmanager
-def connected(broker: WatchedBroker, secret: str) -> Iterator[RawClient]:
-    """With the certificate that lies in the file now."""
+def connected(broker: WatchedBroker, secret: str, folder: Path | None = None) -> Iterator[RawClient]:
+    """Trusts the certificate that lies in the file now, and shows the one in `folder`."""
     client = RawClient(broker.address, hello=False)
     context = ssl.create_default_context(cafile=str(broker.data.parent / "certificate.pem"))
+    if folder is not None:
+        context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
     with client:
         client.ask(Kind.HELLO, msgspec.structs.replace(HELLO, token=token(secret)), HelloReply)
@@ -102,3 +113,45 @@ def test_a_broker_takes_over_new_files_when_it_is_told_to_and_keeps_the_old_ones
         hang_up(broker, "cache_bytes changed too")
         client.admin("create_topic", topic="orders")
         assert "ann created topic" in broker.log
+
+
+def let_in(broker: WatchedBroker, folder: Path, port: int) -> bool:
+    """Whether a client with the certificate of this folder is let in."""
+    context = ssl.create_default_context(cafile=str(broker.data.parent / "certificate.pem"))
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                secure.sendall(b"no protocol at all\r\n\r\n")
+                return bool(secure.recv(1))  # With TLS 1.3, the client hears only here that it was refused.
+        except (ssl.SSLError, ConnectionResetError):
+            return False
+
+
+def test_an_authority_that_was_removed_is_not_trusted_any_more(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    (tmp_path / "secret").write_text(OLD)
+    folders = [tmp_path / "kept", tmp_path / "removed"]
+    for folder in folders:
+        folder.mkdir()
+        make_certificate(folder, folder.name)
+    kept, removed = ((folder / "certificate.pem").read_text() for folder in folders)
+    (tmp_path / "clients.pem").write_text(kept + removed)
+    with WatchedBroker(tmp_path, **settings_with_clients(tmp_path)) as broker:
+        admin = urlsplit(broker.ready["adminUrl"]).port
+        assert admin is not None
+        ports = (broker.address.port, admin)
+        assert [let_in(broker, folder, port) for folder in folders for port in ports] == [True] * 4
+        with connected(broker, OLD, folders[1]) as client:
+            (tmp_path / "clients.pem").write_text(kept)
+            hang_up(broker, "are reloaded")
+            assert isinstance(client.ended_with(), Unauthenticated)
+        assert [let_in(broker, folder, port) for folder in folders for port in ports] == [True, True, False, False]
+        with connected(broker, OLD, folders[0]) as client:
+            client.ping()
+            (tmp_path / "clients.pem").write_text(kept + removed)
+            hang_up(broker, "are reloaded")
+            client.ping()
+        assert let_in(broker, folders[1], ports[0])
+        assert tracebacks(broker.log) == []
+        broker.end()

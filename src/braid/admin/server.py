@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +22,7 @@ from braid.admin.app import build_app
 from braid.admin.guard import HEAD_TOO_LONG, MAX_HEAD_BYTES, head_too_long, is_loopback
 from braid.admin.port import AdminPort
 from braid.admin.status import ErrorBody
-from braid.ports.network import Address
+from braid.ports.network import Address, listen_again
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
@@ -101,12 +103,16 @@ class _Connection(H11Protocol):
 
 class AdminServer:
     def __init__(
-        self, address: Address, listeners: list[asyncio.Server], state: ServerState, tls: ssl.SSLContext | None
+        self,
+        address: Address,
+        connection: Callable[[], _Connection],
+        state: ServerState,
+        listeners: list[asyncio.Server],
     ) -> None:
         self.address: Final = address
-        self.tls: Final = tls
-        self._listeners = listeners
+        self._connection = connection
         self._state = state
+        self._listeners = listeners
 
     @classmethod
     async def start(cls, broker: Broker, port: AdminPort, tls: ssl.SSLContext | None) -> AdminServer:
@@ -136,7 +142,12 @@ class AdminServer:
             return _Connection(config=config, server_state=state, app_state=app_state, _loop=loop)
 
         listeners = [await loop.create_server(connection, sock=each, ssl=tls) for each in port.sockets]
-        return cls(port.address, listeners, state, tls)
+        return cls(port.address, connection, state, listeners)
+
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Accept with another TLS context; connections that exist go on."""
+        create = asyncio.get_running_loop().create_server
+        await listen_again(self._listeners, partial(create, self._connection, ssl=tls))
 
     async def close(self) -> None:
         """Accept no more, let what is being answered be answered, then cut. Closing twice is fine."""

@@ -12,8 +12,9 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -72,15 +73,61 @@ class Network(Protocol):
     async def listen(self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> Listener: ...
 
 
+async def listen_again(servers: list[asyncio.Server], create: Callable[..., Awaitable[asyncio.Server]]) -> None:
+    """Replace each server by what `create` makes of its socket, without a moment in which nothing listens. Connections
+    that exist go on. A server keeps the TLS context that it was made with, and a context cannot forget an authority or
+    a session: so it takes another server to accept with other certificates."""
+    made: list[asyncio.Server] = []
+    try:
+        for listening in [each for server in servers for each in server.sockets]:
+            own = listening.dup()
+            try:
+                made.append(await create(sock=own))
+            except BaseException:
+                own.close()
+                raise
+    except BaseException:
+        for server in made:
+            server.close()
+        raise
+    for server in servers:
+        server.close()
+    servers[:] = made
+
+
 class SocketListener:
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-        host, port = server.sockets[0].getsockname()[:2]
-        self.address = Address(host, port)
+    address: Address
+
+    def __init__(self, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> None:
+        self._protocol_factory = protocol_factory
+        self._servers: list[asyncio.Server] = []
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        server = await self._create(tls, host=host, port=port)
+        self._servers.append(server)
+        self.address = Address(*server.sockets[0].getsockname()[:2])
+
+    async def renew(self, tls: ssl.SSLContext | None) -> None:
+        """Accept with another TLS context."""
+        await listen_again(self._servers, partial(self._create, tls))
 
     async def close(self) -> None:
         # Not `wait_closed`: since Python 3.12 it waits for the connections too.
-        self._server.close()
+        for server in self._servers:
+            server.close()
+
+    async def _create(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
+        server = await asyncio.get_running_loop().create_server(
+            _told_of_failure(self._protocol_factory) if tls is not None else self._protocol_factory,
+            ssl=tls,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S if tls is not None else None,
+            backlog=ACCEPTED_TOGETHER,
+            **where,
+        )
+        for each in server.sockets:
+            with socket.fromfd(each.fileno(), each.family, each.type) as listening:
+                listening.listen(LISTEN_BACKLOG)
+        return server
 
 
 class SocketNetwork:
@@ -89,8 +136,14 @@ class SocketNetwork:
 
     def __init__(self, *, client_tls: ssl.SSLContext | None = None, server_tls: ssl.SSLContext | None = None) -> None:
         self.client_tls = client_tls
-        """For the connections that are made from now on; may be replaced."""
-        self.server_tls: Final = server_tls
+        self.server_tls = server_tls
+        self._listeners: list[SocketListener] = []
+
+    async def renew(self, *, client_tls: ssl.SSLContext, server_tls: ssl.SSLContext) -> None:
+        """Use other TLS contexts for the connections that are made from now on; those that exist go on."""
+        for listener in self._listeners:
+            await listener.renew(server_tls)
+        self.client_tls, self.server_tls = client_tls, server_tls
 
     async def connect(self, host: str, port: int, protocol_factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
         return await asyncio.get_running_loop().create_connection(protocol_factory, host, port, ssl=self.client_tls)
@@ -98,18 +151,10 @@ class SocketNetwork:
     async def listen(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> SocketListener:
-        server = await asyncio.get_running_loop().create_server(
-            _told_of_failure(protocol_factory) if self.server_tls is not None else protocol_factory,
-            host,
-            port,
-            ssl=self.server_tls,
-            ssl_handshake_timeout=TLS_HANDSHAKE_S if self.server_tls is not None else None,
-            backlog=ACCEPTED_TOGETHER,
-        )
-        for each in server.sockets:
-            with socket.fromfd(each.fileno(), each.family, each.type) as listening:
-                listening.listen(LISTEN_BACKLOG)
-        return SocketListener(server)
+        listener = SocketListener(protocol_factory)
+        await listener.listen(host, port, self.server_tls)
+        self._listeners.append(listener)
+        return listener
 
 
 def _told_of_failure(protocol_factory: Callable[[], asyncio.BaseProtocol]) -> Callable[[], asyncio.BaseProtocol]:

@@ -23,13 +23,11 @@ def server_tls(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def renew_tls(context: ssl.SSLContext, config: TlsConfig) -> None:
-    """Use certificate and key, as the files have them now, for new connections of a port that listens already. An
-    authority that was removed from `client_ca` stays trusted, because a context cannot forget one. Call `server_tls`
-    before, which refuses files that do not fit: half of them would be taken over here."""
-    context.load_cert_chain(config.certificate, config.key)
-    if config.client_ca:
-        context.load_verify_locations(config.client_ca)
+def trusts_less(now: ssl.SSLContext, before: ssl.SSLContext) -> bool:
+    """Tell whether clients that `before` has let in may not be let in any more."""
+    if now.verify_mode is not before.verify_mode:
+        return now.verify_mode is ssl.CERT_REQUIRED
+    return not set(before.get_ca_certs(binary_form=True)) <= set(now.get_ca_certs(binary_form=True))
 
 
 def peer_tls(config: BrokerTlsConfig) -> ssl.SSLContext:
