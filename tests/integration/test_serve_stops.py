@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from braid.metadata.store import Condition, Operation, Put, TxnResult
 from braid.model.errors import InvalidConfig
 from braid.ports.clock import SystemClock
 from braid.ports.network import Address
+from tests.kits.waiting import until
 
 TOPICS = "/admin/v2/scalable/public/default"
 WAIT_S = 30.0
@@ -60,7 +62,7 @@ async def started(folder: Path, store: Store) -> tuple[Broker, AdminServer]:
         data=str(folder / "data"), listen="127.0.0.1:0", admin=str(port.address), lease_ttl_s=2, spare_files=0
     )
     broker = await Broker.open(config, store=store)
-    return broker, await AdminServer.start(broker, port, None)
+    return broker, AdminServer(broker, port, None)
 
 
 async def ask(admin: AdminServer, method: str, path: str) -> tuple[int, Any]:
@@ -130,6 +132,46 @@ def test_it_ends_with_exit_code_1_when_what_broke_also_keeps_it_from_stopping_in
 
 
 # The admin port.
+
+
+def refuses(admin: AdminServer) -> bool:
+    try:
+        socket.create_connection(admin.address).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_it_stops_in_order_though_a_client_has_just_made_the_admin_port_load(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker, admin = await started(tmp_path, Store())
+        stop = asyncio.get_running_loop().create_future()
+        stop.set_result(None)
+        with socket.create_connection(admin.address):
+            assert await serve_until(stop, broker, admin) == 0
+        assert refuses(admin)
+        await admin.close()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+
+def test_an_admin_port_that_cannot_load_is_closed_and_the_broker_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "braid.admin.connections", None)
+
+    async def main() -> None:
+        broker, admin = await started(tmp_path, Store())
+        with socket.create_connection(admin.address):
+            await until(lambda: refuses(admin))
+        assert broker.ready
+        await broker.close()
+        await admin.close()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
+        "the admin port cannot answer, and is closed"
+    ]
 
 
 def test_any_free_admin_port_is_one_and_belongs_to_whoever_took_it_first() -> None:

@@ -109,7 +109,7 @@ def admin_broker(folder: Path, config: BrokerConfig | None = None, **settings: A
         port = AdminPort.take(Address("127.0.0.1", 0))
         broker = await Broker.open(msgspec.structs.replace(config, admin=str(port.address)))
         tls = server_tls(config.admin_tls) if config.admin_tls is not None else None
-        return broker, await AdminServer.start(broker, port, tls)
+        return broker, AdminServer(broker, port, tls)
 
     try:
         broker, admin = run(open_all())

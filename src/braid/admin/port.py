@@ -2,8 +2,6 @@
 
 So a port that somebody else has is noticed before this broker is known to anybody, and the number that it registers is
 the real one, also when any free port was asked for. Whoever connects while the broker starts waits until it is open.
-
-A module of its own, because it is needed half a second before what answers on the port is imported.
 """
 
 from __future__ import annotations

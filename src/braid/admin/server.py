@@ -1,165 +1,95 @@
-"""The admin port: HTTP on the broker's own event loop.
+"""The admin port: it listens from the start, and the first client that connects makes it load what answers.
 
-uvicorn's HTTP/1.1 protocol does the work, without its `Server`: that one takes over signals, wakes up ten times a
-second, and has no limit for a client that sends half a request and then nothing. What is needed of it fits here:
-listen, bound the connections and their time, and close in order.
+FastAPI and its companions take half a second of processor time to import, more than the rest of a broker, and 22 MB of
+memory. So a broker is ready without them, and one that nobody asks by HTTP never has them. They are loaded in a thread:
+the loop goes on serving the broker's own clients. Until then the kernel keeps those that connected.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from functools import partial
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
-from uvicorn.server import ServerState
-
-from braid.admin.app import build_app
-from braid.admin.guard import HEAD_TOO_LONG, MAX_HEAD_BYTES, head_too_long, is_loopback
 from braid.admin.port import AdminPort
-from braid.admin.status import ErrorBody
 from braid.ports.network import Address, listen_again
 
 if TYPE_CHECKING:
+    from braid.admin.connections import Connections
     from braid.broker.broker import Broker
 
-MAX_CONNECTIONS: Final = 512
-"""Beyond it, connections are dropped as they come."""
-REQUEST_TIMEOUT_S: Final = 15.0
-"""A request, head and body, must be here so long after its connection, or after the answer before it."""
-ANSWER_TIMEOUT_S: Final = 120.0
-"""And its answer must be written so long after that, whether we or a client that does not read are to blame."""
-KEEP_ALIVE_S: Final = 10
-LINGER_S: Final = 2.0
-"""How long a refused client may go on sending before it is cut off. A connection that is closed while bytes arrive is
-reset, and the client may never see the answer."""
-CLOSE_TIMEOUT_S: Final = 5.0
-"""How long requests in flight may take when the broker stops."""
-
-
-class _Connection(H11Protocol):
-    """uvicorn's, with a limit for the number of connections and for the time that a request takes to arrive."""
-
-    _deadline: asyncio.TimerHandle | None = None
-    _refused = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._start_deadline(REQUEST_TIMEOUT_S)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_deadline()
-        self._unset_keepalive_if_required()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or a head that is too long: then h11 has as much of it as it may keep."""
-        status, body = 400, ErrorBody("invalid-argument", msg, False)
-        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
-            status, body = HEAD_TOO_LONG, head_too_long()
-        data = body.json()
-        self.transport.write(
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode()
-            + data
-        )
-        self._refused = True
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-            self._start_deadline(LINGER_S)
-        else:
-            self.transport.close()
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
-        if cycle is not None and not cycle.more_body and not cycle.response_complete:
-            self._start_deadline(ANSWER_TIMEOUT_S)
-
-    def on_response_complete(self) -> None:
-        self._start_deadline(REQUEST_TIMEOUT_S)
-        super().on_response_complete()
-
-    def _start_deadline(self, seconds: float) -> None:
-        self._stop_deadline()
-        self._deadline = self.loop.call_later(seconds, self.transport.abort)
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+_log: Final = logging.getLogger(__name__)
 
 
 class AdminServer:
     def __init__(
-        self,
-        address: Address,
-        connection: Callable[[], _Connection],
-        state: ServerState,
-        listeners: list[asyncio.Server],
+        self, broker: Broker, port: AdminPort, tls: ssl.SSLContext | None, on_load: Callable[[], None] | None = None
     ) -> None:
-        self.address: Final = address
-        self._connection = connection
-        self._state = state
-        self._listeners = listeners
-
-    @classmethod
-    async def start(cls, broker: Broker, port: AdminPort, tls: ssl.SSLContext | None) -> AdminServer:
-        """Answering when it returns. The port belongs to it from then on."""
-        app = build_app(broker, check_host=is_loopback(port.address.host) and not broker.front_door.access.enabled)
-        config = Config(
-            app=app,
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        )
-        config.load()
-        state = ServerState()
-        app_state: dict[str, Any] = {}
+        """Listen. The port belongs to the server from now on. `on_load` is called when everything is imported."""
+        self.tls = tls
+        self._broker = broker
+        self._port = port
+        self._on_load = on_load
+        self._listeners: list[asyncio.Server] = []
+        self._connections: Connections | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._waiting = [*port.sockets]
+        """Sockets that wait for the first client."""
         loop = asyncio.get_running_loop()
+        for each in self._waiting:
+            loop.add_reader(each, self._on_first_client)
 
-        def connection() -> _Connection:
-            return _Connection(config=config, server_state=state, app_state=app_state, _loop=loop)
+    @property
+    def address(self) -> Address:
+        return self._port.address
 
-        listeners = [await loop.create_server(connection, sock=each, ssl=tls) for each in port.sockets]
-        return cls(port.address, connection, state, listeners)
+    def _on_first_client(self) -> None:
+        self._stop_waiting()
+        self._loading = asyncio.get_running_loop().create_task(self._load(), name="load the admin port")
+
+    def _stop_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            loop.remove_reader(self._waiting.pop())
+
+    async def _load(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._connections = await loop.run_in_executor(None, _load_connections, self._broker, self.address.host)
+        except Exception:
+            _log.exception("the admin port cannot answer, and is closed")
+            self._port.close()
+            return
+        if self._on_load is not None:
+            self._on_load()
+        accept = self._connections.accept
+        self._listeners = [await loop.create_server(accept, sock=each, ssl=self.tls) for each in self._port.sockets]
 
     async def renew(self, tls: ssl.SSLContext) -> None:
         """Accept with another TLS context; connections that exist go on."""
-        create = asyncio.get_running_loop().create_server
-        await listen_again(self._listeners, partial(create, self._connection, ssl=tls))
+        self.tls = tls
+        if self._connections is not None:
+            create = asyncio.get_running_loop().create_server
+            await listen_again(self._listeners, partial(create, self._connections.accept, ssl=tls))
 
     async def close(self) -> None:
         """Accept no more, let what is being answered be answered, then cut. Closing twice is fine."""
+        self._stop_waiting()
+        if self._loading is not None:
+            if self._connections is None:
+                self._loading.cancel()
+            await asyncio.wait([self._loading])
         for listener in self._listeners:
             listener.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        if self._state.tasks:
-            _, late = await asyncio.wait(list(self._state.tasks), timeout=CLOSE_TIMEOUT_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-        for connection in list(self._state.connections):
-            connection.transport.abort()
+        self._port.close()
+        if self._connections is not None:
+            await self._connections.close()
+
+
+def _load_connections(broker: Broker, host: str) -> Connections:
+    from braid.admin.connections import Connections
+
+    return Connections(broker, host)

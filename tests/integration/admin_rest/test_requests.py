@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from braid.admin import guard, server
+from braid.admin import connections, guard
 from tests.kits.admin import ORDERS, TOPICS, AdminBroker
 
 # HTTP itself.
@@ -96,7 +96,7 @@ def test_garbage_on_the_port_disturbs_nobody(broker: AdminBroker) -> None:
 
 
 def test_half_a_request_is_cut_off_after_a_while(broker: AdminBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT_S", 0.2)
     halves = (
         b"",
         b"GET /hea",
@@ -110,7 +110,7 @@ def test_half_a_request_is_cut_off_after_a_while(broker: AdminBroker, monkeypatc
 
 
 def test_too_many_connections_are_dropped(broker: AdminBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
     with (
         socket.create_connection(broker.address, timeout=20) as first,
         socket.create_connection(broker.address, timeout=20) as second,
