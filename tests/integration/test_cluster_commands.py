@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from braid.testing.processes import BrokerProcess
+from tests.kits.commands import run
 from tests.kits.waiting import wait_until
 
 pytestmark = pytest.mark.processes
-
-
-BRAID = (sys.executable, "-m", "braid.cli.main")
-WAIT_S = 60.0
 
 
 class Brokers:
@@ -32,11 +27,7 @@ class Brokers:
 
     def run(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
         """What the command prints."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
-        environment = {**kept, "BRAID_URL": self.processes["b1"].url}
-        done = subprocess.run([*BRAID, *arguments], input=given, capture_output=True, env=environment, timeout=WAIT_S)
-        assert done.returncode == code, done.stderr.decode()
-        return done.stdout.decode() if not code else done.stderr.decode()
+        return run(self.processes["b1"].url, *arguments, given=given, code=code)
 
     def listed(self) -> dict[str, dict[str, Any]]:
         return {each["id"]: each for each in json.loads(self.run("broker", "list", "--json"))}
@@ -50,8 +41,8 @@ class Brokers:
 def brokers(tmp_path: Path) -> Iterator[Brokers]:
     made = Brokers(tmp_path)
     try:
-        for process in made.processes.values():
-            process.start()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(BrokerProcess.start, made.processes.values()))
         yield made
     finally:
         for process in made.processes.values():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 from braid.client.client import Client
-from braid.testing.processes import BRAID, BrokerProcess
+from braid.testing.processes import BrokerProcess
 from braid.wire.address import format_url
+from tests.kits.commands import run
 from tests.kits.live_load import TOPIC
 from tests.kits.waiting import WAIT_S
 
@@ -42,10 +42,7 @@ class ClusterProcess:
 
     def run(self, *arguments: str) -> str:
         """A `braid` command, asked of any broker; what it prints."""
-        command = [*BRAID, *arguments, "--url", self.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-        assert done.returncode == 0, f"{arguments}: {done.stderr}"
-        return done.stdout
+        return run(self.url, *arguments)
 
     def logs(self) -> str:
         return "\n".join(broker.log_path.read_text() for broker in self.brokers.values())
