@@ -1,16 +1,42 @@
-"""`braid` commands as processes, as a shell runs them."""
+"""`braid` commands as processes, as a shell runs them.
+
+A command starts for 0.2 to 0.5 s of processor time, nearly all of it imports. So `run` and those that use it fork from
+one process that has imported them. The command is a process of its own all the same: its pipes, environment and exit
+code are real. `started` gives a command its own interpreter, for tests of signals and half-closed pipes.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import Any
 
+from braid.cli.main import main
 from braid.testing.processes import BRAID
 from tests.kits.waiting import WAIT_S
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [
+        __name__,
+        *(
+            f"braid.cli.commands.{each}"
+            for each in ("broker", "consume", "produce", "readings", "subscription", "topic")
+        ),
+        *(
+            f"braid.client.{each}"
+            for each in ("client", "producing.producer", "consuming.stream", "consuming.checkpoint")
+        ),
+        *("pyarrow.compute", "rich.console", "rich.table"),
+    ]
+)
 
 
 def environment(url: str = "") -> dict[str, str]:
@@ -20,8 +46,43 @@ def environment(url: str = "") -> dict[str, str]:
 
 def run_to_end(url: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command with these bytes as its input."""
-    command = [*BRAID, *arguments]
-    return subprocess.run(command, input=given, capture_output=True, env=environment(url), timeout=WAIT_S, check=False)
+    pipes = [_FORKS.Pipe(duplex=False) for _ in range(3)]
+    (stdin, feed), (output, stdout), (errors, stderr) = pipes
+    process = _FORKS.Process(target=_run, args=(arguments, environment(url), (stdin, stdout, stderr)))
+    process.start()
+    for end in (stdin, stdout, stderr):
+        end.close()
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(_write, feed, given)
+        printed, said = threads.submit(_read, output), threads.submit(_read, errors)
+        process.join(WAIT_S)
+        process.kill()  # after an orderly end it does nothing
+    process.join()
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(arguments, process.exitcode, printed.result(), said.result())
+
+
+def _run(arguments: Sequence[str], environment: dict[str, str], ends: Sequence[Connection]) -> None:
+    """Be the command, in the forked process."""
+    for number, end in enumerate(ends):
+        os.dup2(end.fileno(), number)
+        end.close()
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as the interpreter opens it)
+    os.environ.clear()
+    os.environ.update(environment)
+    main(arguments)
+
+
+def _write(pipe: Connection, data: bytes) -> None:
+    with open(os.dup(pipe.fileno()), "wb") as file:
+        pipe.close()
+        file.write(data)
+
+
+def _read(pipe: Connection) -> bytes:
+    with open(os.dup(pipe.fileno()), "rb") as file:
+        pipe.close()
+        return file.read()
 
 
 def run(url: str, *arguments: str, given: bytes = b"", code: int = 0) -> str:
