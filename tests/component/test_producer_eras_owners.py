@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from braid.model.errors import OutOfSequence
-from tests.component.test_storage_segment import WAYS
+from tests.kits.owner_changes import WAYS
 from tests.kits.producer_eras import WRITER, at
 from tests.kits.storage import World, make_batch
 

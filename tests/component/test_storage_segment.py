@@ -1,4 +1,4 @@
-"""One segment on its owner: opening, reopening, handing over, taking over, and knowing retries all along (I1, I10)."""
+"""One segment on its owner: opening, reopening, handing over and taking over (I1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from braid.model.errors import (
     LogSealed,
     MetadataUnavailable,
     ObjectStoreUnavailable,
-    OutOfSequence,
     RecoveryUnsafe,
 )
 from braid.model.ids import Epoch, Revision
@@ -24,11 +23,9 @@ from braid.model.topic import Durability
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
-from braid.storage.chunk import read_footer
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.context import LogConfig
-from braid.storage.log.log import Appended
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import RecoverySource
@@ -36,6 +33,7 @@ from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.objects import Faults, FaultyObjects
+from tests.kits.owner_changes import send
 from tests.kits.storage import (
     DESCRIPTOR,
     SEGMENT_FOLDER,
@@ -44,11 +42,9 @@ from tests.kits.storage import (
     TOPIC,
     WAL_FOLDER,
     Broker,
-    Bytes,
     World,
     fill,
     make_batch,
-    make_header,
     read_all,
     read_offsets,
 )
@@ -74,12 +70,6 @@ async def test_an_opening_that_is_cancelled_anywhere_leaves_the_segment_to_the_n
         segment = await broker.open()
         assert await read_offsets(segment) == [0]
         await segment.close()
-
-
-async def send(segment: SegmentStorage, sequence: int, count: int = 1, producer: int = 7) -> Appended:
-    appended = segment.append(make_batch(count, producer=producer, sequence=sequence))
-    await segment.log.confirm(appended)
-    return appended
 
 
 async def test_the_seeds_timeline_stays_one_history_across_a_move(world: World) -> None:
@@ -113,188 +103,6 @@ async def test_a_reopen_goes_on_where_the_files_end(world: World) -> None:
         segment = await world.a.start().open()
         assert (segment.start.source, segment.log.end) == (RecoverySource.LOCAL, 13 * outcomes)
     assert await read_offsets(segment) == list(range(65))
-
-
-async def reopened(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await segment.close()
-    return await world.a.start().open()
-
-
-async def crashed(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await segment.exporter.stop()
-    world.a.crash()
-    return await world.a.open()
-
-
-async def rotated(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await fill(segment, 100)
-    await segment.log.rotate()
-    return await crashed(world, segment)
-
-
-async def reclaimed(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await fill(segment, 100)
-    await segment.log.rotate()
-    await segment.exporter.export_closed()
-    await segment.apply_retention(RetentionPolicy())
-    return await crashed(world, segment)
-
-
-async def moved(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await segment.hand_over()
-    return await world.b.open()
-
-
-async def moved_without_checkpoint_reuse(world: World, segment: SegmentStorage) -> SegmentStorage:
-    segment = await moved(world, segment)
-    await fill(segment, 3)
-    await segment.exporter.stop()
-    world.b.crash()
-    return await world.b.open()
-
-
-async def taken_over(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await segment.log.rotate()
-    await segment.exporter.export_closed()
-    return await world.b.open(accept_loss=True)
-
-
-async def expire(segment: SegmentStorage) -> None:
-    """Let retention delete every chunk, with all footers."""
-    await segment.log.rotate()
-    await segment.exporter.export_closed()
-    await segment.apply_retention(RetentionPolicy(max_age_s=-1))
-    assert segment.catalog.chunks == []
-
-
-async def expired_and_crashed(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await expire(segment)
-    return await crashed(world, segment)
-
-
-async def expired_and_moved(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await expire(segment)
-    return await moved(world, segment)
-
-
-async def expired_and_moved_twice(world: World, segment: SegmentStorage) -> SegmentStorage:
-    segment = await expired_and_moved(world, segment)
-    await segment.hand_over()
-    return await world.a.open()
-
-
-async def expired_after_a_move(world: World, segment: SegmentStorage) -> SegmentStorage:
-    """The new owner's only file has no footer yet."""
-    segment = await moved(world, segment)
-    await expire(segment)
-    await fill(segment, 3)
-    await segment.exporter.stop()
-    world.b.crash()
-    return await world.b.open()
-
-
-async def expired_and_taken_over(world: World, segment: SegmentStorage) -> SegmentStorage:
-    """As by a broker that restarts with an empty disk."""
-    await expire(segment)
-    return await world.b.open(accept_loss=True)
-
-
-async def expired_and_swept(world: World, segment: SegmentStorage) -> SegmentStorage:
-    await expire(segment)
-    await segment.sweep()
-    segment = await moved(world, segment)
-    await segment.sweep()
-    return await reopened_at(world.b, segment)
-
-
-async def reopened_at(broker: Broker, segment: SegmentStorage) -> SegmentStorage:
-    await segment.close()
-    return await broker.start().open()
-
-
-WAYS = [
-    reopened,
-    crashed,
-    rotated,
-    reclaimed,
-    moved,
-    moved_without_checkpoint_reuse,
-    taken_over,
-    expired_and_crashed,
-    expired_and_moved,
-    expired_and_moved_twice,
-    expired_after_a_move,
-    expired_and_taken_over,
-    expired_and_swept,
-]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_a_retry_is_known_however_the_log_got_its_owner(way: object, world: World) -> None:
-    segment = await world.a.open()
-    for sequence in range(0, 40, 4):
-        await send(segment, sequence, 4)
-    segment = await way(world, segment)  # type: ignore[operator]
-    end = segment.log.end
-    again = await send(segment, 36, 4)
-    assert (again.base_offset, again.next_offset, again.duplicate) == (36, 40, True)
-    old = await send(segment, 0, 4)
-    assert (old.base_offset, old.duplicate) == (None, True), "known, though its place is forgotten"
-    for sequence, count in ((41, 1), (38, 4), (39, 1)):
-        with pytest.raises(OutOfSequence):
-            segment.append(make_batch(count, producer=7, sequence=sequence))
-    assert segment.log.end == end
-    assert not (await send(segment, 40)).duplicate
-    assert (await send(segment, 0, producer=8)).base_offset == end + 1
-
-
-async def test_retries_of_batches_before_and_after_a_move_are_known_after_the_new_owners_crash(world: World) -> None:
-    segment = await world.a.open()
-    await send(segment, 0, 3)
-    segment = await moved(world, segment)
-    await send(segment, 3, 2)
-    await send(segment, 0, 1, producer=9)
-    await segment.exporter.stop()
-    world.b.crash()
-    segment = await world.b.open()
-    assert segment.log.base_offset == 3, "the first batch is in a chunk only"
-    for sequence, count, producer, base in ((0, 3, 7, 0), (3, 2, 7, 3), (0, 1, 9, 5)):
-        assert (await send(segment, sequence, count, producer)).base_offset == base
-    assert segment.log.end == 6
-
-
-async def test_a_footer_never_knows_a_batch_that_is_only_queued(world: World) -> None:
-    segment = await world.a.open()
-    for sequence in range(300):
-        segment.append(make_batch(producer=7, sequence=sequence))
-    await segment.log.flush()
-    await segment.log.rotate()
-    closed = [file for file in segment.log.files if file.closed]
-    assert len(closed) > 10
-    for file in closed:
-        data = world.a.disk.content(f"{WAL_FOLDER}/{file.name}")
-        footer = await read_footer(Bytes(data), len(data))
-        known = footer.producers.check(make_header(producer=7, sequence=file.next_offset - 1))
-        assert known is not None
-        assert known.base_offset == file.next_offset - 1
-        queued = make_header(producer=7, sequence=file.next_offset)
-        assert footer.producers.check(queued) is None, "the next one is not stored yet"
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_after_a_crash_a_batch_is_a_retry_exactly_if_it_is_stored(seed: int, world: World) -> None:
-    segment = await world.a.open()
-    for sequence in range(100):
-        segment.append(make_batch(producer=7, sequence=sequence))
-    await asyncio.sleep(world.simulation.random.uniform(0, 0.02))
-    confirmed = segment.log.confirmed.value
-    segment = await crashed(world, segment)
-    stored = segment.log.end
-    assert stored >= confirmed
-    for sequence in range(max(0, stored - 8), 100):
-        appended = await send(segment, sequence)
-        assert appended.duplicate == (sequence < stored)
-        assert appended.base_offset == sequence
 
 
 @pytest.mark.parametrize("last_rotation", [False, True], ids=["in a file with records", "in a file of its own"])

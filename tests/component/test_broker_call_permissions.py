@@ -1,0 +1,106 @@
+"""Which administrative calls a role may make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braid.broker.auth import Principal
+from braid.broker.config import AuthConfig, Grant
+from braid.model.errors import InvalidName, NotAvailable, PermissionDenied
+from braid.testing.sim.loop import Simulation
+from tests.kits.calls import caller
+from tests.kits.control import Machine
+
+GRANTS = (
+    Grant(role="producer", on="public/default/orders", allow=("produce",)),
+    Grant(role="consumer", on="public/default/orders", allow=("consume",)),
+    Grant(role="owner", on="public/default", allow=("admin",)),
+    Grant(role="operator", on="*", allow=("admin",)),
+    Grant(role="stranger", on="public/default/other", allow=("produce", "consume")),
+)
+
+TOPIC_CALLS: dict[str, dict[str, Any]] = {
+    "get_topic": {},
+    "topic_stats": {},
+    "topic_storage": {},
+    "list_subscriptions": {},
+    "get_subscription": {"subscription": "billing"},
+    "create_subscription": {"subscription": "new"},
+    "seek_subscription": {"subscription": "billing", "to": "latest"},
+    "skip_subscription": {"subscription": "billing"},
+    "delete_subscription": {"subscription": "billing"},
+    "split_segment": {"segment": 0},
+    "delete_topic": {},
+}
+KNOW = {"get_topic", "topic_stats", "list_subscriptions", "get_subscription"}
+SUBSCRIBE = {name for name in TOPIC_CALLS if name.endswith("_subscription")}
+ALLOWED = {
+    "producer": KNOW,
+    "consumer": KNOW | SUBSCRIBE | {"topic_storage"},
+    "owner": set(TOPIC_CALLS) | {"create_topic"},
+    "operator": set(TOPIC_CALLS) | {"create_topic", "list_brokers", "topology", "drain_broker"},
+    "stranger": set[str](),
+    "nobody": set[str](),
+}
+
+
+@pytest.mark.parametrize("role", ALLOWED)
+async def test_who_may_do_what(role: str, tmp_path: Path, simulation: Simulation) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+    auth = AuthConfig(secret_file=str(secret), superusers=("root",), grants=GRANTS)
+    broker = await Machine(simulation, auth).start()
+    root = caller(broker, Principal("root", ("root",), None))
+    call = caller(broker, Principal("somebody", (role,), None))
+    for topic in ("orders", "other"):
+        await root("create_topic", topic=topic)
+    await root("create_subscription", topic="orders", subscription="billing")
+
+    async def may(name: str, **arguments: Any) -> bool:
+        try:
+            await call(name, **arguments)
+        except NotAvailable:
+            return True
+        except PermissionDenied:
+            return False
+        return True
+
+    allowed = {name for name, rest in TOPIC_CALLS.items() if await may(name, topic="orders", **rest)}
+    if await may("create_topic", topic="made-now"):
+        allowed.add("create_topic")
+    for name, arguments in {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "broker-1"}}.items():
+        if await may(name, **arguments):
+            allowed.add(name)
+    assert allowed == ALLOWED[role]
+    listed = await call("list_topics", tenant="public", namespace="default")
+    seen = {name.rpartition("/")[2] for name in listed}
+    assert (
+        seen
+        == {
+            "producer": {"orders"},
+            "consumer": {"orders"},
+            "owner": {"other", "made-now"},  # it has just deleted orders
+            "operator": {"other", "made-now"},
+            "stranger": {"other"},
+            "nobody": set[str](),
+        }[role]
+    )
+    await broker.close()
+
+
+async def test_who_may_not_know_of_a_topic_cannot_tell_whether_it_exists(
+    tmp_path: Path, simulation: Simulation
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+    broker = await Machine(simulation, AuthConfig(secret_file=str(secret))).start()
+    call = caller(broker, Principal("somebody", ("nobody",), None))
+    for name, rest in TOPIC_CALLS.items():
+        with pytest.raises(PermissionDenied):
+            await call(name, topic="absent", **rest)
+    with pytest.raises(InvalidName):
+        await call("get_topic", topic="a b")
+    await broker.close()
