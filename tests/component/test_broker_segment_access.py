@@ -83,7 +83,7 @@ async def test_positions_are_told_by_any_broker(simulation: Simulation) -> None:
     async with Cluster(simulation, "a", "b", "c") as cluster:
         await cluster.make_topic("a", "b")
         cluster["b"][1].grow(120)
-        cluster["b"][1].sealed = True
+        cluster["b"][1].end_log()
         cluster["b"][1].times = [1_000, 2_000]
         client = await ClientLink.open(cluster, "c")
         for timestamp, at_time in ((None, (-1, -1)), (1_500, (100, 1))):

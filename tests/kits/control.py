@@ -69,7 +69,6 @@ class PlainSegment:
     ) -> None:
         self.name = name
         self.topic_id = topic_id
-        self.sealed = False
         self.cursors = cursors
         self.earliest = Offset(0)
         self.epochs: EpochStarts = ()
@@ -84,6 +83,15 @@ class PlainSegment:
     @property
     def end(self) -> Offset:
         return Offset(self._ends["end"])
+
+    @property
+    def sealed(self) -> bool:
+        return bool(self._ends["ended"])
+
+    def end_log(self) -> None:
+        """Let nothing follow what is there."""
+        self._ends["ended"] = 1
+        self.cursors.note_drained()
 
     def grow(self, end: int, *, synced: int | None = None) -> None:
         self._ends.update(end=end, synced=end if synced is None else synced)
@@ -122,8 +130,9 @@ async def plain_segment(
     owner: str = "broker-1",
     epoch: int = 1,
     now_us: Callable[[], int] = lambda: 1,
+    ended: bool = False,
 ) -> PlainSegment:
-    ends = {"end": end, "synced": end}
+    ends = {"end": end, "synced": end, "ended": int(ended)}
     cursors = Cursors(
         store,
         name,
@@ -133,6 +142,7 @@ async def plain_segment(
         config or CursorConfig(),
         now_us=now_us,
         end=lambda: Offset(ends["end"]),
+        drained=lambda offset: bool(ends["ended"]) and offset >= ends["end"],
     )
     await cursors.load()
     return PlainSegment(name, ends, cursors, [], topic_id)

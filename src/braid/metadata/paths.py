@@ -13,6 +13,7 @@
     /topics/{topic}/subscriptions/{s}/consumers/{c}    a consumer's session
     /segments/{topic}/{descriptor}/ownership           which broker owns the segment
     /segments/{topic}/{descriptor}/cursors/{s}         what a subscription has consumed of it
+    /segments/{topic}/{descriptor}/drained/{s}         its log has ended, and the subscription has consumed all of it
     /storage/{topic}/{descriptor}/chunks/{base:020d}   a chunk's descriptor
     /storage/{topic}/{descriptor}/chunks/cur           the frontier: how far chunks reach, which epoch may write
     /storage/{topic}/{descriptor}/state                sealed state
@@ -184,11 +185,12 @@ def consumer_of(key: str) -> tuple[str, str] | None:
 
 
 def topic_segments_prefix(topic: str) -> str:
-    """Finds ownership and cursors of all segments of a topic."""
+    """Finds ownership, cursors and drained marks of all segments of a topic."""
     return f"{SEGMENTS_PREFIX}{topic}/"
 
 
 def segment_prefix(topic: str, descriptor: str) -> str:
+    """Finds a segment's ownership, cursors and drained marks."""
     return f"{topic_segments_prefix(topic)}{_part(descriptor)}/"
 
 
@@ -197,7 +199,7 @@ def ownership(topic: str, descriptor: str) -> str:
 
 
 def segment_of_ownership(key: str) -> tuple[str, str] | None:
-    """Topic path and descriptor of the segment whose ownership this key is; None for a cursor's key."""
+    """Topic path and descriptor of the segment whose ownership this key is; None for any other key of a segment."""
     match key.split("/"):
         case ["", "segments", tenant, namespace, name, descriptor, "ownership"]:
             return f"{tenant}/{namespace}/{name}", unquote(descriptor)
@@ -216,6 +218,18 @@ def subscription_of_cursor(key: str) -> str | None:
     match key.split("/"):
         case ["", "segments", _, _, _, _, "cursors", name]:
             return unquote(name)
+    return None
+
+
+def drained(topic: str, descriptor: str, subscription_name: str) -> str:
+    return f"{segment_prefix(topic, descriptor)}drained/{_part(subscription_name)}"
+
+
+def drained_of(key: str) -> tuple[str, str, str] | None:
+    """Topic path, descriptor and subscription of the drained mark that this key is; None for any other key."""
+    match key.split("/"):
+        case ["", "segments", tenant, namespace, name, descriptor, "drained", subscription_name]:
+            return f"{tenant}/{namespace}/{name}", unquote(descriptor), unquote(subscription_name)
     return None
 
 

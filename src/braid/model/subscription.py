@@ -45,6 +45,14 @@ class Cursor(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """When an ack or a call last moved it, or found it at the end of the segment: µs since 1970. 0: not known."""
 
 
+class Drained(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    """A mark beside the cursor: the segment's log has ended, and nothing of it is left for the subscription. A cursor
+    and its mark change in one transaction."""
+
+    end: Offset
+    """Where the log ends."""
+
+
 class Placing(msgspec.Struct, frozen=True):
     """A request to set the cursor of a subscription on one segment."""
 

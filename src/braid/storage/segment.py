@@ -219,6 +219,12 @@ class SegmentStorage:
         return self.sources.earliest
 
     @property
+    def ended(self) -> bool:
+        """Tell whether the log has ended for ever, readers may see all of it, and its seal is durable: a reader that
+        hears of the end does not look for more."""
+        return self.log.seal_is_durable and self.log.confirmed.value >= self.log.end
+
+    @property
     def unexported_bytes(self) -> int:
         """Return how many bytes of batches are not in chunks yet."""
         covered = self.catalog.next_offset

@@ -15,6 +15,11 @@ A consumer that meets another placement than the one it knew begins at the curso
 store's revision and each costs a write, so no placement ever comes back, not even for a subscription that was deleted
 and created again.
 
+When the log has ended and nothing of it is left for a subscription, a **drained** mark stands beside the cursor: the
+controller reads the mark, and gives out the segment's children. A mark is put in the transaction that stores the cursor
+at the end, and deleted in the transaction that sets it back, so no cursor is ever read with the mark of another place.
+The last ack of an ended log, and the end of a log that a subscription has consumed, are stored immediately.
+
 A seek may come twice, or late, after other seeks: a client repeats a call whose answer was lost, and a broker that
 stood still goes on with a call that its client has given up. So a call names itself, and the placement that its client
 knew when it began. A cursor that the call has placed is not placed again, and a cursor that another call has placed
@@ -53,14 +58,13 @@ from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId, Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
 from braid.model.stored_record import decode, encode
-from braid.model.subscription import Cursor, Placing
+from braid.model.subscription import Cursor, Drained, Placing
 from braid.ports.tasks import end
 
 log = logging.getLogger(__name__)
 
-MAX_CURSORS_PER_TXN: Final = MAX_TXN_OPERATIONS - 1
-"""Each cursor costs an operation and a condition, and the ownership is one condition more. The key of a subscription is
-yet another condition, but only with a single cursor."""
+MAX_CURSORS_PER_TXN: Final = MAX_TXN_OPERATIONS // 2
+"""Each cursor costs an operation, another one for its mark, and a condition."""
 MAX_TRIES: Final = 5
 RETRY_S: Final = 1.0
 """How long the background flush waits after the store did not answer."""
@@ -71,6 +75,7 @@ class _Place(NamedTuple):
     placement: int
     placed_by: RequestId
     moved_at: int
+    drained: bool
 
 
 class _Stored(NamedTuple):
@@ -92,11 +97,13 @@ class Cursors:
         *,
         now_us: Callable[[], int],
         end: Callable[[], Offset] | None = None,
+        drained: Callable[[Offset], bool] = lambda _: False,
         on_fenced: Callable[[Fenced], None] | None = None,
     ) -> None:
         """`durable_end` returns the synced end of the log, `end` the end of what consumers may see; without `end` both
-        are the same. `now_us` returns the time, µs since 1970. `on_fenced` is called once, when the store shows that
-        the segment has another owner, or none."""
+        are the same. `drained` tells whether the log has ended with no record at or after an offset. `now_us` returns
+        the time, µs since 1970. `on_fenced` is called once, when the store shows that the segment has another owner, or
+        none."""
         self.name = name
         self._store = store
         self._epoch = epoch
@@ -104,6 +111,7 @@ class Cursors:
         self._now_us = now_us
         self._durable_end = durable_end
         self._end = end or durable_end
+        self._drained = drained
         self._on_fenced = on_fenced
         self._config = config
         self._owner = ""
@@ -125,8 +133,8 @@ class Cursors:
         self._lock = asyncio.Lock()
         self._work = asyncio.Event()
         """Set while anything is dirty."""
-        self._much_work = asyncio.Event()
-        """Set when so many acks came that the flush does not wait for its time."""
+        self._urgent = asyncio.Event()
+        """Set when the flush does not wait for its time: so many acks came, or a subscription has drained the log."""
         self._fenced: Fenced | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -134,7 +142,7 @@ class Cursors:
         """Read all cursors. A cursor beyond the end of the log is set to the end: the records that it calls consumed
         are lost, and it must not hide the records that come. `lossy` says that the log may have lost records that
         consumers have seen: every cursor gets a new placement where it stands. That is stored before new records can
-        take the lost offsets."""
+        take the lost offsets. Drained marks are made right: the last owner may have ended the log and died."""
         async with self._lock:
             await self._read_back()
             end = self._durable_end()
@@ -148,7 +156,9 @@ class Cursors:
                     )  # fmt: skip
                 if lossy or place.offset > end:
                     offset, placement = min(place.offset, end), self._last_placement + 1
-                    placed[subscription] = _Place(offset, placement, NO_REQUEST, place.moved_at)
+                    placed[subscription] = self._place_at(offset, placement, NO_REQUEST, place.moved_at)
+                elif place.drained != self._drained(place.offset):
+                    placed[subscription] = place._replace(drained=not place.drained)
             if placed:
                 await self._write(placed)
                 self._last_placement += 1
@@ -164,6 +174,11 @@ class Cursors:
     def placement(self, subscription: str) -> int:
         """The placement of the subscription's cursor; 0 if it has no cursor."""
         return self._placements.get(subscription, 0)
+
+    def stored_at(self, subscription: str) -> Revision:
+        """The revision at which the store's cursor was written; 0 if it has none."""
+        stored = self._stored.get(subscription)
+        return stored.revision if stored is not None else Revision(0)
 
     def all(self) -> dict[str, Offset]:
         return dict(self._offsets)
@@ -197,6 +212,14 @@ class Cursors:
                 if stored is not None and stored.moved_at < stored_before:
                     self._note_dirty(subscription)
 
+    def note_drained(self) -> None:
+        """Store the marks that are missing now: the log has ended, or retention has deleted the rest of it."""
+        for subscription, offset in self._offsets.items():
+            stored = self._stored_place(subscription)
+            if self._drained(offset) and (stored is None or not stored.drained):
+                self._note_dirty(subscription)
+                self._urgent.set()
+
     def advance(self, subscription: str, offset: Offset) -> bool:
         """Take an ack: everything below `offset` is consumed. Return False if it was consumed before."""
         self._check_owner()
@@ -210,8 +233,8 @@ class Cursors:
         self._moved_at[subscription] = self._now_us()
         self._acks += 1
         self._note_dirty(subscription)
-        if self._acks >= self._config.flush_acks:
-            self._much_work.set()
+        if self._acks >= self._config.flush_acks or self._drained(offset):
+            self._urgent.set()
         return True
 
     async def place(self, placing: Placing) -> Offset:
@@ -262,7 +285,7 @@ class Cursors:
         self, subscription: str, offset: Offset, *, placed_by: RequestId = NO_REQUEST, unless: str | None = None
     ) -> bool:
         placement, moved_at = self._last_placement + 1, self._now_us()
-        place = _Place(min(offset, self._durable_end()), placement, placed_by, moved_at)
+        place = self._place_at(min(offset, self._durable_end()), placement, placed_by, moved_at)
         try:
             written = await self._write({subscription: place}, unless=unless)
         except MetadataError:
@@ -306,7 +329,7 @@ class Cursors:
             names = [*self._dirty] if subscription is None else [name for name in self._dirty if name == subscription]
             if subscription is None:
                 self._acks = 0
-                self._much_work.clear()
+                self._urgent.clear()
             if not self._unsure.keys().isdisjoint(names):
                 await self._read_back()
             durable_end = self._durable_end()
@@ -330,7 +353,7 @@ class Cursors:
     async def _flush_when_due(self) -> None:
         while True:
             await self._work.wait()
-            await _wait_at_most(self._much_work, self._config.flush_s)
+            await _wait_at_most(self._urgent, self._config.flush_s)
             try:
                 await self.flush()
             except Fenced:
@@ -342,9 +365,12 @@ class Cursors:
     def _place_up_to(self, end: Offset, subscription: str) -> _Place:
         """The place of the cursor in memory, but not beyond `end`."""
         offset = min(self._offsets[subscription], end)
-        return _Place(
+        return self._place_at(
             offset, self._placements[subscription], self._placed_by[subscription], self._moved_at[subscription]
         )
+
+    def _place_at(self, offset: Offset, placement: int, placed_by: RequestId, moved_at: int) -> _Place:
+        return _Place(offset, placement, placed_by, moved_at, self._drained(offset))
 
     def _stored_place(self, subscription: str) -> _Place | None:
         stored = self._stored.get(subscription)
@@ -411,6 +437,7 @@ class Cursors:
                 stored = self._stored.get(subscription)
                 conditions.append(Compare(key, stored.revision if stored is not None else Revision(0)))
                 operations.append(Delete(key) if place is None else Put(key, self._encoded(place, stored)))
+                operations += self._marking(subscription, place, stored)
             try:
                 result = await self._store.txn(conditions, operations)
             except MetadataUncertain:
@@ -432,8 +459,25 @@ class Cursors:
         raise MetadataUncertain(f"cursors of {self.name} could not be written and read back; try again")
 
     def _encoded(self, place: _Place, stored: _Stored | None) -> bytes:
-        unknown = stored.unknown if stored is not None else UNSET
-        return encode(Cursor(epoch=self._epoch, **place._asdict(), unknown=unknown))
+        offset, placement, placed_by, moved_at, _ = place
+        cursor = Cursor(
+            offset=offset,
+            epoch=self._epoch,
+            placement=placement,
+            placed_by=placed_by,
+            moved_at=moved_at,
+            unknown=stored.unknown if stored is not None else UNSET,
+        )
+        return encode(cursor)
+
+    def _marking(self, subscription: str, place: _Place | None, stored: _Stored | None) -> list[Put | Delete]:
+        """Put or delete the drained mark, if it is to change. The condition on the cursor covers the mark: both change
+        together. A mark without a cursor is deleted."""
+        drained = place is not None and place.drained
+        if stored is not None and stored.place.drained == drained:
+            return []
+        key = paths.drained(self.name.topic.path, self.name.descriptor, subscription)
+        return [Put(key, encode(Drained(end=self._end()))) if drained else Delete(key)]
 
     def _note_stored(self, subscription: str, place: _Place | None, revision: Revision) -> None:
         if place is None:
@@ -444,15 +488,18 @@ class Cursors:
 
     async def _read_back(self) -> None:
         """Read what is stored. `Fenced`, for good, if the segment has another owner."""
-        prefix = paths.cursors_prefix(self.name.topic.path, self.name.descriptor)
-        listing = await self._store.list(prefix)
+        # One listing: a cursor and its mark are read as one transaction has left them.
+        listing = await self._store.list(paths.segment_prefix(self.name.topic.path, self.name.descriptor))
+        drained = {found[2] for entry in listing.entries if (found := paths.drained_of(entry.key)) is not None}
         self._check_ownership(await self._store.get(self._ownership.key))
         self._stored = {}
         for entry in listing.entries:
             subscription = paths.subscription_of_cursor(entry.key)
             if subscription is not None:
                 cursor = decode(Cursor, entry.value)
-                place = _Place(cursor.offset, cursor.placement, cursor.placed_by, cursor.moved_at)
+                place = _Place(
+                    cursor.offset, cursor.placement, cursor.placed_by, cursor.moved_at, subscription in drained
+                )
                 self._stored[subscription] = _Stored(place, entry.revision, cursor.unknown)
                 self._last_placement = max(self._last_placement, cursor.placement)
         self._last_placement = max(self._last_placement, listing.revision)

@@ -179,9 +179,10 @@ class Deletion:
             entry.key
             for prefix in (
                 paths.segment_storage_prefix(name.topic.path, name.descriptor),
-                paths.cursors_prefix(name.topic.path, name.descriptor),
+                paths.segment_prefix(name.topic.path, name.descriptor),
             )
             for entry in (await self._store.list(prefix)).entries
+            if entry.key != key
         ]
         with contextlib.suppress(MetadataUncertain):  # The view will show whether the keys are gone.
             await self._delete_keys([*below, key], mark, Compare(key, known.revision))

@@ -197,6 +197,7 @@ class Opening:
             self._config.cursors,
             now_us=self._context.clock.now_us,
             end=lambda: Offset(storage.log.confirmed.value),
+            drained=lambda offset: storage.ended and max(offset, storage.earliest) >= storage.log.end,
             on_fenced=lambda error: on_fenced(cursors, error),
         )
         await cursors.load(lossy=_may_have_lost(storage, topic))

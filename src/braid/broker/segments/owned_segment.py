@@ -59,6 +59,7 @@ class SegmentRetention:
 
     def needed_from(self) -> Offset | None:
         """Return the first offset that retention has to keep for a subscription."""
+        self._cursors.note_drained()  # The last round may have deleted all that a subscription had before it.
         policy, topic = self.policy(), self._topic()
         held = {} if policy.delete_unconsumed else self._storage.held_back(policy, self._cursors.all())
         waits_ms = topic.policies.retention_waits_for_subscriptions_ms if topic is not None else None
@@ -144,10 +145,8 @@ class OwnedSegment:
 
     @property
     def sealed(self) -> bool:
-        """Whether nothing will ever follow `end`. True only when consumers may see all records and the seal is durable:
-        a consumer that hears of the seal does not look for more."""
-        log = self.storage.log
-        return log.seal_is_durable and self.end == log.end
+        """Whether nothing will ever follow `end`."""
+        return self.storage.ended
 
     @property
     def delivered_bytes(self) -> int:
@@ -211,5 +210,7 @@ class OwnedSegment:
                 _log.exception("a channel of %s broke", self.name)
                 channel.drop()
         error = self.storage.log.confirmed.error
-        if error is not None and self.serving and not self.sealed:
+        if error is not None and self.sealed:
+            self.cursors.note_drained()
+        elif error is not None and self.serving:
             self._on_failure(self, error)
