@@ -14,6 +14,7 @@ from braid.broker.groups.controllers import NO_LEASE, Controller, Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.segments.read_grants import GrantSigner
 from braid.broker.topics import Topics
+from braid.cluster.drained import DrainedSegments
 from braid.cluster.members import Members
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
@@ -42,7 +43,10 @@ class Node:
         self.members = Members(self.view)
         self.lease: Lease | None = None
         self.controllers = Controllers(self.view, self.members, name, self.lease_id)
-        self.groups = Groups(self.topics, self.controllers, simulation.clock, CONFIG, GrantSigner(lambda: "secret"))
+        drained = DrainedSegments(self.view)
+        self.groups = Groups(
+            self.topics, self.controllers, drained, simulation.clock, CONFIG, GrantSigner(lambda: "secret")
+        )
 
     def lease_id(self) -> int:
         return self.lease.id if self.lease is not None else NO_LEASE

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braid.model.ids import LayoutEpoch, SegmentId
-from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
+from braid.model.ids import SegmentId
+from braid.model.layout import Layout
 from braid.scaling.assignment import assign, assignable
-
-SEALED = SegmentState.SEALED
-
-
-def info(segment: int, start: int, end: int, *, parents: tuple[int, ...] = (), children: tuple[int, ...] = (),
-         created: int = 0, sealed: int = 0) -> SegmentInfo:  # fmt: skip
-    return SegmentInfo(
-        SegmentId(segment),
-        HashRange(start, end),
-        SEALED if children else SegmentState.ACTIVE,
-        tuple(map(SegmentId, parents)),
-        tuple(map(SegmentId, children)),
-        LayoutEpoch(created),
-        LayoutEpoch(sealed),
-    )
+from tests.kits.layouts import merge, split
 
 
 def two_quick_splits() -> Layout:
     """0 was split into 1 and 2; then 1, before anybody had drained 0, into 3 and 4."""
-    segments = [
-        info(0, 0, 0xFFFF, children=(1, 2), sealed=1),
-        info(1, 0, 0x7FFF, parents=(0,), children=(3, 4), created=1, sealed=2),
-        info(2, 0x8000, 0xFFFF, parents=(0,), created=1),
-        info(3, 0, 0x3FFF, parents=(1,), created=2),
-        info(4, 0x4000, 0x7FFF, parents=(1,), created=2),
-    ]
-    return Layout(LayoutEpoch(2), SegmentId(5), {segment.segment_id: segment for segment in segments})
+    return split(split(Layout.initial(1), 0), 1)
 
 
 def ids(layout: Layout, *drained: int) -> list[int]:
@@ -74,27 +54,14 @@ def grown_layouts(draw: st.DrawFn) -> Layout:
     """Any layout that splits and merges can lead to."""
     layout = Layout.initial(draw(st.integers(1, 4)))
     for _ in range(draw(st.integers(0, 6))):
-        active, epoch, new = layout.active, LayoutEpoch(layout.epoch + 1), layout.next_segment_id
+        active = layout.active
         at = draw(st.integers(0, len(active) - 1))
         if len(active) > 1 and draw(st.booleans()):
-            parents = [active[at - 1], active[at]] if at else [active[0], active[1]]
-            ranges = [HashRange(parents[0].hash_range.start, parents[1].hash_range.end)]
+            left = max(at - 1, 0)
+            layout = merge(layout, active[left].segment_id, active[left + 1].segment_id)
         elif len(active[at].hash_range) > 1:
-            parents, whole = [active[at]], active[at].hash_range
-            middle = draw(st.integers(whole.start, whole.end - 1))
-            ranges = [HashRange(whole.start, middle), HashRange(middle + 1, whole.end)]
-        else:
-            continue
-        children = tuple(SegmentId(new + turn) for turn in range(len(ranges)))
-        changed = {
-            parent.segment_id: SegmentInfo(parent.segment_id, parent.hash_range, SEALED, parent.parent_ids, children,
-                                           parent.created_at_epoch, epoch)
-            for parent in parents
-        }  # fmt: skip
-        for child, its_range in zip(children, ranges):
-            parent_ids = tuple(parent.segment_id for parent in parents)
-            changed[child] = SegmentInfo(child, its_range, parent_ids=parent_ids, created_at_epoch=epoch)
-        layout = Layout(epoch, SegmentId(new + len(ranges)), {**layout.segments, **changed})
+            whole = active[at].hash_range
+            layout = split(layout, active[at].segment_id, draw(st.integers(whole.start + 1, whole.end)))
     return layout
 
 
@@ -134,3 +101,22 @@ def test_the_order_in_which_consumers_are_named_changes_nothing(
 ) -> None:
     layout, drained, names = case
     assert assign(layout, drained, names) == assign(layout, sorted(drained), [*reversed(names), *names])
+
+
+@given(grown_layouts(), st.randoms(use_true_random=False))
+def test_in_whatever_order_segments_are_drained_no_child_comes_before_an_ancestor(
+    layout: Layout, luck: random.Random
+) -> None:
+    """Seeks set a segment back now and then. In the end every sealed segment was read, and the active ones are left."""
+    drained: set[SegmentId] = set()
+    for _ in range(4 * len(layout.segments)):
+        ready = [segment.segment_id for segment in assignable(layout, drained)]
+        for segment in ready:
+            assert drained.issuperset(layout.ancestors(segment))
+        if drained and luck.random() < 0.2:
+            drained.discard(luck.choice(sorted(drained)))
+        elif sealed := [segment for segment in ready if not layout.segments[segment].is_active]:
+            drained.add(luck.choice(sealed))
+    while left := [segment for segment in assignable(layout, drained) if not segment.is_active]:
+        drained.add(luck.choice(left).segment_id)
+    assert assignable(layout, drained) == layout.active

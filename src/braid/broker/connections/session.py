@@ -28,6 +28,7 @@ from braid.broker.connections.membership import Memberships
 from braid.broker.connections.unfinished_frames import UnfinishedFrames
 from braid.broker.error_mapping import to_client
 from braid.broker.groups.groups import Groups
+from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
@@ -119,6 +120,7 @@ class Services(Protocol):
     subscriptions: Subscriptions
     groups: Groups
     grant_signer: GrantSigner
+    order_gate: OrderGate
     calls: Calls
     peer_calls: PeerCalls
     access: Access
@@ -461,6 +463,7 @@ class Session:
             offset = segment.cursors.offset(subscription)
             if offset is None:
                 raise NotServing(f"subscription {cut(subscription)} has no cursor on segment {request.segment} yet")
+            self._services.order_gate.check(segment, subscription)
             read_grant = ReadGrant(request.term, request.grant)
             segment.read_grants.check(subscription, read_grant)
             self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant)

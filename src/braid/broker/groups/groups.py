@@ -15,6 +15,9 @@ from `holders` to `assign`, consumers get time to finish their work:
     A has it, B should have it  → A is pushed an assignment without it and has release_timeout_s to give it back
     given back, or A is gone    → B is pushed an assignment with it
 
+No consumer should have a segment that its subscription has drained, or one with an ancestor that is not drained. After
+a seek backwards the ancestor is to be read again: its consumers wait until all of its descendants were given back.
+
 A segment that was asked back goes to no consumer before it is given back, not even to A: A's answer may be under way.
 This module does not keep A from reading on. Instead, a segment gets a higher *grant* each time that it is given to a
 consumer, and the segment's owner closes A's channel when B shows its own grant (broker/segments/read_grants.py). A
@@ -42,6 +45,7 @@ from braid.broker.groups.sessions import StoredSessions
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.segments.read_grants import GrantSigner
 from braid.broker.topics import Topics
+from braid.cluster.drained import DrainedKey, DrainedSegments
 from braid.metadata import paths
 from braid.metadata.store import Compare, Entry, Store
 from braid.metadata.view import Table
@@ -69,11 +73,18 @@ _Key = tuple[str, str]
 
 class Groups:
     def __init__(
-        self, topics: Topics, controllers: Controllers, clock: Clock, config: GroupConfig, signer: GrantSigner
+        self,
+        topics: Topics,
+        controllers: Controllers,
+        drained: DrainedSegments,
+        clock: Clock,
+        config: GroupConfig,
+        signer: GrantSigner,
     ) -> None:
         self._store: Store = topics.view.store
         self._topics = topics
         self._controllers = controllers
+        self._drained = drained
         self._subscriptions: Table[_Key, Subscription] = topics.view.add(
             Table(
                 paths.TOPICS_PREFIX,
@@ -106,6 +117,7 @@ class Groups:
         self._controllers.table.on_change.append(self._on_controller_change)
         self._controllers.start()
         self._subscriptions.on_change.append(self._on_subscription_change)
+        self._drained.table.on_change.append(self._on_drained_change)
 
     async def control(self, topic: TopicName) -> None:
         """Return when this broker is the topic's controller and has its groups. `Moved` if another broker is."""
@@ -243,6 +255,7 @@ class Groups:
             self._topics.on_change.remove(self._on_topic_change)
             self._controllers.table.on_change.remove(self._on_controller_change)
             self._subscriptions.on_change.remove(self._on_subscription_change)
+            self._drained.table.on_change.remove(self._on_drained_change)
         await self._controllers.stop()
         await self._stored.close()
 
@@ -353,6 +366,10 @@ class Groups:
         if key not in self._subscriptions and path in self._controls:
             self.forget(TopicName(*paths.topic_parts(path)), subscription)
 
+    def _on_drained_change(self, key: DrainedKey) -> None:
+        if (group := self._groups.get((key.path, key.subscription))) is not None:
+            self._ask_for_pass(group)
+
     def _on_controller_change(self, path: str) -> None:
         control = self._controls.get(path)
         if control is not None and not (
@@ -380,16 +397,23 @@ class Groups:
         topic = self._topics.find(group.topic.path)
         if self._closed or topic is None:
             return
-        # Layouts do not change yet: no segment has ancestors that would have to be drained.
-        wanted = assign(topic.layout, frozenset(), group.sessions)
-        for consumer, segments in wanted.items():
-            session = group.sessions[consumer]
-            for segment in segments:
-                holder = group.holders.get(segment)
-                if holder is None or (holder is not session and holder.member is None):
-                    group.give(segment, session)  # A disconnected holder would not hear that it must give it back.
-                elif holder is not session and segment not in group.asked_back:
+        layout, drained = topic.layout, self._drained.of(group.topic.path, group.subscription)
+        wanted = {
+            segment: group.sessions[consumer]
+            for consumer, segments in assign(layout, drained, group.sessions).items()
+            for segment in segments
+        }
+        for segment, holder in [*group.holders.items()]:
+            if wanted.get(segment) is not holder and segment not in group.asked_back:
+                if holder.member is not None:
                     self._ask_back(group, segment)
+                else:
+                    group.free(segment)  # A disconnected holder would not hear that it must give it back.
+        held = group.holders.keys() & layout.segments.keys()
+        blocked = {ancestor for segment in held for ancestor in layout.ancestors(segment)}
+        for segment, session in wanted.items():
+            if segment not in held and segment not in blocked:
+                group.give(segment, session)
         for session in [*group.sessions.values()]:
             self._push(session)
 

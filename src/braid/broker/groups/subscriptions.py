@@ -64,6 +64,7 @@ from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, 
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.stored_record import decode, encode
 from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind
+from braid.model.topic import Topic
 from braid.ports.clock import Clock
 from braid.ports.tasks import all_of
 from braid.wire.operations import SegmentPositions
@@ -382,7 +383,8 @@ class Subscriptions:
         *,
         skip: int = 0,
     ) -> dict[SegmentId, Offset]:
-        """Find all places before the first cursor moves: an impossible seek changes nothing."""
+        """Find all places before the first cursor moves: an impossible seek changes nothing. Cursors move on ancestors
+        first, so that no record of a descendant comes before theirs (broker/groups/order_gate.py)."""
         request = request or SeekRequest()
         request_id = request.id or RequestId(random_id(self._random))
         async with self._lock(topic, name):
@@ -394,10 +396,14 @@ class Subscriptions:
                 return PlaceCursor(Placing(name, offset, skip, request_id=request_id, since=since.get(segment, 0)))
 
             segments = self._of_topic(topic, segment_ids)
-            places = await all_of(find(segment, access) for segment, access in segments.items())
-            found = zip(segments.items(), places, strict=True)
-            offsets = await all_of(access.ask(placing(segment, place)) for (segment, access), place in found)
-            return dict(zip(segments, offsets, strict=True))
+            generations = _generations(self._topics.get(topic.path), segments)
+            found = await all_of(find(segment, access) for segment, access in segments.items())
+            places = dict(zip(segments, found, strict=True))
+            offsets: dict[SegmentId, Offset] = {}
+            for generation in generations:
+                placed = await all_of(segments[each].ask(placing(each, places[each])) for each in generation)
+                offsets |= zip(generation, placed, strict=True)
+            return {segment: offsets[segment] for segment in segments}
 
     async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
         """The placements of its cursors, as the store has them: a placement counts only when it is stored."""
@@ -443,6 +449,15 @@ class Subscriptions:
     def _lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
         """One change of a subscription at a time."""
         return self._locks.of(paths.subscription(topic.path, name))
+
+
+def _generations(topic: Topic, segment_ids: Iterable[SegmentId]) -> list[list[SegmentId]]:
+    """Group segments by the change of layout that created them, the oldest first: ancestors come before descendants."""
+    known = topic.segments
+    generations: dict[int, list[SegmentId]] = {}
+    for segment in segment_ids:
+        generations.setdefault(known[segment].created_at_epoch, []).append(segment)
+    return [generations[epoch] for epoch in sorted(generations)]
 
 
 def _check_start(name: str, start: str) -> None:

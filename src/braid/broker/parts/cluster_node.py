@@ -1,5 +1,6 @@
 """This broker as a node of its cluster: its registration under a lease, its load reports, its candidacy for the
-leadership, and what it sees of the others: topics, owners and members in the metadata, and links to the other brokers.
+leadership, and what it sees of the others: topics, owners, drained segments and members in the metadata, and links to
+the other brokers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from braid.broker.parts.registration import BrokerRegistration
 from braid.broker.parts.resources import Resources
 from braid.broker.peers.links import Peers
 from braid.broker.topics import Topics
+from braid.cluster.drained import DrainedSegments
 from braid.cluster.leader import Leader, LeaderConfig
 from braid.cluster.load_reports import LoadReports, Reading
 from braid.cluster.members import Members
@@ -35,6 +37,7 @@ class ClusterNode:
         self.registration = BrokerRegistration(config, store, clock)
         self.topics = Topics(self.view, clock, resources.random)
         self.owners = Owners(self.view)
+        self.drained = DrainedSegments(self.view)
         self.members = Members(self.view)
         self.peers = Peers(config.id, self.members, resources.network)
         self.leader = Leader(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from braid.broker.config import BrokerConfig
 from braid.broker.groups.controllers import NO_LEASE, Controllers
 from braid.broker.groups.groups import Groups
+from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.layouts.removal import SegmentRemoval
 from braid.broker.layouts.transitions import Transitions
@@ -24,7 +25,10 @@ class GroupHost:
 
         self.controllers = Controllers(cluster.view, cluster.members, config.id, lease_id)
         self.grant_signer = GrantSigner(lambda: cluster.peers.secret)
-        self.groups = Groups(cluster.topics, self.controllers, resources.clock, config.groups, self.grant_signer)
+        self.groups = Groups(
+            cluster.topics, self.controllers, cluster.drained, resources.clock, config.groups, self.grant_signer
+        )
+        self.order_gate = OrderGate(cluster.topics, host.segments, cluster.drained)
         self.subscriptions = Subscriptions(
             resources.store, cluster.topics, host.segments, host.accesses, resources.clock, resources.random
         )
