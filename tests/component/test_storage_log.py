@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from braid.model.batch.header import BatchHeader, Flag, control_batch
-from braid.model.errors import Fenced, InvalidArgument, LogBusy, LogClosed, LogSealed
-from braid.model.ids import Epoch
+from braid.model.errors import Fenced, InvalidArgument, LogBusy, LogClosed, LogSealed, SegmentSealed
+from braid.model.ids import Epoch, Offset
 from braid.model.topic import Durability
 from braid.storage.cache import HotCache
 from braid.storage.log.context import LogConfig
-from braid.storage.log.log import Log
+from braid.storage.log.log import Appended, Log
 from braid.storage.log.recovery import recover
 from braid.storage.log.wal import FrameWalk
 from braid.testing.sim.disk import DiskFaults, SimulatedDisk
@@ -331,6 +331,59 @@ async def test_a_sealed_log_takes_nothing_more_and_stays_sealed_after_every_reop
     headers = await frames(disk)
     assert headers[-1].flags == Flag.SEAL, "nothing stands behind it"
     assert sum(header.is_seal for header in headers) == 1
+
+
+async def test_an_ended_log_knows_retries_and_refuses_every_other_batch_for_good(
+    simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    log = await open_log(disk, simulation)
+    log.append(make_batch(3, producer=7))
+    log.append(make_batch(2, producer=7, sequence=3))
+    sealing = asyncio.create_task(log.seal())
+    await asyncio.sleep(0)
+    for reopened in (2, 3, 0):
+        assert log.append(make_batch(2, producer=7, sequence=3)) == Appended(Offset(3), Offset(5), duplicate=True)
+        for producer, sequence, next_sequence in ((7, 5, 5), (7, 9, 5), (7, 4, 5), (8, 0, -1), (8, 4, -1), (0, 0, -1)):
+            with pytest.raises(SegmentSealed, match="sealed at offset 5") as refusal:
+                log.append(make_batch(2, producer=producer, sequence=sequence))
+            assert (refusal.value.end, refusal.value.next_sequence) == (5, next_sequence)
+            assert refusal.value.retriable
+        assert await log.next_sequences([7, 8]) == [5, -1]
+        assert await sealing == 5
+        if reopened:
+            await log.close()
+            log = await open_log(disk, simulation, epoch=reopened)
+
+
+async def test_a_former_owner_says_nothing_of_what_an_ended_log_has(
+    simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    held = True
+    log = await open_log(disk, simulation, may_confirm=lambda: held)
+    log.append(make_batch(3, producer=7))
+    await log.seal()
+    held = False
+    for sequence in (0, 3):
+        with pytest.raises(Fenced):
+            log.append(make_batch(3, producer=7, sequence=sequence))
+    with pytest.raises(Fenced):
+        await log.next_sequences([7])
+
+
+async def test_a_producer_counts_as_stored_when_its_batches_are_confirmed(
+    simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    log = await open_log(disk, simulation)
+    appended = log.append(make_batch(3, producer=7))
+    asking = asyncio.create_task(log.next_sequences([7]))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    log.append(make_batch(3, producer=7, sequence=3))
+    assert await asking == [3]
+    assert log.synced.value >= appended.next_offset
+    await log.close()
+    with pytest.raises(LogClosed):
+        await log.next_sequences([7])
 
 
 async def test_a_seal_waits_for_what_was_appended_before_it(simulation: Simulation, disk: SimulatedDisk) -> None:

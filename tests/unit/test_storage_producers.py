@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from braid.model.batch.identity import ERA_RECORDS, derived_id
+from braid.model.batch.identity import ERA_RECORDS, NOT_KNOWN, SEVERAL_LOGS, derived_id
 from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset
 from braid.storage.log import producers
@@ -196,6 +196,25 @@ def test_a_log_can_continue_several_logs_and_be_continued() -> None:
         assert table.check(make_header(count, producer=producer)) == Duplicate(None, Offset(0))
         assert table.check(make_header(1, producer=producer, sequence=count)) is None
     assert len(inherited([])) == 0
+
+
+def test_halves_that_are_joined_again_know_what_the_whole_has_stored() -> None:
+    whole = table_of((7, 0, 5, 100), (7, 5, 5, 105), (WRITER, era(5), 10, 110))
+    table = inherited([inherited([whole]), inherited([whole])])
+    assert table.check(make_header(5, producer=7, sequence=5)) == Duplicate(None, Offset(0))
+    assert table.check(make_header(5, producer=7, sequence=10)) is None
+    assert table.next_sequence(7) == 10
+    with pytest.raises(OutOfSequence):  # A derived id may be that of several logs.
+        table.check(make_header(10, producer=WRITER, sequence=era(5)))
+
+
+def test_the_next_sequence_is_that_of_the_last_batch_or_not_known() -> None:
+    left, right = table_of((7, 0, 5, 0), (WRITER, era(5), 10, 5)), table_of((WRITER, era(5), 10, 0), (8, 0, 1, 10))
+    assert [left.next_sequence(each) for each in (7, 8, WRITER)] == [5, NOT_KNOWN, era(5, 10)]
+    both = inherited([left, right])
+    assert [both.next_sequence(each) for each in (7, 8, 9, WRITER)] == [5, 1, NOT_KNOWN, SEVERAL_LOGS]
+    both.apply(make_header(4, producer=WRITER, sequence=era(6)), Offset(0))
+    assert both.next_sequence(WRITER) == era(6, 4)
 
 
 def test_an_era_that_was_numbered_in_two_logs_cannot_be_judged_and_a_later_one_begins() -> None:

@@ -20,6 +20,7 @@
     │   │   └── ForeignFile             a file that is not Braid's is in the way
     │   ├── LogClosed
     │   ├── LogSealed
+    │   │   └── SegmentSealed           to a publisher: the batch is not stored, and never will be in this segment
     │   ├── LogFailed                   stopped confirming after a failed write or sync; its owner opens it again
     │   ├── LogBusy                     too many bytes wait for the disk
     │   ├── LogDamaged                  a range of confirmed records cannot be read
@@ -197,6 +198,19 @@ class LogClosed(StorageError, code="log-closed", retriable=True):
 
 class LogSealed(StorageError, code="log-sealed"):
     pass
+
+
+class SegmentSealed(LogSealed, code="segment-sealed", retriable=True):
+    end = -1
+    next_sequence = -1
+    """The values where a peer tells only the code."""
+
+    def __init__(self, message: str, end: int, next_sequence: int) -> None:
+        """`end` is the offset at which the log ends; `next_sequence` says how far the log has the batch's producer
+        (model/batch/identity.py)."""
+        super().__init__(message)
+        self.end = end
+        self.next_sequence = next_sequence
 
 
 class LogFailed(StorageError, code="log-failed", retriable=True):

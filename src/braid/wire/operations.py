@@ -10,6 +10,7 @@ end with a default: old peers skip them, new peers fill them in.
     TOPOLOGY   TopologyRequest                          Topology;        later pushes: Topology
     TOPOLOGY_ACK  TopologyAck, no reply
     PUBLISH    Route, payload: one batch                Published
+    STORED     StoredRequest                            Stored
     JOIN       Join                                     Joined;          later pushes: ASSIGN, EXPEL
     RELEASE    Release                                  (empty)
     LEAVE      Leave                                    (empty)
@@ -46,6 +47,7 @@ class Kind(IntEnum):
     TOPOLOGY = 3
     TOPOLOGY_ACK = 4
     PUBLISH = 16
+    STORED = 17
     JOIN = 32
     ASSIGN = 33
     RELEASE = 34
@@ -161,6 +163,23 @@ class Published(_Body, frozen=True):
     """FORGOTTEN: stored before, at an offset that is no longer remembered. PAST_ERA: the same, and its producer, a
     derived one, has begun a later era since."""
     duplicate: bool = False
+
+
+class StoredRequest(_Body, frozen=True):
+    """Asks how far the segment's log has these producers. A log knows what the producers have stored in the logs that
+    it continues (after a split or a merge), so a child answers for its parents."""
+
+    topic: str
+    topic_id: int
+    segment: int
+    producers: tuple[int, ...]
+
+
+class Stored(_Body, frozen=True):
+    next_sequences: tuple[int, ...]
+    """One for each producer: everything below it is stored. NOT_KNOWN and SEVERAL_LOGS: see model/batch/identity.py."""
+    ended: bool
+    """Whether the log has ended for ever: the numbers are final."""
 
 
 class Join(_Body, frozen=True):

@@ -22,6 +22,7 @@ from braid.wire.operations import (
     Published,
     Release,
     Route,
+    StoredRequest,
     TopologyRequest,
 )
 from tests.kits.bad_input import PLENTY, MadeTopic, a_batch, make_topic
@@ -43,6 +44,7 @@ REQUESTS: dict[Kind, type[Any]] = {
     Kind.ACK: Ack,
     Kind.CLOSE: Close,
     Kind.POSITIONS: PositionsRequest,
+    Kind.STORED: StoredRequest,
 }
 
 

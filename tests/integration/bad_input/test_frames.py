@@ -112,7 +112,7 @@ def test_a_hundred_large_frames_that_are_announced_and_never_come_cost_next_to_n
 def test_bodies_that_cannot_be_decoded_are_refused(broker: WatchedBroker) -> None:
     kinds = [
         Kind.TOPOLOGY, Kind.JOIN, Kind.RELEASE, Kind.LEAVE, Kind.OPEN, Kind.CREDIT, Kind.ACK, Kind.CLOSE,
-        Kind.POSITIONS, Kind.ADMIN,
+        Kind.POSITIONS, Kind.ADMIN, Kind.STORED,
     ]  # fmt: skip
     deep = b"\x92\xa1a\x81\xa1b" + b"\x91" * 100_000 + b"\xc0"
     bodies = [b"", b"\xc1", b"\x90", b"\x80", b"\x91\x91\xa2\xff\xfe", b"\xdd\xff\xff\xff\xff", b"\x93\x01", deep]

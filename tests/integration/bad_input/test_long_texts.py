@@ -24,6 +24,7 @@ from braid.wire.operations import (
     PeerRequest,
     PositionsRequest,
     Published,
+    StoredRequest,
     TopologyRequest,
 )
 from tests.kits.bad_input import MadeTopic, a_batch, make_topic
@@ -45,6 +46,7 @@ def operations(topic: MadeTopic) -> Iterator[tuple[Kind, Any]]:
         (Kind.JOIN, Join(topic.path, "s", "c", "earliest", "stream")),
         (Kind.OPEN, Open(1, topic.path, topic.id, 0, 1, 0, 0, "s", 1, 1)),
         (Kind.POSITIONS, PositionsRequest(topic.path)),
+        (Kind.STORED, StoredRequest(topic.path, topic.id, 0, (7,))),
         (Kind.ADMIN, AdminRequest("list_brokers", {})),
         (Kind.PEER, PeerRequest("put_history", {})),
     )

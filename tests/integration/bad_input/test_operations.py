@@ -37,6 +37,8 @@ from braid.wire.operations import (
     PositionsRequest,
     Published,
     Route,
+    Stored,
+    StoredRequest,
     Topology,
     TopologyRequest,
     encode,
@@ -80,6 +82,7 @@ def test_names_that_cannot_be_are_refused_by_every_operation(broker: WatchedBrok
         for kind, body in (
             (Kind.TOPOLOGY, TopologyRequest((name,))),
             (Kind.POSITIONS, PositionsRequest(name)),
+            (Kind.STORED, StoredRequest(name, 1, 0, (7,))),
             (Kind.JOIN, Join(name, "s", "c")),
             (Kind.JOIN, Join("public/default/t", name, "c")),
             (Kind.JOIN, Join("public/default/t", "s", name)),
@@ -101,6 +104,7 @@ def test_topics_that_do_not_exist_are_not_found_by_every_operation(broker: Watch
         for ask in (
             lambda: client.ask(Kind.PUBLISH, Route(ghost, 1, 0, 0), Published, a_batch()),
             lambda: client.ask(Kind.POSITIONS, PositionsRequest(ghost), Positions),
+            lambda: client.ask(Kind.STORED, StoredRequest(ghost, 1, 0, (7,)), Stored),
             lambda: client.ask(Kind.JOIN, Join(ghost, "s", "c"), Joined),
             lambda: client.ask(Kind.OPEN, Open(1, ghost, 1, 0, 100), Opened),
             lambda: client.admin("get_topic", topic=ghost),

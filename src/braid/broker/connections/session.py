@@ -59,8 +59,9 @@ from braid.model.errors import (
     cut,
     quote,
 )
-from braid.model.ids import LayoutEpoch, Offset
+from braid.model.ids import Offset
 from braid.model.names import TopicName
+from braid.model.topic import Topic
 from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
@@ -86,6 +87,8 @@ from braid.wire.operations import (
     PositionsRequest,
     Release,
     Route,
+    Stored,
+    StoredRequest,
     TopologyAck,
     TopologyRequest,
     decode,
@@ -98,6 +101,8 @@ MAX_ROUTE_BYTES: Final = 1_024
 """No client has a reason to send a longer route; a longer one is looked up each time."""
 MAX_WATCHED_TOPICS: Final = 4_096
 """Topics whose changes are pushed to one connection: those that it asked for last."""
+MAX_STORED: Final = 1_000
+"""Producers in one STORED."""
 MAX_QUESTIONS: Final = 8
 """Questions of one kind that one connection has answered at the same time; the others wait as they came."""
 COMMIT_FRAMES: Final = 16
@@ -148,8 +153,8 @@ class Session:
         """The routing that was sent last for each topic whose changes are pushed to the peer, encoded."""
         self.acked_generation: int | None = None
         """The generation that the peer's routing has reached; None until the peer reports it."""
-        self._routes: dict[bytes, tuple[OwnedSegment, LayoutEpoch]] = {}
-        """The routes of earlier publishes by their bytes, each with the layout that it names."""
+        self._routes: dict[bytes, OwnedSegment] = {}
+        """The segments of earlier publishes by the bytes of their routes."""
         self._channels: dict[int, tuple[DeliveryChannel, OwnedSegment]] = {}
         self._memberships = Memberships(
             self.connection,
@@ -364,8 +369,9 @@ class Session:
             raise ProtocolError("a publish without a batch")
         if not frame.request:
             raise ProtocolError("a publish without a request id could never be confirmed")
-        known = self._routes.get(frame.body)
-        segment = known[0] if known is not None and known[0].layout_epoch == known[1] else self._route(frame.body)
+        segment = self._routes.get(frame.body)
+        if segment is None or not segment.takes_publishes:
+            segment = self._route(frame.body)
         if self._services.closing:
             raise ShuttingDown(f"broker {self._services.id} is stopping")
         publishes = segment.publishes
@@ -392,18 +398,38 @@ class Session:
         found = self._services.topics.get(topic.path)
         if found.id != route.topic_id:
             raise StaleRoute(f"topic {topic.path} was deleted and created again since it was looked up")
-        info = found.layout.segments.get(route.segment)  # type: ignore[call-overload]
-        if info is None or not info.is_active or route.layout_epoch != found.layout.epoch:
+        segment = self._segment_in_layout(topic.path, found, route.segment)
+        if not segment.takes_publishes:
             raise StaleRoute(
-                f"the layout of topic {topic.path} has epoch {found.layout.epoch}; segment {route.segment} "
-                f"of epoch {route.layout_epoch} takes no writes now"
+                f"the layout of topic {topic.path} has epoch {found.layout.epoch}, and segment {route.segment} takes "
+                f"no writes in it"
             )
-        segment = self._services.segments.get(topic.path, route.segment)
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
         if len(body) <= MAX_ROUTE_BYTES:
-            self._routes[body] = segment, found.layout.epoch
+            self._routes[body] = segment
         return segment
+
+    def _segment_in_layout(self, path: str, topic: Topic, segment_id: int) -> OwnedSegment:
+        """Return a segment that the topic's layout has. A child that is still pending is served, and not in it."""
+        if segment_id not in topic.layout.segments:
+            raise NotServing(
+                f"segment {segment_id} is not in the layout of topic {path} that broker {self._services.id} has now, "
+                f"of epoch {topic.layout.epoch}"
+            )
+        return self._services.segments.get(path, segment_id)
+
+    async def _on_stored(self, frame: Frame) -> bytes:
+        request = decode(StoredRequest, frame.body)
+        if len(request.producers) > MAX_STORED:
+            raise InvalidArgument(f"{len(request.producers)} producers in one request; ask for {MAX_STORED} at most")
+        topic = TopicName.parse(request.topic)
+        self.may(Action.PRODUCE, topic)
+        found = self._services.topics.get(topic.path)
+        if found.id != request.topic_id:
+            raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
+        log = self._segment_in_layout(topic.path, found, request.segment).storage.log
+        return encode(Stored(tuple(await log.next_sequences(request.producers)), log.seal_is_durable))
 
     def confirm(self, frame: bytes, size: int) -> None:
         self._requests -= 1
@@ -633,5 +659,6 @@ _QUESTIONS: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, by
     Kind.JOIN: Session._on_join,
     Kind.LEAVE: Session._on_leave,
     Kind.POSITIONS: Session._on_positions,
+    Kind.STORED: Session._on_stored,
     Kind.ADMIN: Session._on_admin,
 }

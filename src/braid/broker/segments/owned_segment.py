@@ -12,7 +12,7 @@ from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants
 from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError
-from braid.model.ids import Epoch, LayoutEpoch, Offset
+from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
 from braid.model.topic import Durability, Topic
 from braid.storage.retention import RetentionPolicy
@@ -102,8 +102,9 @@ class OwnedSegment:
         self.publishes: Final = publishes
         self.retention: Final = retention
         self.serving = True
-        self.layout_epoch: LayoutEpoch | None = None
-        """The layout by which it takes publishes; None while it takes none. A publish names its layout."""
+        self.takes_publishes = False
+        """Whether publishes go to the log: the layout has the segment. Of a SEALED one, the log has ended and only
+        answers retries (I6)."""
         self.follow_layout(topic)
         self.read_grants: Final = ReadGrants()
         self._channels: dict[DeliveryChannel, None] = {}
@@ -115,15 +116,14 @@ class OwnedSegment:
 
     def follow_layout(self, topic: Topic | None) -> None:
         """Take publishes as the topic's layout says; None if there is no topic any more."""
-        self.layout_epoch = None
+        self.takes_publishes = False
         if self.serving and topic is not None and topic.id == self.topic_id:
             info = topic.layout.segments.get(self.name.id)
-            if info is not None and info.is_active:
-                self.layout_epoch = topic.layout.epoch
+            self.takes_publishes = info is not None and (info.is_active or self.storage.log.sealed)
 
     def stop_serving(self) -> None:
         self.serving = False
-        self.layout_epoch = None
+        self.takes_publishes = False
 
     @property
     def earliest(self) -> Offset:

@@ -28,6 +28,11 @@ MAX_ERA: Final = (1 << 32) - 1
 ERA_RECORDS: Final = 1 << ERA_BITS
 """The most records that an era can number in one segment."""
 
+NOT_KNOWN: Final = -1
+"""As a producer's next sequence in a log: the log has nothing of the producer, or has forgotten it."""
+SEVERAL_LOGS: Final = -2
+"""As a producer's next sequence: it used one id in several of the logs that this log continues. Only those can tell."""
+
 
 class ProducerIdentity(msgspec.Struct, frozen=True):
     id: int

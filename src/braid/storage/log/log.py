@@ -19,6 +19,7 @@ log *is full*, ends after the last batch that was written, and can still be read
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -41,6 +42,7 @@ from braid.model.errors import (
     LogFailed,
     LogSealed,
     OutOfSequence,
+    SegmentSealed,
 )
 from braid.model.ids import Offset
 from braid.model.topic import Durability
@@ -207,7 +209,7 @@ class Log:
         the loop. A caller with more to append passes `commit=False` and calls `commit` after the last batch.
         """
         if self._state is not _LogState.OPEN:
-            raise self._refusal()
+            return self._recognise(verify(batch) if header is None else header)
         if header is None:
             header = verify(batch)
         if header.count == 0:
@@ -242,6 +244,33 @@ class Log:
         if commit:
             self._commit.begin_soon()
         return Appended(base, self._end, False)
+
+    def _recognise(self, header: BatchHeader) -> Appended:
+        """Answer a retry of a batch that an ended log has. It never takes any other batch."""
+        if self._state is not _LogState.SEALED:
+            raise self._refusal()
+        self._check_lease()  # A former owner does not know how the log has ended (I3).
+        try:
+            duplicate = self._producers.check(header)
+        except OutOfSequence:
+            duplicate = None
+        if duplicate is None:
+            raise SegmentSealed(
+                f"the log under {self.folder} is sealed at offset {self._end}: it does not have the batch",
+                self._end,
+                self._producers.next_sequence(header.producer_id),
+            )
+        return Appended(duplicate.base_offset, duplicate.next_offset, duplicate=True)
+
+    async def next_sequences(self, producers: Sequence[int]) -> list[int]:
+        """Return how far the log has each of these producers (`ProducerTable.next_sequence`), when all that counts is
+        stored at this log's durability level."""
+        found = [self._producers.next_sequence(each) for each in producers]
+        await self.confirmed.reached(self._end)
+        if self.ended is not None:
+            raise self.ended
+        self._check_lease()
+        return found
 
     def commit(self) -> None:
         """Begin to store what was appended. While the disk is busy, the commit follows by itself."""

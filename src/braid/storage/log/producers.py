@@ -22,7 +22,9 @@ same way, is stored once, however often and by however many programs at the same
 A log that continues other logs begins with their tables (`inherited`). Offsets of another log mean nothing here, so a
 retry of a batch that stands there is recognised and answered without offsets. A producer that numbered its batches in
 several of those logs has no single number to go on from: its last era is closed. What belongs to that era cannot be
-judged any more and is out of sequence, earlier eras are stored, and a later one may begin.
+judged any more and is out of sequence, earlier eras are stored, and a later one may begin. Two logs may also have
+inherited one producer from the same log, as when the halves of a split are merged. A drawn id belongs to one log, so
+its batches are the same in both tables, and count once.
 """
 
 from __future__ import annotations
@@ -34,7 +36,16 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from braid.model.batch.header import BatchHeader
-from braid.model.batch.identity import ERA_BITS, ERA_RECORDS, begins_era, era_of, is_derived, leaves_era
+from braid.model.batch.identity import (
+    ERA_BITS,
+    ERA_RECORDS,
+    NOT_KNOWN,
+    SEVERAL_LOGS,
+    begins_era,
+    era_of,
+    is_derived,
+    leaves_era,
+)
 from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset, ProducerId, Sequence
 
@@ -112,6 +123,14 @@ class ProducerTable:
             f"but its next sequence in this log is {expected}"
         )
 
+    def next_sequence(self, producer: int) -> int:
+        """Return the sequence with which the producer would go on; `NOT_KNOWN` or `SEVERAL_LOGS` if there is none."""
+        known = self._batches.get(ProducerId(producer))
+        if known is None:
+            return NOT_KNOWN
+        first_sequence, _, records = known[-1]
+        return first_sequence + records if known[-1] != _closed_era(first_sequence) else SEVERAL_LOGS
+
     def has_later_era(self, header: BatchHeader) -> bool:
         """Tell whether the producer, a derived one, has come to a later era than this batch belongs to."""
         known = self._batches.get(header.producer_id)
@@ -178,10 +197,16 @@ def inherited(tables: Collection[ProducerTable]) -> ProducerTable:
     for producer in reversed(list(newest_first)[:MAX_PRODUCERS]):
         found = [other._batches[producer] for other in tables if producer in other._batches]
         batches = [(first, ELSEWHERE, records) for first, _, records in found[0]]
-        if len(found) > 1:
+        if len(found) > 1 and not _one_origin(producer, found):
             batches = [_closed_era(max(known[-1][0] for known in found))]
         table._batches[producer] = deque(batches, REMEMBERED_BATCHES)
     return table
+
+
+def _one_origin(producer: ProducerId, found: list[deque[_Stored]]) -> bool:
+    """Tell whether these batches of one producer, from several tables, are those of one log."""
+    inherited_all = all(offset == ELSEWHERE for known in found for _, offset, _ in known)
+    return inherited_all and not is_derived(producer) and all(known == found[0] for known in found)
 
 
 def _closed_era(sequence: Sequence) -> _Stored:
