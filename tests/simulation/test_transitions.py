@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from braid.broker.layouts.finalizing import ADOPTION_S
 from braid.metadata import paths
 from braid.model.errors import TimedOut, TransitionRefused, TransitionRunning
 from braid.model.hashing import key_hash
@@ -102,3 +105,76 @@ async def test_a_transition_that_waits_says_why_and_can_be_taken_back(simulation
         await until(lambda: brokers.owner(0) == gone)
         done = await brokers.call(survivor, "split_segment", topic="orders", segment=0)
         assert done["children"] == [3, 4], "the ids of an aborted transition are never used again"
+
+
+async def test_a_transition_ends_when_the_parents_are_consumed_and_clients_know_the_children(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        for name in ("billing", "mailer"):
+            await client.admin.create_subscription("orders", name)
+        async with client.producer("orders") as producer:
+            for number in range(10):
+                await producer.send(b"%d" % number)
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        mark = brokers.any().topics.committed.get(PATH)
+        assert mark is not None
+        assert (mark.parents, mark.child_ids) == ((0,), (1, 2))
+        await asyncio.sleep(60)
+        finalizing = brokers.any().group_host.finalizing
+        assert finalizing.undrained(PATH, mark) == {"billing": [0], "mailer": [0]}
+        assert brokers.any().topics.committed.get(PATH) == mark, "nobody has consumed the parent"
+        await client.admin.seek("orders", "mailer", "latest")
+        async with client.stream_consumer("orders", "billing", name="worker") as consumer:
+            for number in range(10):
+                message = await consumer.receive(timeout=10)
+                assert message is not None
+                assert message.value == b"%d" % number
+                await consumer.ack(message)
+            await until(lambda: PATH not in brokers.any().topics.committed)
+
+
+async def test_a_client_that_never_says_which_routing_it_has_delays_the_end_of_a_transition_only_for_a_while(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        began = simulation.clock.monotonic()
+        assert PATH in brokers.any().topics.committed
+        await until(lambda: PATH not in brokers.any().topics.committed)
+        assert ADOPTION_S - 1 <= simulation.clock.monotonic() - began <= ADOPTION_S + 10
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_sealed_segment_is_dropped_when_its_records_are_gone_and_every_subscription_has_left_it(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders", retention_ms=120_000)
+        await until(lambda: bool(brokers.owner(0)))
+        await client.admin.create_subscription("orders", "billing")
+        async with client.producer("orders") as producer:
+            await producer.send(b"old")
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        await brokers.call("b", "split_segment", topic="orders", segment=1)
+        await asyncio.sleep(600)
+        assert sorted(brokers.any().topics.get(PATH).layout.segments) == [0, 1, 2, 3, 4], "billing has not consumed it"
+        await client.admin.skip("orders", "billing")
+        await until(lambda: sorted(brokers.any().topics.get(PATH).layout.segments) == [2, 3, 4], within_s=600)
+        await until(lambda: len(brokers.any().cluster.owners.of_topic(PATH)) == 3)
+        async with brokers.client() as later, later.producer("orders") as producer:
+            await producer.send(b"new")
+
+
+async def test_what_is_kept_for_ever_keeps_its_segment(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        async with client.producer("orders") as producer:
+            await producer.send(b"old")
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        await brokers.call("b", "split_segment", topic="orders", segment=1)
+        await asyncio.sleep(600)
+        kept = sorted(brokers.any().topics.get(PATH).layout.segments)
+        assert kept == [0, 1, 2, 3, 4], "segment 1 has no records, but its parent has"

@@ -20,7 +20,7 @@ from braid.metadata import paths
 from braid.metadata.store import Compare, Condition, Delete, Operation, Put
 from braid.metadata.view import Table, View
 from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists, TopicNotFound, TransitionRunning
-from braid.model.ids import NO_REQUEST, RequestId, Revision, random_id
+from braid.model.ids import NO_REQUEST, RequestId, Revision, SegmentId, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
 from braid.model.stored_record import decode
@@ -202,6 +202,15 @@ class Topics:
         if topic.transition is None or topic.transition.id != transition_id:
             return False
         return await self._replace(name, revision, change(topic), conditions, operations)
+
+    async def prune(self, name: TopicName, segment_id: SegmentId, conditions: Sequence[Condition]) -> bool:
+        """Drop a sealed segment from the layout. Return False if it is gone, or if something was faster: look again."""
+        topic, revision = await self._existing(name, "changed")
+        info = topic.layout.segments.get(segment_id)
+        if info is None or info.is_active or info.parent_ids:
+            return False
+        pruned = msgspec.structs.replace(topic, layout=topic.layout.pruned(segment_id))
+        return await self._replace(name, revision, pruned, conditions)
 
     async def _existing(self, name: TopicName, to_be: str) -> tuple[Topic, Revision]:
         """Read the topic from the store. When this returns, the view has caught up."""

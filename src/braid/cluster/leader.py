@@ -86,6 +86,8 @@ class Leader:
         """Called, while this broker leads, with the path of each topic whose deletion has not ended: at each look."""
         self.on_transition: list[Callable[[str], None]] = []
         """Called, while this broker leads, with the path of each topic whose layout is being changed: at each look."""
+        self.on_look: list[Callable[[], None]] = []
+        """Called, while this broker leads, at each look."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Called when leading has failed by a bug of ours."""
         self._view = view
@@ -241,6 +243,8 @@ class Leader:
         for path, topic in sorted(snapshot.topics.items()):
             for callback in self.on_deleting if topic.deleting else self.on_transition if topic.transition else ():
                 callback(path)
+        for look in self.on_look:
+            look()
         for start in range(0, len(decisions), WRITES_AT_ONCE):
             some = decisions[start : start + WRITES_AT_ONCE]
             outcomes = await asyncio.gather(

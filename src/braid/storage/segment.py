@@ -348,6 +348,18 @@ class SegmentStorage:
             self._leaving = [each for each in self._leaving if each != name]
         return len(old) + len(gone)
 
+    def has_outlived(self, policy: RetentionPolicy, needed_from: Offset | None) -> bool:
+        """Tell whether the log has ended and all of it has outlived the policy. Then the whole segment may go."""
+        if not self.log.seal_is_durable:
+            return False
+        chunks = self.catalog.chunks
+        tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
+        pieces = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
+        pieces += [Aged(file.next_offset, file.size, file.max_timestamp) for file in tail if file.records]
+        total = sum(piece.size for piece in pieces)
+        now_us = self._context.clock.now_us()
+        return expired(pieces, policy, total_bytes=total, now_us=now_us, needed_from=needed_from) == len(pieces)
+
     async def _kept_producers(self, leaving: Sequence[ChunkDescriptor]) -> ProducerObject | None:
         """Store what the newest chunk's footer knows of producers, if that chunk is to be removed."""
         stays = leaving[-1] is not self.catalog.chunks[-1]

@@ -226,6 +226,10 @@ class Groups:
             for name, session in sorted(group.sessions.items())
         }
 
+    def subscription_names(self, path: str) -> list[str]:
+        """The names of a topic's subscriptions, as the view shows them, on whichever broker."""
+        return [name for topic, name in self._subscriptions.all() if topic == path]
+
     def of_topic(self, path: str) -> dict[str, dict[str, ConsumerStatus]]:
         """The consumers of a topic by subscription and name; none if another broker is the topic's controller."""
         return {

@@ -8,6 +8,8 @@ from braid.broker.groups.controllers import NO_LEASE, Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.layouts.finalizing import Finalizing
+from braid.broker.layouts.pruning import Pruning
 from braid.broker.layouts.removal import SegmentRemoval
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.parts.cluster_node import ClusterNode
@@ -43,6 +45,16 @@ class GroupHost:
             resources.clock,
         )
         cluster.leader.on_transition.append(self.transitions.drive_later)
+        self.finalizing = Finalizing(
+            cluster.topics,
+            cluster.members,
+            cluster.leader,
+            cluster.drained,
+            self.groups.subscription_names,
+            resources.clock,
+        )
+        cluster.leader.on_look.append(self.finalizing.look)
+        self.pruning = Pruning(cluster.topics, cluster.owners, host.segments)
         self.removal = SegmentRemoval(
             resources.storage,
             cluster.topics,
@@ -56,10 +68,13 @@ class GroupHost:
     def start(self) -> None:
         self.groups.start()
         self.removal.start()
+        self.pruning.start()
 
     async def stop(self) -> None:
         """Stop the groups. Stopping twice is fine."""
+        await self.pruning.stop()
         await self.removal.stop()
+        await self.finalizing.stop()
         await self.transitions.stop()
         await self.subscriptions.stop()
         await self.groups.close()

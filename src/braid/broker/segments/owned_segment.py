@@ -173,6 +173,10 @@ class OwnedSegment:
         await self.storage.replace_chunks(old, new)
         return len(self.storage.catalog.chunks)
 
+    def has_outlived_retention(self) -> bool:
+        """Tell whether the log has ended and nothing of it needs to be kept any more."""
+        return self.storage.has_outlived(self.retention.policy(), self.retention.needed_from())
+
     def producer_rows(self) -> bytes:
         return self.storage.log.producer_rows()
 
