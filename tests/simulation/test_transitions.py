@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from braid.broker.layouts.finalizing import ADOPTION_S
+from braid.broker.layouts.transitions import Transitions
+from braid.cluster.leader import Leader
 from braid.metadata import paths
 from braid.model.errors import TimedOut, TransitionRefused, TransitionRunning
 from braid.model.hashing import key_hash
-from braid.model.names import TopicName
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Move
 from braid.model.transition import plan_split
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -178,3 +183,96 @@ async def test_what_is_kept_for_ever_keeps_its_segment(simulation: Simulation) -
         await asyncio.sleep(600)
         kept = sorted(brokers.any().topics.get(PATH).layout.segments)
         assert kept == [0, 1, 2, 3, 4], "segment 1 has no records, but its parent has"
+
+
+async def test_the_parents_go_on_until_every_subscription_has_its_cursors_on_the_children(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        await client.admin.create_subscription("orders", "billing")
+        for broker in brokers.running.values():
+            monkeypatch.setattr(broker.segments, "on_open", [])  # Otherwise a segment that opens gets its cursors.
+        with pytest.raises(TimedOut, match="the change goes on"):
+            await brokers.call("a", "split_segment", topic="orders", segment=0, timeout=5.0)
+        leader = next(each for each in brokers.running.values() if each.cluster.leader.leading)
+        assert leader.group_host.transitions.waits_for(PATH) == (
+            "segment 1 has no cursor yet of billing",
+            "segment 2 has no cursor yet of billing",
+        )
+        async with client.producer("orders") as producer:
+            assert (await producer.send(b"still taken")).segment == 0
+        for broker in brokers.running.values():
+            await broker.group_host.subscriptions.sweep(PATH)
+        await until(lambda: active(brokers) == {1: "0000-7fff", 2: "8000-ffff"})
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_child_that_is_opened_again_knows_what_its_parents_have_stored(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        async with client.producer("orders") as producer:
+            await producer.send(b"by a producer of the parent")
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        known = brokers.running[brokers.owner(0)].segments.get(PATH, 0).producer_rows()
+        owner = brokers.owner(1)
+        brokers.kill(owner)
+        await brokers.start(owner)
+        await until(lambda: brokers.owner(1) == owner)
+        child = brokers.running[owner].segments.get(PATH, 1).storage.log
+        await child.seal()
+        assert len(child.producer_rows()) == len(known) > 0
+
+
+async def test_a_broker_that_no_longer_leads_takes_no_step(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Transitions, "drive_later", lambda _self, _path: None)
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        leader = next(each for each in brokers.running.values() if each.cluster.leader.leading)
+        transitions, topics = leader.group_host.transitions, leader.topics
+        name = TopicName.parse("orders")
+        await transitions.begin(name, lambda layout: plan_split(layout, 0))
+
+        async def step() -> bool:
+            topic = topics.get(PATH)
+            assert topic.transition is not None
+            return await transitions._step(name, topic, topic.transition)
+
+        await until(step)
+        await until(lambda: not transitions.waits_for(PATH))
+        stale = leader.cluster.leader.fence
+        await leader.cluster.leader.stop()
+        await until(lambda: any(each.cluster.leader.leading for each in brokers.running.values() if each is not leader))
+        monkeypatch.setattr(Leader, "fence", property(lambda _self: stale))
+        assert not await step()
+        assert topics.get(PATH).layout.epoch == 0
+
+
+async def test_a_move_that_is_asked_for_while_a_log_ends_is_not_forgotten(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        source = brokers.owner(0)
+        target = next(each for each in brokers.running if each != source)
+        end_log = SegmentStorage.end_log
+
+        async def moved_meanwhile(storage: SegmentStorage, rider: Any) -> Any:
+            owners = brokers.running[target].cluster.owners
+            segment = SegmentName.at(PATH, "0000-ffff-0")
+            known = owners.known(segment)
+            assert known is not None
+            if known.value.move is None and known.value.owner == source:
+                assert await owners.swap(segment, known.revision, known.value.moving(Move(to=target)))
+            return await end_log(storage, rider)
+
+        monkeypatch.setattr(SegmentStorage, "end_log", moved_meanwhile)
+        await brokers.call("a", "split_segment", topic="orders", segment=0)
+        await until(lambda: brokers.owner(0) == target)
+        record = brokers.any().cluster.owners.find(SegmentName.at(PATH, "0000-ffff-0"))
+        assert record is not None
+        assert record.ended_at == 0
