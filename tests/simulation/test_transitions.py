@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from braid.broker.layouts.finalizing import ADOPTION_S
 from braid.broker.layouts.transitions import Transitions
 from braid.cluster.leader import Leader
 from braid.metadata import paths
-from braid.model.errors import TimedOut, TransitionRefused, TransitionRunning
+from braid.metadata.store import Put
+from braid.model.cluster import Registration
+from braid.model.errors import TimedOut, TopicNotFound, TransitionRefused, TransitionRunning
 from braid.model.hashing import key_hash
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move
@@ -276,3 +279,47 @@ async def test_a_move_that_is_asked_for_while_a_log_ends_is_not_forgotten(
         record = brokers.any().cluster.owners.find(SegmentName.at(PATH, "0000-ffff-0"))
         assert record is not None
         assert record.ended_at == 0
+
+
+async def test_a_broker_of_an_earlier_version_keeps_layouts_as_they_are(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        entry = await brokers.store.get(paths.broker("c"))
+        assert entry is not None
+        older = msgspec.structs.replace(Registration.from_json(entry.value), version="0.0.9", features=())
+        await brokers.store.txn([], [Put(entry.key, older.to_json(), entry.lease)])
+        await until(lambda: brokers.running["a"].cluster.members.brokers.get("c") == older)
+        with pytest.raises(TransitionRefused, match=r"broker c runs version 0\.0\.9"):
+            await brokers.call("a", "split_segment", topic="orders", segment=0)
+        assert brokers.any().topics.get(PATH).transition is None
+
+
+async def test_a_topic_is_deleted_in_the_middle_of_a_split(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        gone = await hold_up(brokers, 0)
+        survivor = next(iter(brokers.running))
+        splitting = asyncio.create_task(brokers.call(survivor, "split_segment", topic="orders", segment=0))
+        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
+        await client.admin.delete_topic("orders")
+        with pytest.raises(TopicNotFound):
+            await splitting
+        for prefix in (paths.topic_prefix(PATH), paths.topic_segments_prefix(PATH), paths.topic_storage_prefix(PATH)):
+            assert not (await brokers.store.list(prefix)).entries
+        await brokers.start(gone)
+
+
+async def test_many_transitions_in_a_row_leave_little_behind(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
+        await brokers.call("a", "create_topic", topic="orders", policies={"retentionMs": 1_000})
+        await until(lambda: bool(brokers.owner(0)))
+        for _ in range(15):
+            first = min(active(brokers))
+            done = await brokers.call("a", "split_segment", topic="orders", segment=first)
+            await brokers.call("a", "merge_segments", topic="orders", segments=done["children"])
+        topic = brokers.any().topics.get(PATH)
+        assert (topic.layout.epoch, topic.layout.next_segment_id) == (30, 46)
+        await until(lambda: len(brokers.any().topics.get(PATH).layout.segments) == 1, within_s=1_000)
+        await until(lambda: len(brokers.any().cluster.owners.of_topic(PATH)) == 1)
+        keys = [entry.key for entry in (await brokers.store.list("/")).entries if PATH in entry.key]
+        assert len(keys) < 8, keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,10 @@ class BrokerState(Enum):
     """It hands over what it has by itself, and will be gone."""
 
 
+TRANSITIONS: Final = "transitions"
+"""A feature: changes of a topic's layout."""
+
+
 class Registration(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """A broker's entry in the metadata store; lives as long as its lease."""
 
@@ -34,6 +39,8 @@ class Registration(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     started_at: int = 0
     """µs since 1970."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    """What this build takes part in, and earlier builds do not know."""
 
     def to_json(self) -> bytes:
         return encode(self)

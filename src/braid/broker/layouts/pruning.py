@@ -49,7 +49,8 @@ class Pruning:
             await self.go_round()
 
     async def go_round(self) -> None:
-        for segment in self._segments.all():
+        """Drop what can be dropped, the oldest segments first: each may make way for its children."""
+        for segment in sorted(self._segments.all(), key=lambda each: each.name.id):
             try:
                 topic = self._topics.find(segment.name.topic.path)
                 if topic is not None and self._has_ended(segment, topic) and segment.has_outlived_retention():

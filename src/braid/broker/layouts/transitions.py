@@ -21,6 +21,7 @@ from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import Put
+from braid.model.cluster import TRANSITIONS
 from braid.model.errors import BraidError, TimedOut, TransitionRefused
 from braid.model.ids import NO_REQUEST, RequestId, SegmentId
 from braid.model.layout import Layout
@@ -71,6 +72,12 @@ class Transitions:
         self, name: TopicName, plan: Callable[[Layout], LayoutPlan], request_id: RequestId = NO_REQUEST
     ) -> Transition | CommittedTransition:
         """Begin to change a topic's layout. A request that is repeated gets what it has begun."""
+        for broker, registration in sorted(self._members.brokers.all().items()):
+            if TRANSITIONS not in registration.features:
+                raise TransitionRefused(
+                    f"the layout of topic {name} cannot be changed: broker {broker} runs version "
+                    f"{registration.version or 'unknown'}, which does not know such changes; upgrade it first"
+                )
         return await self._topics.begin_transition(name, plan, request_id)
 
     async def abort(self, name: TopicName) -> None:

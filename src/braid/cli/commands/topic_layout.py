@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from braid.cli.target import Target, ask, with_target
+from braid.cli.terminal.braid_drawing import draw
 from braid.cli.terminal.output import (
     Column,
     duration_text,
@@ -121,51 +123,64 @@ def abort(target: Target, name: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
+@click.option("--rows", type=click.IntRange(1), default=12, show_default=True, help="How many layouts to draw.")
 @json_option
 @with_target
-def layout(target: Target, name: str, as_json: bool) -> None:
-    """Show a topic's segments of all generations, and the change that is under way.
+def layout(target: Target, name: str, rows: int, as_json: bool) -> None:
+    """Draw a topic's braid: how its segments were split and merged.
+
+    Time goes down, the ring of key hashes across. The last row is the layout that takes writes now, with the owners. A
+    table names every segment that the topic still has, and a change that is under way.
 
     \b
     Examples:
       braid topic layout orders
+      braid topic layout orders --rows 100
     """
     found = ask(target, lambda client: client.admin.layout(TopicName.parse(name).path))
     if as_json:
         print_json(found)
         return
+    segments, owners = list(found["segments"].values()), found["owners"]
+    for line in draw(segments, width=shutil.get_terminal_size().columns, rows=rows, owners=owners):
+        click.echo(line)
+    click.echo()
     print_table(
         [
             Column("SEGMENT", right=True),
             Column("RANGE"),
             Column("STATE"),
             Column("OWNER"),
-            Column("PARENTS"),
-            Column("EPOCH"),
+            Column("FROM"),
+            Column("TO"),
         ],
         (
             [
                 str(segment["segmentId"]),
                 range_text(segment["hashRange"]),
                 segment["state"],
-                found["owners"].get(str(segment["segmentId"])) or "-",
-                ", ".join(map(str, segment["parentIds"])) or "-",
-                str(segment["createdAtEpoch"]),
+                owners.get(str(segment["segmentId"])) or "-",
+                _numbers(segment["parentIds"]),
+                _numbers(segment["childIds"]),
             ]
-            for segment in found["segments"].values()
+            for segment in segments
         ),
         empty="The topic has no segments.",
     )
     if (change := found["transition"]) is not None:
-        parents = ", ".join(map(str, change["parents"]))
         children = ", ".join(f"{id_} ({range_text(hashes)})" for id_, hashes in change["children"].items())
+        click.echo()
         print_fields(
             [
-                ("change", f"segments {parents} become {children}"),
+                ("change", f"{_numbers(change['parents'])} → {children}"),
                 ("step", change["step"]),
-                ("waits for", "; ".join(change["waitsFor"]) or "nothing"),
+                ("waits for", "; ".join(change["waitsFor"]) or "-"),
             ]
         )
+
+
+def _numbers(segments: list[int]) -> str:
+    return ", ".join(map(str, segments)) or "-"
 
 
 def _change(target: Target, what: str, change: Callable[[Client], Awaitable[dict[str, Any]]], *, as_json: bool) -> None:
@@ -174,5 +189,5 @@ def _change(target: Target, what: str, change: Callable[[Client], Awaitable[dict
     if as_json:
         print_json(done)
         return
-    parents, children = (", ".join(map(str, done[each])) for each in ("parents", "children"))
-    click.echo(f"Segments {parents} are replaced by {children} ({duration_text(done['seconds'])}).")
+    parents, children = _numbers(done["parents"]), _numbers(done["children"])
+    click.echo(f"{parents} → {children} in {duration_text(done['seconds'])}.")
