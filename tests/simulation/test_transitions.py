@@ -10,6 +10,7 @@ import pytest
 
 from braid.broker.layouts.finalizing import ADOPTION_S
 from braid.broker.layouts.transitions import Transitions
+from braid.broker.topics import Topics
 from braid.cluster.leader import Leader
 from braid.metadata import paths
 from braid.metadata.store import Put
@@ -18,7 +19,8 @@ from braid.model.errors import TimedOut, TopicNotFound, TransitionRefused, Trans
 from braid.model.hashing import key_hash
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move
-from braid.model.transition import plan_split
+from braid.model.topic import Topic
+from braid.model.transition import TransitionStep, plan_split
 from braid.storage.segment import SegmentStorage
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
@@ -323,3 +325,46 @@ async def test_many_transitions_in_a_row_leave_little_behind(simulation: Simulat
         await until(lambda: len(brokers.any().cluster.owners.of_topic(PATH)) == 1)
         keys = [entry.key for entry in (await brokers.store.list("/")).entries if PATH in entry.key]
         assert len(keys) < 8, keys
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("step", [TransitionStep.CREATING, TransitionStep.SEALING])
+async def test_a_child_whose_owner_is_gone_for_good_before_the_commit_is_given_to_another_broker(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, step: TransitionStep, shared: bool
+) -> None:
+    """It has no record yet, so nothing can be lost; and without it, a part of the ring would take no writes."""
+    async with running_brokers(simulation, ("a", "b", "c", "d"), shared=shared) as brokers:
+        async with brokers.client() as client:
+            await a_topic(brokers)
+            async with client.producer("orders") as producer:
+                await producer.send(b"by a producer of the parent")
+        held = asyncio.Event()
+        commit = Topics.advance
+
+        async def advance(topics: Topics, name: Any, transition: int, change: Any, *more: Any) -> bool:
+            if change is (Topic.sealing if step is TransitionStep.CREATING else Topic.committed):
+                await held.wait()
+            return await commit(topics, name, transition, change, *more)
+
+        monkeypatch.setattr(Topics, "advance", advance)
+        leader = next(name for name, each in brokers.running.items() if each.cluster.leader.leading)
+        splitting = asyncio.create_task(brokers.call(leader, "split_segment", topic="orders", segment=0))
+        owners = brokers.running[leader].cluster.owners
+
+        def ready() -> bool:
+            records = [owners.find(SegmentName.at(PATH, each)) for each in ("0000-7fff-1", "8000-ffff-2")]
+            return all(each is not None and (each.inherited or step is TransitionStep.CREATING) for each in records)
+
+        await until(lambda: brokers.owner(1) and brokers.owner(2) and ready())
+        victim = next(name for name in (brokers.owner(1), brokers.owner(2)) if name not in (leader, brokers.owner(0)))
+        lost = 1 if brokers.owner(1) == victim else 2
+        brokers.kill(victim)
+        await until(lambda: not brokers.running[leader].cluster.members.is_live(victim))
+        held.set()
+        await splitting
+        await until(lambda: brokers.owner(lost) not in ("", victim))
+        child = brokers.running[brokers.owner(lost)].segments.get(PATH, lost)
+        await until(lambda: child.takes_publishes)
+        parent = brokers.running[brokers.owner(0)].segments.get(PATH, 0).producer_rows()
+        await child.storage.log.seal()
+        assert len(child.producer_rows()) == len(parent) > 0, "I10: the child does not know what its parent has stored"

@@ -50,6 +50,11 @@ class Placed(NamedTuple):
         return self.path, f"{self.info.hash_range}-{self.info.segment_id}"
 
     @property
+    def is_pending(self) -> bool:
+        """Tell whether it is a child of a transition: the layout does not show it yet."""
+        return self.info.segment_id not in self.topic.layout.segments
+
+    @property
     def ref(self) -> SegmentRef:
         return SegmentRef(self.path, self.info.segment_id)
 

@@ -104,7 +104,7 @@ class Opening:
         )
         self._housekeeper.add(storage, retention.policy, retention.needed_from, keep_local_bytes=KEEP_LOCAL_BYTES)
         _log_recovery(name, storage)
-        return OwnedSegment(name, topic, record.epoch, storage, cursors, publishes, retention, on_failure)
+        return OwnedSegment(name, topic, record, storage, cursors, publishes, retention, on_failure)
 
     async def has_claimed(self, name: SegmentName, epoch: Epoch) -> bool:
         """Tell whether an opening in this epoch has claimed the catalog: the epoch cannot be used again."""

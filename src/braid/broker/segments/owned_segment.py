@@ -12,8 +12,9 @@ from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants
 from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError
-from braid.model.ids import Epoch, Offset
+from braid.model.ids import Offset
 from braid.model.names import SegmentName
+from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
@@ -87,7 +88,7 @@ class OwnedSegment:
         self,
         name: SegmentName,
         topic: Topic,
-        epoch: Epoch,
+        record: Ownership,
         storage: SegmentStorage,
         cursors: Cursors,
         publishes: PublishQueue,
@@ -96,11 +97,13 @@ class OwnedSegment:
     ) -> None:
         self.name: Final = name
         self.topic_id: Final = topic.id
-        self.epoch: Final = epoch
+        self.epoch: Final = record.epoch
         self.storage: Final = storage
         self.cursors: Final = cursors
         self.publishes: Final = publishes
         self.retention: Final = retention
+        self.inherited = bool(record.inherited) or storage.log.end > 0
+        """Whether the log has records, or has begun with its parents' producer tables."""
         self.serving = True
         self.takes_publishes = False
         """Whether publishes go to the log: the layout has the segment. Of a SEALED one, the log has ended and only
@@ -119,7 +122,9 @@ class OwnedSegment:
         self.takes_publishes = False
         if self.serving and topic is not None and topic.id == self.topic_id:
             info = topic.layout.segments.get(self.name.id)
-            self.takes_publishes = info is not None and (info.is_active or self.storage.log.sealed)
+            if info is not None:
+                can_judge = self.inherited or not info.parent_ids  # What was stored before (I10).
+                self.takes_publishes = self.storage.log.sealed or (info.is_active and can_judge)
 
     def stop_serving(self) -> None:
         self.serving = False

@@ -230,7 +230,7 @@ class Segments:
             renewed=segment is not None and topic is not None and segment.durability is not topic.policies.durability,
             busy=key in self._work,
             known=topic is not None and name.id in topic.segments,
-            role=self._role(name, topic),
+            role=self._role(name, topic, segment),
         )
         match action:
             case OwnerAction.OPEN:
@@ -255,14 +255,15 @@ class Segments:
             case OwnerAction.NOT_OURS:
                 self._absent.pop(key, None)
 
-    def _role(self, name: SegmentName, topic: Topic | None) -> TransitionRole:
-        if topic is None or topic.transition is None:
+    def _role(self, name: SegmentName, topic: Topic | None, segment: OwnedSegment | None) -> TransitionRole:
+        inherited = segment is None or segment.inherited
+        if topic is None or (topic.transition is None and inherited):
             return TransitionRole.NONE
 
         def record_of(segment: SegmentId) -> Ownership | None:
             return self._owners.find(SegmentName.of(name.topic, topic.segments[segment]))
 
-        return owner_step.transition_role(topic, name.id, record_of)
+        return owner_step.transition_role(topic, name.id, record_of, inherited=inherited)
 
     def _is_ours(self, record: Ownership) -> bool:
         return record.owner == self._context.broker_id and record.state is not OwnershipState.SEALED
@@ -415,14 +416,15 @@ class Segments:
         pause_s = REOPEN_FIRST_S
         while self._served.get(key) is segment and segment.storage.log.failure is None:
             topic = self._topics.find(key[0])
-            role = self._role(segment.name, topic)
-            if topic is None or topic.transition is None or role is TransitionRole.NONE:
+            role = self._role(segment.name, topic, segment)
+            if topic is None or role is TransitionRole.NONE:
                 break
             try:
                 if role is TransitionRole.PARENT:
                     await self._succession.end_log(segment)
                 else:
-                    await self._succession.inherit(segment, topic, topic.transition)
+                    await self._succession.inherit(segment, topic)
+                    segment.follow_layout(self._topics.find(key[0]))
             except Fenced as error:
                 _log.warning("%s does not go on with its transition here: %s", segment.name, error)
                 break

@@ -8,6 +8,7 @@ own record. Each owner acts because the records say so (cluster/ownership/owner_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.segments.segment_access import GetProducers, SegmentAccesses
@@ -20,9 +21,10 @@ from braid.model.ids import Offset
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
 from braid.model.topic import Topic
-from braid.model.transition import Transition
 from braid.ports.tasks import all_of
 from braid.storage.log.producers import ProducerTable
+
+COMMITTED: Final = 1
 
 
 class Succession:
@@ -41,14 +43,15 @@ class Succession:
         await segment.storage.end_log(also)
         await self._owners.view.caught_up(segment.storage.catalog.revision)
 
-    async def inherit(self, segment: OwnedSegment, topic: Topic, transition: Transition) -> None:
+    async def inherit(self, segment: OwnedSegment, topic: Topic) -> None:
         """Begin a child with the producer tables of its parents. When this returns, the view shows it."""
         known = self._record(segment)
         parents = (topic.segments[parent] for parent in topic.segments[segment.name.id].parent_ids)
         names = [SegmentName.of(segment.name.topic, parent) for parent in parents]
         rows = await all_of(self._accesses.of(name, topic.id).ask(GetProducers()) for name in names)
         tables = [ProducerTable.from_rows(each) for each in rows]
-        await segment.storage.inherit(tables, *self._change(segment, known, known.value.inheriting(transition.id)))
+        await segment.storage.inherit(tables, *self._change(segment, known, known.value.inheriting(_transition(topic))))
+        segment.inherited = True
         await self._owners.view.caught_up(segment.storage.catalog.revision)
 
     def _record(self, segment: OwnedSegment) -> Known[Ownership]:
@@ -62,3 +65,8 @@ class Succession:
     ) -> tuple[Sequence[Condition], Sequence[Operation]]:
         key = paths.ownership(segment.name.topic.path, segment.name.descriptor)
         return [Compare(key, known.revision)], [Put(key, record.to_json())]
+
+
+def _transition(topic: Topic) -> int:
+    """Return the transition that a child's record is to name. After the commit, nobody asks which one it was."""
+    return topic.transition.id if topic.transition is not None else COMMITTED

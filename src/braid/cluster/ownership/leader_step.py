@@ -259,6 +259,8 @@ def _returned(snapshot: Snapshot, record: Ownership) -> str | None:
 
 
 def _may_continue(snapshot: Snapshot, each: Placed, record: Ownership, now: float) -> bool:
+    if each.is_pending and is_lost(snapshot, record):
+        return True  # It has taken no publish yet: nothing can be lost.
     policies = each.topic.policies
     since = _lost_since(snapshot, each, record)
     return (

@@ -99,19 +99,23 @@ def decide(
 
 
 def transition_role(
-    topic: Topic, segment_id: SegmentId, record_of: Callable[[SegmentId], Ownership | None]
+    topic: Topic, segment_id: SegmentId, record_of: Callable[[SegmentId], Ownership | None], *, inherited: bool = True
 ) -> TransitionRole:
-    """Return what the topic's transition wants of the segment's owner now."""
-    transition = topic.transition
-    if transition is None or transition.step is not TransitionStep.SEALING:
+    """Return what a transition wants of the segment's owner now.
+
+    `inherited` tells whether the log has records or has begun with its parents' producer tables. It has not if what its
+    last owner had was given up before the first record came; then it inherits again, also after the commit."""
+    info, transition = topic.segments.get(segment_id), topic.transition
+    record = record_of(segment_id) if info is not None else None
+    if info is None or record is None:
         return TransitionRole.NONE
-    record = record_of(segment_id)
-    if record is None:
+    if segment_id in topic.layout.segments:
+        ends = transition is not None and transition.step is TransitionStep.SEALING and segment_id in transition.parents
+        if ends and record.ended_at is None:
+            return TransitionRole.PARENT
+        return TransitionRole.CHILD if info.is_active and info.parent_ids and not inherited else TransitionRole.NONE
+    if transition is None or transition.step is not TransitionStep.SEALING or record.inherited == transition.id:
         return TransitionRole.NONE
-    if segment_id in transition.parents:
-        return TransitionRole.PARENT if record.ended_at is None else TransitionRole.NONE
-    if segment_id not in transition.ranges or record.inherited == transition.id:
-        return TransitionRole.NONE
-    parents = map(record_of, topic.segments[segment_id].parent_ids)
+    parents = map(record_of, info.parent_ids)
     all_ended = all(parent is not None and parent.ended_at is not None for parent in parents)
     return TransitionRole.CHILD if all_ended else TransitionRole.NONE
