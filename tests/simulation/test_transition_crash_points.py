@@ -44,7 +44,10 @@ def served(brokers: Brokers) -> bool:
     broker = brokers.any()
     names = [SegmentName.of(ORDERS, info) for info in broker.topics.get(PATH).segments.values()]
     records = [broker.cluster.owners.find(name) for name in names]
-    return all(_is_served(brokers, record) for record in records)
+    return all(_is_served(brokers, record) for record in records) and all(
+        brokers.running[brokers.owner(each.segment_id)].segments.get(PATH, each.segment_id).takes_publishes
+        for each in broker.topics.get(PATH).layout.active
+    )
 
 
 def _is_served(brokers: Brokers, record: Ownership | None) -> bool:
