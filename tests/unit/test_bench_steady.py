@@ -44,6 +44,17 @@ def test_missing_numbers_are_lost_and_smaller_ones_came_twice(numbers: list[int]
     assert (arrivals.lost, arrivals.twice) == (lost, twice)
 
 
+def test_records_of_a_key_are_counted_by_themselves() -> None:
+    arrivals = Arrivals(keys=3)
+    for number in (0, 3, 2, 6, 1, 10, 9):
+        arrivals.add(number)
+    assert (arrivals.lost, arrivals.twice) == (2, 0), "4 and 7 are missing before 10"
+    assert arrivals.missing(12) == 3, "5, 8 and 11"
+    assert arrivals.missing(3) == 0
+    arrivals.add(4)
+    assert arrivals.twice == 1, "it came behind a later one of its key"
+
+
 def row(history: int, storage: str, ms: float) -> MoveResult:
     times = [ms, ms, 100 * ms]
     return MoveResult(

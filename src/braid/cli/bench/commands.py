@@ -18,6 +18,7 @@ import msgspec
 
 from braid.cli.bench.machine import cpu_s, machine_facts, machine_text
 from braid.cli.bench.move import move
+from braid.cli.bench.scale import scale
 from braid.cli.bench.segments import segments
 from braid.cli.bench.spark import spark
 from braid.cli.bench.workload import Form, Mode
@@ -383,5 +384,6 @@ def _records_of(mode: Mode, size: int, tasks: int) -> int:
 
 
 bench.add_command(move)
+bench.add_command(scale)
 bench.add_command(segments)
 bench.add_command(spark)

@@ -140,7 +140,7 @@ def measure_moves(case: MoveCase, show: Callable[[str], None]) -> MoveResult:
             received = receiver.wait_done()
     assert sent.steady is not None
     assert received.steady is not None
-    return _row(case, times, sent.records, sent.steady, received.records, received.steady)
+    return _row(case, times, sent.records, sent.steady, received.steady)
 
 
 async def _move_often(client: Client, case: MoveCase, show: Callable[[str], None]) -> list[tuple[int, int]]:
@@ -161,9 +161,7 @@ async def _move(client: Client) -> None:
     await client.admin.move(TOPIC, timeout=MOVE_TIMEOUT_S)
 
 
-def _row(
-    case: MoveCase, times: Sequence[tuple[int, int]], sent: int, producer: Steady, received: int, consumer: Steady
-) -> MoveResult:
+def _row(case: MoveCase, times: Sequence[tuple[int, int]], sent: int, producer: Steady, consumer: Steady) -> MoveResult:
     spans = [(began - BEFORE_NS, ended + AFTER_NS) for began, ended in times]
     first_ns = times[0][0]
     return MoveResult(
@@ -175,7 +173,7 @@ def _row(
         producer_ms=[producer.longest_ms(*span) for span in spans],
         consumer_ms=[consumer.longest_ms(*span) for span in spans],
         rest_ms=consumer.longest_ms(first_ns - int(SETTLE_S * 1e9), first_ns - BEFORE_NS),
-        lost=consumer.lost + sent - received,
+        lost=consumer.lost,
         twice=consumer.twice,
         errors=producer.errors,
     )

@@ -28,7 +28,9 @@ TICK_S: Final = 0.001
 RECORD: Final = struct.Struct("<QQ")
 """A record: the time at which it was due, and its number."""
 LAST: Final = 0
-"""The due time of the last record, as a mark of the end."""
+"""The due time of the last record, as a mark of the end. Its number is how many there were before it."""
+LATE_S: Final = 10.0
+"""How long records of other segments are waited for when the last one has come."""
 
 
 class Waits:
@@ -44,25 +46,34 @@ class Waits:
 
 
 class Arrivals:
-    """Counts missing and repeated records, which are numbered from 0 in order."""
+    """Counts missing and repeated records, which are numbered from 0; those of one key arrive in order. A record that
+    comes too late, behind a later one of its key, counts as missing and as repeated."""
 
-    def __init__(self) -> None:
-        self.next = 0
+    def __init__(self, keys: int = 1) -> None:
+        self._next = list(range(keys))
         self.lost = 0
         self.twice = 0
 
     def add(self, number: int) -> None:
-        if number < self.next:
+        keys = len(self._next)
+        expected = self._next[number % keys]
+        if number < expected:
             self.twice += 1
             return
-        self.lost += number - self.next
-        self.next = number + 1
+        self.lost += (number - expected) // keys
+        self._next[number % keys] = number + keys
+
+    def missing(self, total: int) -> int:
+        """Return how many of so many records have not come, and were not counted as lost."""
+        keys = len(self._next)
+        return sum(max(0, -((expected - total) // keys)) for expected in self._next)
 
 
 async def steady_send(work: SteadySend, on_ready: Callable[[], None]) -> Done:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     padding = bytes(max(0, work.size - RECORD.size))
+    keys = [b"%d" % key if work.keys > 1 else None for key in range(work.keys)]
     waits = Waits()
     errors = 0
     sent: deque[tuple[int, Receipt]] = deque()
@@ -93,7 +104,8 @@ async def steady_send(work: SteadySend, on_ready: Callable[[], None]) -> Done:
             due = int(elapsed_ns * work.rate / 1e9)
             for each in range(number, due):
                 due_ns = began + int(each * 1e9 / work.rate)
-                sent.append((due_ns, producer.submit(RECORD.pack(due_ns, each) + padding)))
+                key = keys[each % work.keys]
+                sent.append((due_ns, producer.submit(RECORD.pack(due_ns, each) + padding, key=key)))
             if due > number:
                 number = due
                 some.set()
@@ -111,7 +123,7 @@ async def steady_send(work: SteadySend, on_ready: Callable[[], None]) -> Done:
 
 async def steady_receive(work: SteadyReceive, on_ready: Callable[[], None]) -> Done:
     waits = Waits()
-    arrivals = Arrivals()
+    arrivals = Arrivals(work.keys)
     async with (
         work.target.connect() as client,
         client.stream_consumer(work.topic, work.subscription, name="bench", start="latest") as consumer,
@@ -119,20 +131,22 @@ async def steady_receive(work: SteadyReceive, on_ready: Callable[[], None]) -> D
         on_ready()
         began, cpu = time.monotonic(), time.process_time()
         size = 0
-        ended = False
-        while not ended:
-            batch = await consumer.receive_batch()
-            assert batch is not None
+        total: int | None = None
+        while total is None or arrivals.missing(total):
+            batch = await consumer.receive_batch(None if total is None else LATE_S)
+            if batch is None:
+                break
             now_ns = time.monotonic_ns()
             for value in batch.values():
                 due_ns, number = RECORD.unpack_from(value)
                 size = len(value)
-                arrivals.add(number)
                 if due_ns == LAST:
-                    ended = True
+                    total = number
                 else:
+                    arrivals.add(number)
                     waits.add(due_ns, now_ns)
             await consumer.ack(batch)
-        steady = Steady(lost=arrivals.lost, twice=arrivals.twice, waited_ms=waits.by_slot_ms)
-        count = arrivals.next - 1
+        missing = arrivals.missing(total or 0)
+        steady = Steady(lost=arrivals.lost + missing, twice=arrivals.twice, waited_ms=waits.by_slot_ms)
+        count = (total or 0) - missing
         return Done(count, count * size, time.monotonic() - began, time.process_time() - cpu, steady=steady)

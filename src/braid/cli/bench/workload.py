@@ -91,6 +91,8 @@ class SteadySend(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     topic: str
     rate: float
     size: int
+    keys: int = 1
+    """With more than one, record n has the key of number n modulo `keys`; with one, records have no key."""
 
 
 class SteadyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -99,6 +101,7 @@ class SteadyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     target: Target
     topic: str
     subscription: str
+    keys: int = 1
 
 
 Work = Publish | Consume | LatencySend | LatencyReceive | SteadySend | SteadyReceive
