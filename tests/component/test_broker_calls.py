@@ -136,11 +136,12 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "heldBytes": 0,
             "backlog": 6,
             "segments": {
-                "0": {"offset": 4, "earliest": 0, "end": 10, "backlog": 6},
-                "1": {"offset": 0, "earliest": 0, "end": 0, "backlog": 0},
+                "0": {"offset": 4, "earliest": 0, "end": 10, "backlog": 6, "drained": False},
+                "1": {"offset": 0, "earliest": 0, "end": 0, "backlog": 0, "drained": False},
             },
             "unavailable": {},
             "consumers": {"worker-1": {"segments": [0, 1], "connected": True}},
+            "undrained": [],
         }
         assert billing["createdAt"] <= billing["movedAt"] < billing["createdAt"] + 1_000_000
         assert stats["subscriptions"] == {"billing": billing}

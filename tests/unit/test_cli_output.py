@@ -29,6 +29,7 @@ from braid.cli.terminal.output import (
     count_text,
     duration_text,
     print_table,
+    print_undrained,
     range_text,
     time_text,
 )
@@ -436,6 +437,19 @@ def test_a_secret_is_not_overwritten_and_a_short_one_not_taken(tmp_path: Path) -
 def test_a_backlog_of_which_a_part_is_not_known_says_so() -> None:
     assert backlog_text({"backlog": 1_700, "unavailable": {}}) == "1,700"
     assert backlog_text({"backlog": 1_700, "unavailable": {"3": {"owner": "b", "reason": "it is gone"}}}) == "1,700+"
+
+
+def test_a_subscription_that_nobody_reads_and_that_keeps_sealed_segments_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reader = {"worker": {"segments": [0], "connected": True}}
+    gone = {"worker": {"segments": [0], "connected": False}}
+    print_undrained("billing", {"undrained": [], "consumers": {}})
+    print_undrained("billing", {"undrained": [0, 3], "consumers": reader})
+    assert capsys.readouterr().out == ""
+    print_undrained("billing", {"undrained": [0, 3], "consumers": gone})
+    assert "billing has no consumer" in (said := capsys.readouterr().out)
+    assert "segment 0, 3. Consume, skip or delete it" in said
 
 
 def test_a_timeout_is_reported_in_its_own_words(

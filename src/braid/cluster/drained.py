@@ -40,6 +40,10 @@ class DrainedSegments:
         """Return the segments of a topic that the subscription has drained."""
         return self._by_subscription.get((path, subscription), frozenset())
 
+    def of_topic(self, path: str) -> dict[str, frozenset[SegmentId]]:
+        """Return the drained segments of a topic by subscription."""
+        return {name: segments for (topic, name), segments in self._by_subscription.items() if topic == path}
+
     def _index(self, key: DrainedKey) -> None:
         whose, segment = (key.path, key.subscription), frozenset((key.segment,))
         known = self.of(*whose)

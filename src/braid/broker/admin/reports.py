@@ -23,6 +23,7 @@ from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.segment_access import Ask
 from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
+from braid.cluster.drained import DrainedSegments
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.model.errors import BraidError, RecordUnreadable, TopicNotFound
@@ -67,6 +68,10 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     """By subscription: when one of its cursors last moved, as far as owners tell."""
     held_bytes: dict[str, int]
     """By subscription."""
+    sealed: frozenset[SegmentId]
+    """The segments that take no writes any more."""
+    drained: dict[str, frozenset[SegmentId]]
+    """By subscription: the sealed segments of which it has consumed everything."""
     unavailable: dict[SegmentId, Unavailable]
 
     def connected(self, subscription: str | None = None) -> list[str]:
@@ -77,6 +82,10 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
             for name, consumer in consumers.items()
             if consumer.connected and subscription in (None, each)
         )
+
+    def undrained(self, subscription: str) -> list[SegmentId]:
+        """The sealed segments that the subscription has not consumed to their ends."""
+        return sorted(self.sealed - self.drained.get(subscription, frozenset()))
 
     def progress(self, subscription: str) -> dict[SegmentId, Progress]:
         """In the segments whose owners answered."""
@@ -94,6 +103,7 @@ class Reports:
         topics: Topics,
         segments: Segments,
         owners: Owners,
+        drained: DrainedSegments,
         members: Members,
         metrics: BrokerMetrics,
         groups: Groups,
@@ -105,6 +115,7 @@ class Reports:
         self._topics = topics
         self._segments = segments
         self._owners = owners
+        self._drained = drained
         self._members = members
         self._metrics = metrics
         self._groups = groups
@@ -155,6 +166,8 @@ class Reports:
             consumers=consumers,
             moved_at=moved_at,
             held_bytes=held_bytes,
+            sealed=frozenset(segment for segment, info in found.layout.segments.items() if not info.is_active),
+            drained=self._drained.of_topic(topic.path),
             unavailable=unavailable,
         )
 

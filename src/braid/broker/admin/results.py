@@ -271,6 +271,7 @@ class SubscriptionProgress(Struct, frozen=True):
     earliest: Offset
     end: Offset
     backlog: int
+    drained: Annotated[bool, Meta(description="Whether the segment is sealed and all of it is consumed.")] = False
 
 
 class UnavailableSegment(Struct, frozen=True):
@@ -292,11 +293,15 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
         dict[SegmentId, UnavailableSegment], Meta(description="Segments whose owner did not answer.")
     ]
     consumers: Annotated[dict[str, ConsumerStatus], Meta(description="Those that the group's leader knows.")]
+    undrained: Annotated[
+        list[SegmentId],
+        Meta(description="Sealed segments that it has not consumed to their ends; it reads their children after that."),
+    ] = []
 
     @classmethod
     def of(cls, name: str, subscription: Subscription, report: TopicReport) -> SubscriptionDescription:
         """What metadata says of it, with what the segments' owners and the topic's controller know."""
-        progress = report.progress(name)
+        progress, drained = report.progress(name), report.drained.get(name, frozenset())
         return cls(
             name=name,
             kind=subscription.kind,
@@ -304,12 +309,16 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
             moved_at=report.moved_at.get(name),
             held_bytes=report.held_bytes.get(name, 0),
             backlog=sum(each.backlog for each in progress.values()),
-            segments=msgspec.convert(progress, dict[SegmentId, SubscriptionProgress], from_attributes=True),
+            segments={
+                segment: SubscriptionProgress(each.offset, each.earliest, each.end, each.backlog, segment in drained)
+                for segment, each in progress.items()
+            },
             unavailable={
                 segment: UnavailableSegment(each.owner or None, each.reason)
                 for segment, each in report.unavailable.items()
             },
             consumers=report.consumers.get(name, {}),
+            undrained=report.undrained(name),
         )
 
 

@@ -71,6 +71,7 @@ class FrontDoor:
             self.topics,
             self.segments,
             self.owners,
+            cluster.drained,
             self.members,
             metrics,
             self.groups,

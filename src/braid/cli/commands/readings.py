@@ -60,14 +60,14 @@ class Subscribed:
             segments = await self._progress()
             if missing := sorted(layout.keys() - segments.keys()):
                 raise NotServing(f"segment {missing[0]} of {self._topic} is not served by the broker that was asked")
-            return {segment: each["end"] for segment, each in segments.items() if each["offset"] < each["end"]}
+            return {segment: each["end"] for segment, each in segments.items() if not _is_consumed(each, each["end"])}
 
         return await retrying(ends, asyncio.get_running_loop().time() + SERVED_S, self._client.backoff())
 
     async def on_idle(self, ends: dict[int, int]) -> None:
         """Leave out what other consumers of the subscription have consumed."""
         for segment, each in (await self._progress()).items():
-            if each["offset"] >= ends.get(segment, 0):
+            if _is_consumed(each, ends.get(segment, 0)):
                 ends.pop(segment, None)
 
     def leading(self, batch: ReceivedBatch) -> int:  # noqa: ARG002 (a subscription begins exactly at its cursor)
@@ -109,6 +109,11 @@ class Looking:
 
     def ack(self, segment: int, offset: int) -> None:
         pass
+
+
+def _is_consumed(progress: dict[str, int], end: int) -> bool:
+    """Whether the subscription has nothing before `end`; retention may have deleted the rest of a sealed segment."""
+    return progress["offset"] >= end or bool(progress.get("drained"))
 
 
 @asynccontextmanager

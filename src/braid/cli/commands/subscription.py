@@ -20,6 +20,7 @@ from braid.cli.terminal.output import (
     print_held,
     print_json,
     print_table,
+    print_undrained,
     time_text,
 )
 from braid.model.subscription import DEFAULT_START
@@ -92,6 +93,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
     print_table(columns, rows, empty=f"Topic {topic} has no subscriptions.")
     for each in found:
         print_held(each["name"], each)
+        print_undrained(each["name"], each)
 
 
 @subscription.command()
@@ -136,12 +138,13 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
             count_text(each["offset"]),
             count_text(each["end"]),
             count_text(each["backlog"]),
-            holders.get(segment, "-"),
+            holders.get(segment, "(drained)" if each.get("drained") else "-"),
         )
         for segment, each in found["segments"].items()
     ]
     print_table(columns, rows, empty="No segments.")
     print_held(name, found)
+    print_undrained(name, found)
     for segment, each in found["unavailable"].items():
         click.echo(f"Segment {segment} is unavailable: {each['reason']}")
     idle = [consumer for consumer, each in found["consumers"].items() if not each["segments"]]

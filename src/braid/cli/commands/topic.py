@@ -32,6 +32,7 @@ from braid.cli.terminal.output import (
     print_held,
     print_json,
     print_table,
+    print_undrained,
     range_text,
     time_text,
 )
@@ -379,6 +380,7 @@ def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
     print_table(columns, rows, empty="")
     for name, each in subscriptions.items():
         print_held(name, each)
+        print_undrained(name, each)
 
 
 @topic.command()

@@ -151,6 +151,17 @@ def print_held(name: str, subscription: dict[str, Any]) -> None:
         )
 
 
+def print_undrained(name: str, subscription: dict[str, Any]) -> None:
+    """Warn of a subscription that keeps sealed segments, and that no consumer reads."""
+    connected = any(each["connected"] for each in subscription["consumers"].values())
+    if subscription.get("undrained") and not connected:
+        segments = ", ".join(map(str, subscription["undrained"]))
+        click.echo(
+            f"Subscription {name} has no consumer and has not consumed what is sealed: segment {segments}. Consume, "
+            "skip or delete it."
+        )
+
+
 def time_text(timestamp_us: int) -> str:
     """Return the time in UTC; `-` if the calendar has no such time."""
     try:
