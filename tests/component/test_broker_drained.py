@@ -178,6 +178,29 @@ async def test_a_loss_that_is_accepted_takes_the_marks_away_until_the_log_is_ope
     assert await marked(store) == ["billing"], "what is left of the log ends at 60"
 
 
+async def test_a_subscription_whose_rest_retention_has_deleted_is_drained(simulation: Simulation) -> None:
+    store = MemoryStore(simulation.clock)
+    earliest = 0
+    ownership = await own(store, NAME)
+    cursors = Cursors(
+        store, NAME, Epoch(1), ownership, lambda: Offset(END), SLOW,
+        now_us=lambda: 1, drained=lambda offset: max(offset, earliest) >= END,
+    )  # fmt: skip
+    await cursors.load()
+    await cursors.place(Placing("billing", Offset(40)))
+    cursors.start()
+    mark = paths.drained(ORDERS.path, NAME.descriptor, "billing")
+    earliest = 60
+    cursors.note_drained()
+    await asyncio.sleep(0.01)
+    assert await store.get(mark) is None
+    earliest = END
+    cursors.note_drained()
+    await asyncio.sleep(0.01)
+    assert await store.get(mark) is not None
+    await cursors.stop()
+
+
 async def test_many_cursors_are_drained_within_the_limit_of_a_transaction(simulation: Simulation) -> None:
     store = MemoryStore(simulation.clock)
     segment = await opened(store, ended=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from braid.broker.groups.subscriptions import Progress
@@ -28,6 +29,7 @@ from braid.model.subscription import Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation
 from braid.wire import operations
 from tests.kits.control import ORDERS, faults
+from tests.kits.layouts import merge, split
 from tests.kits.subscriptions import KEY, STREAM, World
 
 
@@ -305,4 +307,21 @@ async def test_a_subscription_that_lacks_a_cursor_gets_one_at_the_earliest_recor
     assert await world.subs.sweep() == 0
     assert segment.cursors.offset("billing") == segment.earliest
     assert await world.stored_cursors() == 2
+    await world.topics.view.stop()
+
+
+async def test_a_seek_sets_ancestors_back_before_their_descendants(simulation: Simulation) -> None:
+    """Otherwise consumers could read descendants from their new place before anybody knows that an ancestor is next."""
+    world = await World.make(simulation, segments=1)
+    topic = world.topics.get(ORDERS.path)
+    layout = merge(split(topic.layout, 0), 1, 2)
+    topic = msgspec.structs.replace(topic, layout=layout)
+    written = await world.store.txn([], [Put(paths.layout(ORDERS.path), topic.to_json())])
+    await world.topics.view.caught_up(written.revision)
+    await world.segments.serve(world.store, ORDERS, topic, end=100)
+    await world.create("latest")
+    await world.subs.seek_to(ORDERS, "billing", "earliest")
+    assert world.offsets() == [0, 0, 0, 0]
+    stored_at = [world[segment].cursors.stored_at("billing") for segment in range(4)]
+    assert stored_at[0] < min(stored_at[1:3]) <= max(stored_at[1:3]) < stored_at[3]
     await world.topics.view.stop()

@@ -99,6 +99,8 @@ def test_positions_follow_the_layout() -> None:
     assert kept_positions([1, 2, 3], {0: END, 1: 4, 2: END}) == {1: 4, 2: END, 3: 0}
     with pytest.raises(SegmentNotFound, match="segment 0 any more"):
         kept_positions([1], {0: 7})
+    with pytest.raises(NotServing, match="segment 2 of the topic yet"):
+        kept_positions([0, 1], {0: END, 1: 4, 2: 0})  # Of a broker whose layout is older than the checkpoint.
 
 
 def test_first_positions() -> None:
@@ -276,7 +278,9 @@ async def test_children_that_become_visible_later_are_waited_for(simulation: Sim
         broker.segments[0].sealed = True
         broker.pump()
         assert len(await read(consumer, 10)) == 10
+        asked = broker.asked
         assert await consumer.receive(timeout=5) is None
+        assert broker.asked == asked, "the broker pushes the layout"
         broker.split(0, 1)
         broker.append(1, b"child")
         assert await read(consumer, 1) == [(1, 0)]

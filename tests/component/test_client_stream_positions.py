@@ -11,6 +11,7 @@ from braid.model.errors import NotServing, OffsetOutOfRange
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import Ack, Close, Expelled, Kind, Open, Release
 from tests.kits.client_stream import WINDOW, connected, offsets, receive, with_records
+from tests.kits.scripted_broker import Segment
 from tests.kits.waiting import until
 
 # Seek.
@@ -271,6 +272,39 @@ async def test_a_segment_that_has_ended_is_read_again_after_a_seek(simulation: S
         await consumer.flush_acks()
         broker.seek(0, 4)
         assert offsets(await receive(consumer, 6)) == [4, 5, 6, 7, 8, 9]
+
+
+async def test_the_last_ack_of_a_segment_that_has_ended_is_sent_immediately(simulation: Simulation) -> None:
+    """Its children wait for it."""
+    async with (
+        connected(simulation, with_records(10)) as (broker, client),
+        client.stream_consumer("orders", "billing") as consumer,
+    ):
+        broker.segments[0].sealed = True
+        broker.pump()
+        messages = await receive(consumer, 10)
+        await consumer.ack(messages[8])
+        await consumer.ack(messages[9])
+        await asyncio.sleep(0.002)
+        assert [ack.offset for ack in broker.got(Ack)] == [10]
+        await asyncio.sleep(1)
+        assert len(broker.got(Ack)) == 1
+
+
+async def test_a_child_that_the_map_does_not_have_yet_is_waited_for(simulation: Simulation) -> None:
+    """The controller may know a layout earlier than the broker that pushes the map."""
+    async with (
+        connected(simulation, with_records(1)) as (broker, client),
+        client.stream_consumer("orders", "billing") as consumer,
+    ):
+        await consumer.ack((await receive(consumer, 1))[0])
+        broker.segments[1] = Segment((0,))
+        broker.append(1, b"child")
+        broker.assign(1)
+        assert await consumer.receive(timeout=5) is None
+        broker.generation += 1
+        broker.push_routes()
+        assert [message.value for message in await receive(consumer, 1)] == [b"child"]
 
 
 @pytest.mark.parametrize("seed", range(20))

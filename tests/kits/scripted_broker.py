@@ -196,6 +196,7 @@ class Peer:
             case Kind.HELLO:
                 return encode(HelloReply(VERSION, "scripted", MAX_FRAME_BYTES, 10_000))
             case Kind.TOPOLOGY:
+                broker.asked += 1
                 return encode(Topology(broker.generation, broker.routes(decode(TopologyRequest, frame.body))))
             case Kind.JOIN:
                 return self._join()
@@ -251,6 +252,8 @@ class ScriptedBroker:
         self.segments = {number: Segment() for number in range(segments)}
         self.topic_id = 11
         self.generation = 1
+        self.asked = 0
+        """How often clients asked for the topology."""
         self.assignment: tuple[int, ...] | None = tuple(self.segments)
         """What each new session is assigned; None: nothing by itself."""
         self.peers: list[Peer] = []
@@ -291,7 +294,14 @@ class ScriptedBroker:
         self.segments[parent].children = children
         for child in children:
             self.segments[child] = Segment((parent,))
+        self.push_routes()
         self.pump()
+
+    def push_routes(self) -> None:
+        """Tell all clients of the layout, as brokers do when it changes."""
+        for peer in self.peers:
+            if not peer.lost:
+                peer.push(Kind.TOPOLOGY, Topology(self.generation, self.routes(TopologyRequest((TOPIC,), 0))))
 
     def append(self, segment: int, *values: bytes) -> None:
         self.segments[segment].append(*values)

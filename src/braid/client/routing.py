@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
@@ -152,17 +153,28 @@ class Routing:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._is_later(path, segment_id, than_epoch):
-                    future = asyncio.get_running_loop().create_future()
-                    waiting = self._waiting.setdefault(path, [])
-                    waiting.append(future)
-                    try:
-                        await future
-                    finally:  # The map may not change for a long time.
-                        if future in waiting:
-                            waiting.remove(future)
+                    await self._next_map(path)
         except TimeoutError:
             return False
         return True
+
+    async def until(self, path: str, condition: Callable[[TopicMap], bool]) -> None:
+        """Wait until the condition holds for the map of this topic. Brokers push each map, so nothing asks for it."""
+        topic = await self.topic(path)
+        while not condition(topic):
+            await self._next_map(path)
+            topic = self._maps[path]
+
+    async def _next_map(self, path: str) -> None:
+        """Wait until the topic's map has changed."""
+        future = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(path, [])
+        waiting.append(future)
+        try:
+            await future
+        finally:  # The map may not change for a long time.
+            if future in waiting:
+                waiting.remove(future)
 
     def redirect(self, path: str, segment_id: int, moved: Moved) -> None:
         """Take over the owner that a broker named, unless the map has a later one."""

@@ -29,13 +29,14 @@ import msgspec
 from braid.client.consuming.channel import ClientChannel, checked_window
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader, closed_error, may_pass
 from braid.client.retry import retrying
-from braid.client.routing import OwnerSearch
+from braid.client.routing import OwnerSearch, TopicMap
 from braid.model.batch.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.errors import (
     BatchUnreadable,
     BraidError,
     ClientClosed,
     InvalidArgument,
+    NotServing,
     OffsetOutOfRange,
     PositionDiverged,
     SegmentNotFound,
@@ -111,9 +112,12 @@ def readable_segments(parents: Mapping[int, Iterable[int]], positions: Mapping[i
 
 def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -> dict[int, Position]:
     """Return positions for exactly the segments of a layout. A new segment begins at its first record, because its
-    parents are read before it. A segment that is gone must have been read to its end."""
+    parents are read before it. A segment that is gone must have been read to its end. `NotServing` if the layout is
+    older than the positions: the newest segment of a topic is always in its layout."""
     known = set(segments)
     lost = sorted(segment for segment, position in positions.items() if position != END and segment not in known)
+    if lost and max(positions) > max(known, default=-1):
+        raise NotServing(f"no broker that was asked knows segment {max(positions)} of the topic yet; try again")
     if lost:
         raise SegmentNotFound(
             f"the topic has no segment {', '.join(map(str, lost))} any more, and it was not read to its end: what was "
@@ -392,12 +396,16 @@ class CheckpointConsumer(Consumer):
 
     async def _read_children(self, segment: int) -> None:
         """Wait for the layout that has the children, and read them. It becomes visible a moment after the seal."""
+
+        def has_children(topic: TopicMap) -> bool:
+            known = topic.by_id.get(segment)
+            return known is None or not known.active
+
         backoff = self._client.backoff()
         while True:
             try:
-                topic = await self._client.routing.refresh(self.topic)
-                if segment not in topic.by_id or not topic.by_id[segment].active:
-                    return await self._read_what_may_be_read()
+                await self._client.routing.until(self.topic, has_children)
+                return await self._read_what_may_be_read()
             except BraidError as error:
                 if not may_pass(error):
                     raise

@@ -26,6 +26,10 @@ change: the ack would undo the change.
 **When a segment goes to another consumer**, no more of its records are delivered. The application may still ack
 delivered records for a while. Then the last ack is sent. The segment is given back only when the owner has this ack, so
 the next consumer begins exactly there.
+
+**At the end of a sealed segment** the channel stays open for acks. The last ack is sent immediately: the controller
+waits for it, takes the segment back, and gives out the segment's children, to this consumer or to others. The map may
+show the children a moment later than the controller does.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ from braid.model.errors import (
     InvalidArgument,
     NotServing,
     OffsetOutOfRange,
+    SegmentNotFound,
 )
 from braid.model.message import Message
 from braid.model.names import TopicName, check_name
@@ -159,11 +164,15 @@ class StreamConsumer(Consumer):
             return
         reader.acked = offset
         self._unsent[segment] = reader
-        if self._ack_timer is None:
+        if reader.finished and offset == reader.delivered:
+            self._send_acks()
+        elif self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._send_acks)
 
     def _send_acks(self) -> None:
-        self._ack_timer = None
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
         unsent, self._unsent = self._unsent, {}
         for segment, reader in unsent.items():
             assigned = self._assigned.get(segment)
@@ -375,7 +384,7 @@ class StreamConsumer(Consumer):
 
     async def _pause(self, assigned: _AssignedSegment, error: BraidError) -> None:
         """Wait for a reason to try again: another owner, an assignment, or the end of a pause."""
-        if not may_pass(error):
+        if not _may_pass(error):
             raise error
         if assigned.channel is not None and assigned.channel.delivered:
             assigned.owner.worked()
@@ -386,7 +395,7 @@ class StreamConsumer(Consumer):
             if reasons[0].done():
                 reasons[0].result()
         except BraidError as failure:
-            if not may_pass(failure):
+            if not _may_pass(failure):
                 raise
         finally:
             for reason in reasons:  # Both before the wait: a second cancel would leave the other task running.
@@ -456,6 +465,11 @@ class StreamConsumer(Consumer):
 def _may_go_on(reader: _StreamReader, channel: ClientChannel) -> bool:
     """Whether the reader's own position counts, and not the position at which the broker opened the channel."""
     return reader.valid and reader.placement == channel.placement and channel.begins <= reader.taken
+
+
+def _may_pass(error: BraidError) -> bool:
+    """Whether trying again may help. A segment that a broker does not know is new: the controller knows it."""
+    return may_pass(error) or isinstance(error, SegmentNotFound)
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:
