@@ -38,6 +38,7 @@ def put(key: str, record: Ownership | None = None) -> Put:
         (None, put(paths.chunk(TOPIC, DESCRIPTOR, Offset(0))), {FRONTIER}),
         (None, put(paths.sealed_state(TOPIC, DESCRIPTOR)), {FRONTIER}),
         (None, put(CURSOR), {CURSOR, RECORD}),
+        (None, put(paths.drained(TOPIC, DESCRIPTOR, "billing")), {CURSOR, RECORD}),
         (None, put(CONSUMER), {CONSUMER, CONTROLLER}),
         (None, put(RECORD, Ownership.first("a")), {RECORD, LEADER}),
         (Ownership.first("a"), put(RECORD, SERVING), {RECORD}),

@@ -11,6 +11,7 @@ wait for the harm. It looks at the conditions of each transaction, and knows whi
     a frontier                      the frontier itself
     a chunk, a sealed state         the frontier
     a cursor                        the cursor itself, and the segment's ownership record
+    a drained mark                  its cursor, and the segment's ownership record
     a consumer's session            the session itself, and the topic's controller
     a leader, a controller          the key itself
 """
@@ -58,6 +59,9 @@ class FenceChecker:
                 return [put.key, *self._fences_of_record("/".join(topic), descriptor, put)]
             case ["", "segments", *topic, descriptor, "cursors", _]:
                 return [put.key, paths.ownership("/".join(topic), descriptor)]
+            case ["", "segments", *topic, descriptor, "drained", subscription]:
+                cursor = f"{paths.cursors_prefix('/'.join(topic), descriptor)}{subscription}"
+                return [cursor, paths.ownership("/".join(topic), descriptor)]
             case ["", "storage", *topic, descriptor, "chunks", _] | ["", "storage", *topic, descriptor, "state"]:
                 return [paths.current_chunk("/".join(topic), descriptor)]
             case ["", "topics", *topic, "subscriptions", _, "consumers", _]:
