@@ -11,6 +11,7 @@ from crc32c import crc32c
 from braid.model.batch.body import (
     DIRECTORY,
     HEADER_KEY_BYTES,
+    HEADER_KEY_OFFSETS,
     HEADER_LISTS,
     HEADER_VALUE_OFFSETS,
     KEY_OFFSETS,
@@ -18,8 +19,9 @@ from braid.model.batch.body import (
     VALUE_OFFSETS,
     Body,
 )
+from braid.model.batch.codec import compress
 from braid.model.batch.columns import encode_batch
-from braid.model.batch.header import Codec, assemble, body_of, parse_header
+from braid.model.batch.header import Codec, assemble, body_of, padded, parse_header
 
 NOW_US = 1_700_000_000_000_000
 COUNT = 3
@@ -119,3 +121,16 @@ def bomb(raw_bytes: int) -> bytearray:
 def crowd(records: int) -> bytearray:
     """A few bytes that become so many empty records."""
     return encode_batch([b""] * records, now_us=NOW_US, codec=Codec.ZSTD)
+
+
+def header_crowd(headers: int) -> bytearray:
+    """A few bytes that become one empty record with so many headers, all of the same name."""
+    batch = encode_batch([b""], now_us=NOW_US, headers=[{"": b""}])
+    header = parse_header(batch)
+    lengths = list(DIRECTORY.unpack_from(body_of(batch, header)))
+    lengths[HEADER_KEY_OFFSETS] = lengths[HEADER_VALUE_OFFSETS] = 4 * (headers + 1)
+    values, lists, offsets = struct.pack("<2i", 0, 0), struct.pack("<2i", 0, headers), bytes(padded(4 * (headers + 1)))
+    raw = DIRECTORY.pack(*lengths) + values + lists + offsets + offsets
+    packed = compress(Codec.ZSTD, raw)
+    assert packed is not None
+    return forged(batch, b"".join(map(bytes, packed)), codec=int(Codec.ZSTD), raw_length=len(raw))

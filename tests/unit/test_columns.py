@@ -23,6 +23,7 @@ from braid.model.batch.columns import (
     encode_batch,
     encode_table,
     largest_body,
+    message_lists,
 )
 from braid.model.batch.header import HEADER_BYTES, NO_KEYS, Codec, Flag, control_batch, parse_header, stamp, verify
 from braid.model.errors import BatchCorrupt, BatchTooLarge, BatchTruncated, BatchUnsupported, InvalidArgument
@@ -490,3 +491,19 @@ def test_a_time_that_is_no_whole_number_is_refused_at_once(values: list[bytes]) 
 def test_a_codec_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="'zstd' is no codec"):
         encode_batch([b"a" * 1_000] * 10, now_us=0, codec="zstd")  # type: ignore[arg-type]
+
+
+def test_records_with_very_many_headers_become_few_messages_at_a_time() -> None:
+    headers = [{f"name-{number}": b"%d" % record for number in range(1_000)} for record in range(200)]
+    batch = encode_batch([b""] * 200, now_us=NOW_US, headers=headers)
+    opened = body.Body(batch, verify(batch))
+    opened.check()
+    lists = [*message_lists(opened, first=3)]
+    assert [len(messages) for messages in lists] == [65, 65, 65, 2], "65,536 headers at a time, whole records"
+    assert [message.headers for messages in lists for message in messages] == headers[3:]
+
+
+def test_a_record_with_more_headers_than_a_list_may_have_is_decoded_whole() -> None:
+    many = {f"name-{number}": b"%d" % number for number in range(150_000)}
+    batch = encode_batch([b"", b"", b""], now_us=NOW_US, headers=[{"a": b"1"}, many, {"b": b"2"}])
+    assert [message.headers for message in decode_messages(batch)] == [{"a": b"1"}, many, {"b": b"2"}]

@@ -110,7 +110,7 @@ print(json.dumps({"size": size, "stopped": stopped, "peak": peak}))
 
 
 def test_a_consumer_reads_bombs_in_bounded_memory_and_seeks_past_poison(broker: WatchedBroker) -> None:
-    """Two gigabytes in some kilobytes, and a batch that cannot be decoded in between."""
+    """Two gigabytes in some kilobytes, a record with millions of headers, and a batch that cannot be decoded."""
     bombs, size = 60, 32 << 20
     batch = poison.bomb(size)
     with healthy_client(broker), broker.connect() as client:
@@ -119,7 +119,8 @@ def test_a_consumer_reads_bombs_in_bounded_memory_and_seeks_past_poison(broker: 
             client.ask(Kind.PUBLISH, topic.route, Published, batch)
             if number == 9:
                 client.ask(Kind.PUBLISH, topic.route, Published, poison.shown_by_the_body()["value offsets that fall"])
-        command = [sys.executable, "-c", CONSUMER, f"braid://{broker.address}", topic.path, str(bombs)]
+        client.ask(Kind.PUBLISH, topic.route, Published, poison.header_crowd(7 << 20))
+        command = [sys.executable, "-c", CONSUMER, f"braid://{broker.address}", topic.path, str(bombs + 1)]
         found = json.loads(subprocess.check_output(command, timeout=100))
     assert found["size"] == bombs * size
     assert found["stopped"] == [[0, 10, 13]]

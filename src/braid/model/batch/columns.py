@@ -61,6 +61,8 @@ COLUMNS: Final[tuple[str, ...]] = tuple(RECORD_SCHEMA.names)
 
 LIST_RECORDS: Final = 8_192
 """Messages that are made of a batch at a time: some megabytes beside the bytes of the records."""
+LIST_HEADERS: Final = 65_536
+"""Headers of these messages together, unless one record has more."""
 
 
 def decode_arrow(
@@ -105,14 +107,26 @@ def decode_messages(
 
 def message_lists(body: Body, *, segment: int = 0, topic: str = "", first: int = 0) -> Iterator[list[Message]]:
     """Yield the records of a checked body from number `first` on, in lists of at most `LIST_RECORDS` messages. A few
-    compressed bytes can hold millions of records, so each list is made when it is asked for."""
-    header = body.header
-    for start in range(first, header.count, LIST_RECORDS):
-        end = min(start + LIST_RECORDS, header.count)
-        offsets = range(header.base_offset + start, header.base_offset + end)
+    compressed bytes can hold millions of records and headers, so each list is made when it is asked for."""
+    base_offset = body.header.base_offset
+    start = first
+    while start < body.count:
+        end = _list_end(body, start)
+        offsets = range(base_offset + start, base_offset + end)
         fields = _fields(body, start, end)
         headers = _headers(body, start, end)
         yield [*map(Message, *fields, offsets, headers, repeat(segment), repeat(topic))]
+        start = end
+
+
+def _list_end(body: Body, start: int) -> int:
+    """Return the number after the last record of the list that begins with this one."""
+    end = min(start + LIST_RECORDS, body.count)
+    if body.lengths[HEADER_LISTS]:
+        before = np.frombuffer(body.view(HEADER_LISTS), np.int32)  # How many headers stand before each record.
+        fit = int(np.searchsorted(before, int(before[start]) + LIST_HEADERS, "right")) - 1
+        end = min(end, max(fit, start + 1))
+    return end
 
 
 def _fields(body: Body, start: int, end: int) -> tuple[Iterable[bytes], Iterable[bytes | None], Iterable[int]]:
@@ -147,8 +161,15 @@ def _headers(body: Body, start: int, end: int) -> Iterable[Mapping[str, bytes]]:
     maps = body.headers()
     ends = maps.offsets.slice(start, end - start + 1).to_pylist()
     before, entries = ends[0], ends[-1] - ends[0]
-    pairs = list(zip(maps.keys.slice(before, entries).to_pylist(), maps.items.slice(before, entries).to_pylist()))
+    if entries > LIST_HEADERS:  # Of one record: the pairs of all would take far more memory than the dictionary.
+        parts = (_pairs(maps, at, min(LIST_HEADERS, ends[-1] - at)) for at in range(before, ends[-1], LIST_HEADERS))
+        return [dict(chain.from_iterable(parts))]
+    pairs = list(_pairs(maps, before, entries))
     return [dict(pairs[first - before : last - before]) or NO_HEADERS for first, last in pairwise(ends)]
+
+
+def _pairs(maps: Any, first: int, count: int) -> Iterator[tuple[str, bytes]]:
+    return zip(maps.keys.slice(first, count).to_pylist(), maps.items.slice(first, count).to_pylist())
 
 
 def _offsets(body: Body) -> Any:
