@@ -129,3 +129,21 @@ async def test_a_segment_whose_record_cannot_be_read_is_reported_with_the_reason
         with pytest.raises(RecordUnreadable, match="RECOVERING"):
             brokers.any().segments.get(PATH, 0)
         assert not isinstance(brokers.any().segments.not_here(PATH, 0), NotServing)
+
+
+async def test_a_subscription_or_a_cursor_that_cannot_be_read_is_named(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
+        async with brokers.client() as client:
+            await client.admin.create_topic("orders")
+            await client.admin.create_subscription("orders", "billing")
+        await brokers.stop("a")
+        key, cursor = paths.subscription(PATH, "billing"), paths.cursor(PATH, "0000-ffff-0", "billing")
+        await rewrite(brokers, key, lambda record: record.update(kind="quantum"))
+        await rewrite(brokers, cursor, lambda record: record.update(offset="seven"))
+        await brokers.start("a")
+        async with brokers.client(timeout=5) as client:
+            with pytest.raises(RecordUnreadable, match=f"the Subscription at {key} cannot be read"):
+                await client.admin.topic_stats("orders")
+            await rewrite(brokers, key, lambda record: record.update(kind="stream"))
+            stats = await client.admin.topic_stats("orders")
+            assert f"the Cursor at {cursor} cannot be read" in stats["segments"]["0"]["unavailable"]

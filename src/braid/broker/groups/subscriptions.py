@@ -139,7 +139,7 @@ class Subscriptions:
                     raise _not_found(topic, name)
                 found, created = await self._create(topic, name, kind, start, NO_REQUEST)
             else:
-                found, created = decode(Subscription, entry.value), False
+                found, created = _read(entry), False
             if found.kind is not kind:
                 raise SubscriptionKindConflict(
                     f"subscription {name} of {topic} is a {found.kind.value} subscription, "
@@ -162,7 +162,7 @@ class Subscriptions:
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None:
-                found, created = decode(Subscription, entry.value), False
+                found, created = _read(entry), False
             else:
                 found, created = await self._create(topic, name, kind, start, request_id)
             if created or found.created_by == request_id != NO_REQUEST:
@@ -173,7 +173,7 @@ class Subscriptions:
         entry = await self._read(topic, name)
         if entry is None:
             raise _not_found(topic, name)
-        return decode(Subscription, entry.value)
+        return _read(entry)
 
     async def list(self, topic: TopicName) -> dict[str, Subscription]:
         """The subscriptions of a topic by name."""
@@ -183,7 +183,7 @@ class Subscriptions:
     async def identify(self, topic: TopicName, name: str) -> tuple[int, dict[SegmentId, int]]:
         """Return the subscription's id, 0 if there is none, and the placements of its cursors."""
         entry = await self._read(topic, name)
-        id_ = decode(Subscription, entry.value).id if entry is not None else 0
+        id_ = _read(entry).id if entry is not None else 0
         return id_, await self._placements(topic, name)
 
     async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
@@ -191,11 +191,11 @@ class Subscriptions:
         subscription that has another id than `subscription_id` stays: `SubscriptionNotFound`."""
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
-            if entry is not None and subscription_id not in (None, decode(Subscription, entry.value).id):
+            if entry is not None and subscription_id not in (None, _read(entry).id):
                 raise _not_found(topic, name)
             segments = self._of_topic(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
-                await self._remove_key(topic, name, decode(Subscription, entry.value).id)
+                await self._remove_key(topic, name, _read(entry).id)
             elif not await self._has_cursors(segments.values(), name):
                 raise _not_found(topic, name)
             removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
@@ -342,7 +342,7 @@ class Subscriptions:
                 created = created or (uncertain and entry.value == value)
                 if created:  # A cursor may have been removed before the key was there.
                     await all_of(_fill(access, name, start) for access in segments)
-                return decode(Subscription, entry.value), created
+                return _read(entry), created
             # The topic has changed, or the write is under way: try again with the topic as it is now.
             await asyncio.sleep(RETRY_S)
         raise MetadataUncertain(f"it is not known whether subscription {name} of {topic} was created; try again")
@@ -353,7 +353,7 @@ class Subscriptions:
             entry = await self._store.get(key)
             if entry is None:
                 return
-            if subscription_id != decode(Subscription, entry.value).id:
+            if subscription_id != _read(entry).id:
                 return  # A try whose answer was lost has removed it, and another subscription has its name now.
             try:
                 result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
@@ -414,7 +414,7 @@ class Subscriptions:
         }
         entries = await all_of(self._store.get(key) for key in keys.values())
         return {
-            segment_id: decode(Cursor, entry.value).placement
+            segment_id: decode(Cursor, entry.value, f"the Cursor at {entry.key}").placement
             for segment_id, entry in zip(keys, entries, strict=True)
             if entry is not None
         }
@@ -441,9 +441,7 @@ class Subscriptions:
     async def _list(self, path: str) -> dict[str, Subscription]:
         listing = await self._store.list(paths.subscriptions_prefix(path))
         return {
-            name: decode(Subscription, entry.value)
-            for entry in listing.entries
-            if (name := paths.subscription_of(entry.key)) is not None
+            name: _read(entry) for entry in listing.entries if (name := paths.subscription_of(entry.key)) is not None
         }
 
     def _lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
@@ -463,6 +461,10 @@ def _generations(topic: Topic, segment_ids: Iterable[SegmentId]) -> list[list[Se
 def _check_start(name: str, start: str) -> None:
     if start not in (EARLIEST, LATEST):
         raise InvalidArgument(f"subscription {name} cannot start at {quote(start)}; write '{EARLIEST}' or '{LATEST}'")
+
+
+def _read(entry: Entry) -> Subscription:
+    return decode(Subscription, entry.value, f"the Subscription at {entry.key}")
 
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:

@@ -496,7 +496,7 @@ class Cursors:
         for entry in listing.entries:
             subscription = paths.subscription_of_cursor(entry.key)
             if subscription is not None:
-                cursor = decode(Cursor, entry.value)
+                cursor = decode(Cursor, entry.value, f"the Cursor at {entry.key}")
                 place = _Place(
                     cursor.offset, cursor.placement, cursor.placed_by, cursor.moved_at, subscription in drained
                 )
