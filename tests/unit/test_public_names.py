@@ -54,6 +54,13 @@ def test_a_time_that_has_passed_is_also_a_timeout_error() -> None:
         assert isinstance(twin, braid.errors.TimedOut)
 
 
+def test_errors_travel_between_processes_with_their_fields() -> None:
+    error = braid.errors.PositionDiverged("the records are lost", 3, 17, 9)
+    twin = pickle.loads(pickle.dumps(error))
+    assert (type(twin), str(twin), vars(twin)) == (type(error), str(error), vars(error))
+    assert (twin.earliest, twin.end, twin.parted_at) == (3, 17, 9)
+
+
 def test_importing_braid_imports_nothing_that_costs() -> None:
     costly = ["asyncio", "numpy", "pyarrow", "ssl"]
     check = f"import sys, braid, braid.errors; print(*{{*{costly}}} & {{*sys.modules}})"

@@ -91,7 +91,8 @@ repeat input by `quote` or `cut`: its beginning, and how long it is.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Self
+import copyreg
+from typing import Any, ClassVar, Final, Self
 
 MAX_QUOTED_CHARS: Final = 200
 
@@ -117,6 +118,10 @@ class BraidError(Exception):
         twin.__dict__.update(self.__dict__)
         twin.__cause__ = self.__cause__
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors leave worker processes by pickle. Python would call the class with the message alone.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class InvalidArgument(BraidError, code="invalid-argument"):
