@@ -254,9 +254,18 @@ async def test_seeks_that_meet_others_again_and_again_end_with_the_timeout() -> 
         (1_794_744_000_000_000, "milliseconds since 1970; this one is too high"),
         (1_794_744_000, "before 1973; multiply seconds by 1,000"),
         (1_500, r"name offsets by segment, as \{0: 1500\}"),
+        (1.5, "it must be 'earliest', 'latest', a datetime"),
+        (None, "it must be 'earliest', 'latest', a datetime"),
     ],
 )
-async def test_a_seek_to_a_time_that_can_be_mistaken_is_refused(mistaken: int | datetime.datetime, cure: str) -> None:
+async def test_a_seek_to_a_place_that_can_be_mistaken_is_refused(mistaken: Any, cure: str) -> None:
     client = connect("braid://broker:6660", network=SimulatedNetwork(Random(1)).host("client"))
     with pytest.raises(InvalidArgument, match=cure):
         await client.admin.seek("orders", "billing", mistaken)
+
+
+@pytest.mark.parametrize("mistaken", [10**30, object()])
+async def test_an_argument_that_no_frame_can_hold_is_refused(mistaken: Any) -> None:
+    client = connect("braid://broker:6660", network=SimulatedNetwork(Random(1)).host("client"))
+    with pytest.raises(InvalidArgument, match="an argument of create_topic cannot be sent"):
+        await client.admin.create_topic("orders", retention_ms=mistaken)

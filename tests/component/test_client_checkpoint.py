@@ -311,9 +311,9 @@ async def test_only_the_named_segments_are_read_each_from_its_offset(simulation:
         assert saved.positions == {0: 5, 1: END, 2: 5}
         with pytest.raises(SegmentNotFound, match="no segment 7; it has 0, 1, 2"):
             await client.checkpoint_consumer("orders", start={7: 0}).start()
-        for wrong in ({}, {0: -1}):
+        for wrong in ({}, {0: -1}, {"0": 5}, {0: "5"}, {0: 2.5}):
             with pytest.raises(InvalidArgument, match="the next offset of at least one segment"):
-                client.checkpoint_consumer("orders", start=wrong)
+                client.checkpoint_consumer("orders", start=wrong)  # type: ignore[arg-type]
 
 
 async def _numbered(consumer: CheckpointConsumer, count: int) -> AsyncIterator[tuple[Message, int]]:

@@ -29,6 +29,7 @@ HOUR_US = 3_600_000_000
         ("latest", "latest"),
         ("-1h", AtTime(NOON_US - HOUR_US)),
         ("-90s", AtTime(NOON_US - 90_000_000)),
+        ("-99999999999999d", AtTime(-(1 << 63))),
         ("2026-11-15T11:00:00Z", AtTime(NOON_US - HOUR_US)),
         ("2026-11-15T11:00:00", AtTime(NOON_US - HOUR_US)),
         ("2026-11-15 13:00+02:00", AtTime(NOON_US - HOUR_US)),

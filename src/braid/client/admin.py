@@ -31,6 +31,7 @@ from braid.model.errors import (
     TimedOut,
     TopicNotFound,
     TransitionRefused,
+    quote,
 )
 from braid.model.ids import random_id
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
@@ -330,10 +331,15 @@ class Admin:
                         f"seconds by 1,000, and name offsets by segment, as {{0: {to}}}"
                     )
                 arguments["timestamp"] = to
-            case _:
+            case Mapping():
                 arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}
                 if epochs:
                     arguments["epochs"] = {str(segment): epoch for segment, epoch in epochs.items()}
+            case _:
+                raise InvalidArgument(
+                    f"seek to {quote(to)}: it must be 'earliest', 'latest', a datetime with its zone, milliseconds "
+                    "since 1970, or offsets by segment, as {0: 1500}"
+                )
         return await self._place("seek_subscription", arguments)
 
     async def skip(
@@ -431,7 +437,10 @@ class Admin:
         loop = asyncio.get_running_loop()
         deadline = self._deadline(timeout_s) if deadline is None else deadline
         backoff = self._client.backoff()
-        body = encode(AdminRequest(call, arguments))
+        try:
+            body = encode(AdminRequest(call, arguments))
+        except (OverflowError, TypeError) as error:  # A number above 64 bits, an object of the program's own.
+            raise InvalidArgument(f"an argument of {call} cannot be sent: {error}") from error
         doubt = False
         while True:
             try:

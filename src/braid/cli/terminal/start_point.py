@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_LONG_AGO_US: Final = -(1 << 63)
+"""No record is older."""
 _EXAMPLES: Final = "earliest, latest, -1h, 2026-11-15T12:00:00Z, an offset, or -5 for the last five records"
 
 
@@ -41,7 +43,7 @@ def parse_start(text: str, now_us: int) -> StartPoint:
     if re.fullmatch(r"-?[0-9]{1,18}", text, re.ASCII):
         return AtOffset(int(text))
     if text.startswith("-"):
-        return AtTime(now_us - DURATION.convert(text[1:], None, None) * 1_000_000)
+        return AtTime(max(now_us - DURATION.convert(text[1:], None, None) * 1_000_000, _LONG_AGO_US))
     moment = datetime.datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)

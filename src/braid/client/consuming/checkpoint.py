@@ -426,7 +426,7 @@ def _checked_start(
             raise InvalidArgument(f"start is {start}, a time without a zone; give it one, such as datetime.UTC")
         return (start - _EPOCH) // _MICROSECOND
     if isinstance(start, Mapping):
-        if not start or any(offset < 0 for offset in start.values()):
+        if not start or not all(_is_number(each) for pair in start.items() for each in pair):
             raise InvalidArgument("start must name the next offset of at least one segment, as in {0: 1500}")
         return dict(start)
     if start not in ("earliest", "latest"):
@@ -434,3 +434,7 @@ def _checked_start(
             f"start is {start!r}; it must be 'earliest', 'latest', a datetime, offsets by segment or a checkpoint"
         )
     return start
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int) and given >= 0
