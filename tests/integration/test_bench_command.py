@@ -4,47 +4,63 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from braid.cli import main, target
+from braid.cli.bench import move, segments
 from braid.cli.target import Target, ask
 from braid.testing.processes import BrokerProcess
 
 pytestmark = pytest.mark.processes
 
 
-def run_bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Whatever the command makes, it makes in `folder`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
-    return subprocess.run(
-        [sys.executable, "-m", "braid.cli.main", "bench", *arguments],
-        env={**environment, "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
 
 
-def results_of(*arguments: str, folder: Path) -> list[dict[str, Any]]:
-    done = run_bench(*arguments, "--json", folder=folder)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["machine"]["cores"] >= 1
-    results: list[dict[str, Any]] = answer["results"]
-    return results
+class Bench:
+    """Runs the command in the test's process. Its brokers and workers are processes of their own."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def run(self, *arguments: str) -> Done:
+        code = main.run(["bench", *arguments])
+        return Done(code, *self._capfd.readouterr())
+
+    def results_of(self, *arguments: str) -> list[dict[str, Any]]:
+        done = self.run(*arguments, "--json")
+        assert done.code == 0, done.err
+        answer = json.loads(done.out)
+        assert answer["machine"]["cores"] >= 1
+        results: list[dict[str, Any]] = answer["results"]
+        return results
 
 
-def test_publishing_is_measured_in_every_mode_with_a_broker_of_its_own_that_leaves_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
+    """Whatever the command makes, it makes in `tmp_path`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("BRAID_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(move, "SETTLE_S", 0.4)
+    monkeypatch.setattr(segments, "SETTLE_S", 0.2)
+    return Bench(capfd)
+
+
+def test_publishing_is_measured_in_every_mode_with_a_broker_of_its_own_that_leaves_nothing(
+    bench: Bench, tmp_path: Path
+) -> None:
     modes = ("send_many", "send_table", "send", "submit", "single")
     choice = [option for mode in modes for option in ("--mode", mode)]
 
-    results = results_of("publish", *choice, "--tasks", "3", "--records", "1000", "--size", "100", folder=tmp_path)
+    results = bench.results_of("publish", *choice, "--tasks", "3", "--records", "1000", "--size", "100")
 
     assert [result["case"] for result in results] == [f"{mode}, 3 tasks" for mode in modes]
     for result in results:
@@ -56,62 +72,58 @@ def test_publishing_is_measured_in_every_mode_with_a_broker_of_its_own_that_leav
     assert list(tmp_path.iterdir()) == []
 
 
-def test_consuming_is_measured_in_every_form(tmp_path: Path) -> None:
+def test_consuming_is_measured_in_every_form(bench: Bench, tmp_path: Path) -> None:
     forms = ("arrow", "values", "messages", "each")
     choice = [option for form in forms for option in ("--as", form)]
 
-    results = results_of("consume", *choice, "--records", "3000", "--size", "100", "--batch", "4KiB", folder=tmp_path)
+    results = bench.results_of("consume", *choice, "--records", "3000", "--size", "100", "--batch", "4KiB")
 
     assert [result["case"] for result in results] == [f"as {form}" for form in forms]
     assert [result["records"] for result in results] == [3000] * 4
 
 
-def test_latency_is_measured_at_every_rate(tmp_path: Path) -> None:
-    results = results_of(
-        "latency", "--rate", "200", "--rate", "400", "--duration", "0.5", "--size", "64", folder=tmp_path
-    )
+def test_latency_is_measured_at_every_rate(bench: Bench, tmp_path: Path) -> None:
+    results = bench.results_of("latency", "--rate", "200", "--rate", "400", "--duration", "0.5", "--size", "64")
 
     assert [result["case"] for result in results] == ["at 200 records/s", "at 400 records/s"]
     for result in results:
         assert 0 < result["latencyMs"]["p50"] <= result["latencyMs"]["worst"]
 
 
-def test_a_broker_that_was_named_is_measured_and_keeps_no_topic(tmp_path: Path) -> None:
+def test_a_broker_that_was_named_is_measured_and_keeps_no_topic(bench: Bench, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
-        done = run_bench("publish", "--url", broker.url, "--records", "500", "--size", "100", folder=tmp_path)
+        done = bench.run("publish", "--url", broker.url, "--records", "500", "--size", "100")
         topics = ask(Target(url=broker.url), lambda client: client.admin.list_topics())
 
-    assert done.returncode == 0, done.stderr
-    assert "send_many, 2 tasks" in done.stdout
-    assert broker.url in done.stdout
+    assert done.code == 0, done.err
+    assert "send_many, 2 tasks" in done.out
+    assert broker.url in done.out
     assert not topics
 
 
-def test_a_broker_that_is_not_there_is_one_line_of_error(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broker_that_is_not_there_is_one_line_of_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "CONNECT_S", 0.5)
 
-    assert main.run(["bench", "publish", "--url", "braid://127.0.0.1:1"]) == 1
+    done = bench.run("publish", "--url", "braid://127.0.0.1:1")
 
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert "127.0.0.1:1" in printed.err
+    assert done.code == 1
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+    assert "127.0.0.1:1" in done.err
 
 
 @pytest.mark.parametrize("wrong", [("--mode", "shout"), ("--size", "0"), ("--durability", "replicated")])
-def test_wrong_usage_is_refused_before_anything_starts(tmp_path: Path, wrong: tuple[str, str]) -> None:
-    done = run_bench("publish", *wrong, folder=tmp_path)
+def test_wrong_usage_is_refused_before_anything_starts(bench: Bench, tmp_path: Path, wrong: tuple[str, str]) -> None:
+    done = bench.run("publish", *wrong)
 
-    assert done.returncode == 2
+    assert done.code == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_moves_are_measured_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_moves_are_measured_under_load_and_nothing_is_lost(bench: Bench, tmp_path: Path) -> None:
     choice = ("--history", "1MiB", "--history", "2MiB", "--moves", "2", "--rate", "500")
 
-    results = results_of("move", *choice, folder=tmp_path)
+    results = bench.results_of("move", *choice)
 
     assert [result["historyBytes"] for result in results] == [1 << 20, 2 << 20]
     for result in results:
@@ -124,19 +136,17 @@ def test_moves_are_measured_under_load_and_nothing_is_lost(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_moves_in_a_row_of_copied_history_are_measured(tmp_path: Path) -> None:
-    done = run_bench(
-        "move", "--history", "1MiB", "--count", "5", "--storage", "local", "--rate", "500", folder=tmp_path
-    )
+def test_moves_in_a_row_of_copied_history_are_measured(bench: Bench, tmp_path: Path) -> None:
+    done = bench.run("move", "--history", "1MiB", "--count", "5", "--storage", "local", "--rate", "500")
 
-    assert done.returncode == 0, done.stderr
-    row = done.stdout.splitlines()[1].split()
+    assert done.code == 0, done.err
+    row = done.out.splitlines()[1].split()
     assert row[2:5] == ["local", "5", row[4]]
     assert row[-3:] == ["0", "0", "0"]
 
 
-def test_many_segments_are_measured(tmp_path: Path) -> None:
-    (result,) = results_of("segments", "--segments", "12", "--idle", "0.2", folder=tmp_path)
+def test_many_segments_are_measured(bench: Bench, tmp_path: Path) -> None:
+    (result,) = bench.results_of("segments", "--segments", "12", "--idle", "0.2")
 
     assert result["segments"] == 12
     assert min(result[name] for name in ("createS", "publishS", "startS", "drainS", "rssBytes")) > 0
