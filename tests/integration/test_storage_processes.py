@@ -1,4 +1,4 @@
-"""A log under `kill -9`, on a real disk, with SQLite and chunks as files. Run as a script, this file is the owner.
+"""A log under `kill -9`, on a real disk, with SQLite and chunks as files.
 
 The owner says each confirmed batch on its standard output; the test kills it after some of them, starts the next owner
 in the next epoch, which sends again what was not confirmed, and at the end reads everything.
@@ -16,117 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from braid.metadata.sqlite.store import SqliteStore
 from braid.model.batch.header import body_of
 from braid.model.errors import RecoveryUnsafe
-from braid.model.ids import Epoch
-from braid.ports.clock import SystemClock
-from braid.ports.disk import Buffer
-from braid.ports.os_disk import OsDisk
-from braid.storage.cache import HotCache
-from braid.storage.handles import FooterCache, ReadHandles
-from braid.storage.log.context import FileConfig, LogConfig
-from braid.storage.log.log import Appended
-from braid.storage.objects.disk import DiskObjects
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
-from braid.testing.batches import opaque_batch
+from tests.kits import storage_owner
+from tests.kits.storage_owner import RECORDS, Machine
 
 pytestmark = pytest.mark.processes
 
 
 SOURCES = str(Path(__file__).parents[2] / "src")
-TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"
-PRODUCER = 7
-RECORDS = 2
-"""In each batch."""
-IN_FLIGHT = 6
-"""Below what the producer table remembers of one producer, so that every retry is answered with its offset."""
 ROTATING = 4_000
 CALM = 1 << 20
-
-
-def numbered_batch(number: int) -> bytearray:
-    body = f"{number}".encode().ljust(300)
-    return opaque_batch(body, RECORDS, producer=PRODUCER, sequence=number * RECORDS)
-
-
-class TellingObjects(DiskObjects):
-    """Says what it does, so that a test can end it there."""
-
-    async def create(self, name: str, parts: list[Buffer] | tuple[Buffer, ...]) -> None:  # type: ignore[override]
-        say(f"creating {name}")
-        await super().create(name, parts)
-        say(f"created {name}")
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-class Machine:
-    """One broker's disk and the services that all share, in one folder."""
-
-    def __init__(self, root: str, file_bytes: int, broker: str = "a") -> None:
-        self.root = root
-        self.broker = broker
-        self.config = LogConfig(files=FileConfig(file_bytes=file_bytes, first_reserve_bytes=4_096))
-
-    async def __aenter__(self) -> Machine:
-        self.disk = OsDisk(2)
-        self.store = await SqliteStore.open(f"{self.root}/metadata.db")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.store.close()
-        await self.disk.close()
-
-    async def open(self, epoch: int, *, telling: bool = False) -> SegmentStorage:
-        context = StorageContext(
-            broker_id=self.broker,
-            disk=self.disk,
-            folder=f"{self.root}/{self.broker}",
-            store=self.store,
-            objects=(TellingObjects if telling else DiskObjects)(self.disk, f"{self.root}/objects"),
-            mode=StorageMode.SHARED_FS,
-            clock=SystemClock(),
-            cache=HotCache(10_000),
-            handles=ReadHandles(self.disk),
-            footers=FooterCache(),
-            preallocated=None,
-            random=random.Random(epoch),
-        )
-        return await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(epoch), self.config)
-
-
-# ── the owner ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def own(root: str, epoch: int, first: int, count: int, file_bytes: int) -> None:
-    """Send batches from `first` on, `count` of them or for ever, then hand over."""
-    async with Machine(root, file_bytes) as machine:
-        segment = await machine.open(epoch, telling=count > 0)
-        in_flight: list[tuple[int, Appended]] = []
-        number = first
-        while count == 0 or number < first + count or in_flight:
-            while len(in_flight) < IN_FLIGHT and (count == 0 or number < first + count):
-                in_flight.append((number, segment.append(numbered_batch(number))))
-                number += 1
-            sent, appended = in_flight.pop(0)
-            await segment.log.confirm(appended)
-            say(f"confirmed {sent} {appended.base_offset}")
-        say("handing over")
-        await segment.hand_over()
-        say("handed over")
-
-
-# ── the test ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Owner:
     def __init__(self, root: Path, epoch: int, first: int, count: int, file_bytes: int) -> None:
         arguments = [str(root), *map(str, (epoch, first, count, file_bytes))]
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *arguments],
+            [sys.executable, storage_owner.__file__, *arguments],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": SOURCES},
@@ -256,7 +163,3 @@ def test_another_broker_continues_after_a_hand_over_and_not_after_a_kill(owners:
     owner.wait()
     owners.note(owner)
     asyncio.run(owners.check("b"))
-
-
-if __name__ == "__main__":
-    asyncio.run(own(sys.argv[1], *map(int, sys.argv[2:])))
