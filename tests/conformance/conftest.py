@@ -23,7 +23,7 @@ import inspect
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -34,6 +34,7 @@ from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Changes, Condition, Lease, Operation, Store
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.kits.etcd_server import EtcdServer, grpc_settled, shared_etcd_server
 
 PATIENCE_S = 60.0
@@ -75,6 +76,10 @@ class Backend(ABC):
             await lease.revoke()
         for client in self._clients:
             await client.close()
+
+    def run(self, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a test on a loop of its own."""
+        asyncio.run(test())
 
     # What tests do often.
 
@@ -120,9 +125,17 @@ def backend_factory(name: str) -> Callable[[Factory], Factory]:
 
 
 class MemoryBackend(Backend):
-    def __init__(self) -> None:
-        super().__init__()
-        self._store = MemoryStore(self.clock)
+    """In virtual time."""
+
+    _store: MemoryStore
+
+    def run(self, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def main(simulation: Simulation) -> None:
+            self.clock = simulation.clock
+            self._store = MemoryStore(simulation.clock)
+            await test()
+
+        run_simulation(1, main)
 
     async def open(self) -> Store:
         return self._store.client()
@@ -210,13 +223,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
     }
 
+    backend: Backend = arguments["backend"]
+
     async def run() -> None:
         async with asyncio.timeout(PATIENCE_S):
             try:
                 await pyfuncitem.obj(**arguments)
             finally:
-                if "backend" in arguments:
-                    await arguments["backend"].close()
+                await backend.close()
 
-    asyncio.run(run())
+    backend.run(run)
     return True
