@@ -43,7 +43,7 @@ pytestmark = pytest.mark.processes
 
 SHORT: dict[str, Any] = {
     "hello_timeout_s": 0.5,
-    "heartbeat_s": 1.0,
+    "heartbeat_s": 0.6,
     "max_connections": 5,
     "max_channels": 3,
     "max_consumers": 10,
@@ -97,7 +97,7 @@ def test_half_a_frame_and_then_silence_is_closed_in_time(short: WatchedBroker) -
 
 def test_a_client_that_says_nothing_is_closed_and_one_that_pings_is_not(short: WatchedBroker) -> None:
     with short.connect() as silent, short.connect() as lively:
-        assert silent.hello.heartbeat_ms == 1_000
+        assert silent.hello.heartbeat_ms == 600
         stop = threading.Event()
 
         def ping() -> None:
