@@ -35,7 +35,7 @@ SEGMENTS = 6
 PRODUCERS = 3
 CONSUMERS = 2
 BURST = 20
-PERIOD_S = 0.02
+PERIOD_S = 0.05
 COLOURS = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 

@@ -54,7 +54,7 @@ def test_moves_go_on_when_a_broker_and_the_leader_of_etcd_are_killed(servers: li
         async with braid.connect(cluster.url, timeout=WAIT_S) as client:
             await client.admin.create_topic(TOPIC, segments=6)
             load = Load(client)
-            load.start(producers=2, rest_s=0.01)
+            load.start(producers=2, rest_s=0.03)
             await load.goes_on_in(set(range(6)), 20)
             await move_all(cluster, client)
             await load.goes_on_in(set(range(6)), 20)
