@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from braid.model.errors import OffsetOutOfRange, PositionDiverged
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.topic_history import Seek, TopicHistory
+from braid.testing.checkers.topic_history import Record, Seek, TopicHistory
 
 
 def history(records: int = 20) -> TopicHistory:
@@ -86,3 +87,67 @@ def test_a_consumer_that_came_after_a_loss_is_not_to_hand_out_what_was_lost() ->
     topic.consumer("billing", "old", now=1.0).handed(0, 16, b"16", 3.0)  # It may have waited there.
     with pytest.raises(PromiseBroken, match="I7"):
         topic.consumer("billing", "two", now=3.0).handed(0, 16, b"16", 4.0)
+
+
+# A program has read all 20 records. Then the log lost those from 12 on, took others, and retention deleted some.
+
+EXPIRED = OffsetOutOfRange("the record is gone", 0, 0)
+DIVERGED = PositionDiverged("the record is another one", 0, 0, 12)
+READ = {0: {number: b"%d" % number for number in range(20)}}
+
+
+def history_after_a_loss(deleted: int) -> tuple[TopicHistory, dict[int, list[Record | None]]]:
+    """With the log, whose first records retention has deleted."""
+    topic = history()
+    topic.lost({0: 20})
+    topic.stopped()
+    topic.recovered(0, 12, now=1.5)
+    values = [b"%d" % number for number in range(12)] + [b"new %d" % number for number in range(12, 30)]
+    reader = topic.consumer("billing", "reader", now=2.0)
+    for offset in range(12, 30):
+        topic.give(2, offset, None, values[offset])
+        reader.handed(0, offset, values[offset], 3.0)
+    topic.deleted(0, deleted)
+    log: list[Record | None] = [(value, None) for value in values]
+    return topic, {0: [None] * deleted + log[deleted:]}
+
+
+@pytest.mark.parametrize("deleted", [0, 5, 15, 25], ids=lambda each: f"{each} deleted")
+def test_a_program_that_has_read_lost_records_must_be_refused_whatever_retention_has_deleted(deleted: int) -> None:
+    topic, log = history_after_a_loss(deleted)
+    with pytest.raises(PromiseBroken, match="I1"):
+        topic.check_checkpoint("reader", {0: 20}, READ, log, topic.earliest, None)
+    topic.check_checkpoint("reader", {0: 20}, READ, log, topic.earliest, DIVERGED)
+
+
+def test_a_program_that_has_read_what_the_log_holds_must_not_be_told_that_it_diverged() -> None:
+    for deleted in (0, 5, 11):
+        topic, log = history_after_a_loss(deleted)
+        read = {0: {number: b"%d" % number for number in range(11)}}
+        topic.check_checkpoint("reader", {0: 11}, read, log, topic.earliest, None)
+        for refusal in (DIVERGED, EXPIRED):
+            with pytest.raises(PromiseBroken, match="I1"):
+                topic.check_checkpoint("reader", {0: 11}, read, log, topic.earliest, refusal)
+
+
+def test_a_program_whose_next_record_is_deleted_must_be_told_that_and_nothing_else() -> None:
+    topic, log = history_after_a_loss(12)
+    read = {0: {number: b"%d" % number for number in range(5)}}
+    topic.check_checkpoint("reader", {0: 5}, read, log, topic.earliest, EXPIRED)
+    for refusal in (DIVERGED, None):
+        with pytest.raises(PromiseBroken, match="I1"):
+            topic.check_checkpoint("reader", {0: 5}, read, log, topic.earliest, refusal)
+
+
+def test_retention_may_delete_the_next_record_of_a_program_while_it_reads() -> None:
+    topic, log = history_after_a_loss(12)
+    read = {0: {number: b"%d" % number for number in range(5)}}
+    for refusal in (EXPIRED, None):
+        topic.check_checkpoint("reader", {0: 5}, read, log, {0: 3}, refusal)
+
+
+def test_what_nobody_saw_before_it_was_deleted_speaks_neither_for_nor_against_a_program() -> None:
+    topic, log = history_after_a_loss(15)
+    topic.seen.clear()
+    for refusal in (DIVERGED, EXPIRED):
+        topic.check_checkpoint("reader", {0: 14}, {0: {13: b"13"}}, log, topic.earliest, refusal)

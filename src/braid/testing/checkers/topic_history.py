@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from braid.model.errors import OffsetOutOfRange, PositionDiverged
 from braid.testing.checkers.history import PromiseBroken
 
 Place = tuple[int, int]
@@ -292,6 +293,46 @@ class TopicHistory:
         for subscription in self.subscriptions.values():
             if not subscription.brief:
                 self._check_handed(subscription, log)
+
+    def check_checkpoint(
+        self,
+        name: str,
+        positions: Mapping[int, int],
+        read: Mapping[int, Mapping[int, bytes]],
+        log: Log,
+        earliest: Mapping[int, int],
+        refusal: OffsetOutOfRange | None,
+    ) -> None:
+        """I1: a program that goes on at these positions, and has `read` this, has read what the log holds before them,
+        and its next records are there. Otherwise, and only then, it is refused. `earliest` is what retention had left
+        when the program came; it may have left less since."""
+        parted = {self._has_parted(log, segment, values) for segment, values in read.items()}
+        expired = any(position < self.earliest.get(segment, 0) for segment, position in positions.items())
+        if refusal is None:
+            wrong = True in parted or any(position < earliest.get(each, 0) for each, position in positions.items())
+        elif isinstance(refusal, PositionDiverged):
+            wrong = parted <= {False}
+        else:
+            wrong = parted <= {False} and not expired
+        if wrong:
+            raise PromiseBroken("I1", f"{name} goes on at {positions}, retention left {earliest}: {refusal!r}; {read}")
+
+    def _has_parted(self, log: Log, segment: int, read: Mapping[int, bytes]) -> bool | None:
+        """Whether a program that has read this has read another log; None if nobody has seen what is deleted."""
+        records, unknown = log[segment], False
+        for offset, value in read.items():
+            if offset >= len(records):
+                return True
+            if (record := records[offset]) is not None:
+                stored: bytes | None = record[0]
+            else:
+                sighting = self.confirmed.get((segment, offset)) or self.seen.get((segment, offset))
+                stored = sighting.value if sighting is not None else None
+            if stored is None:
+                unknown = True
+            elif stored != value:
+                return True
+        return None if unknown else False
 
     def _check_handed(self, subscription: SubscriptionHistory, log: Log) -> None:
         """I5: what stands in the log is what the subscription had there, not something that was lost from there."""

@@ -23,6 +23,7 @@ from braid.model.errors import (
     ClientClosed,
     ConsumerReplaced,
     OffsetOutOfRange,
+    PositionDiverged,
     RepeatDiffers,
     SubscriptionNotFound,
     TimedOut,
@@ -368,8 +369,9 @@ class ClientMachine:
                     if random.random() < 0.3:
                         copied = {segment: dict(read) for segment, read in results.items()}
                         cluster.saved[name] = Saved(consumer.checkpoint(), copied)
-        except OffsetOutOfRange:
-            if not self.history.lost_tails and not cluster.retention:
+        except OffsetOutOfRange as error:
+            expired = cluster.retention and not isinstance(error, PositionDiverged)
+            if not self.history.lost_tails and not expired:
                 raise
             if saved is not None and cluster.saved.get(name) is saved:
                 del cluster.saved[name]  # Its records are lost: the program begins anew.

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from braid.model.errors import OffsetOutOfRange, PositionDiverged
+from braid.client.consuming.checkpoint import END, ConsumerCheckpoint
+from braid.model.errors import OffsetOutOfRange
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Log
 from braid.testing.scenarios.clients import TOPIC
@@ -95,26 +96,21 @@ class Settling:
             await cluster.faults.close(machine)
 
     async def _check_checkpoints(self, log: Log) -> None:
-        """A program that goes on at its checkpoint has read what the log holds before it. Otherwise, and only then, it
-        is told. So is a program whose next record retention has deleted."""
-        earliest = self._cluster.history.earliest
+        """Let each program go on once more."""
+        history = self._cluster.history
         for name, saved in self._cluster.saved.items():
-            on_the_log = all(
-                offset < earliest.get(segment, 0) or _value_at(log, segment, offset) == value
-                for segment, read in saved.results.items()
-                for offset, value in read.items()
-            )
+            positions = ConsumerCheckpoint.from_bytes(saved.checkpoint).positions
+            offsets = {segment: position for segment, position in positions.items() if position != END}
+            earliest = dict(history.earliest)
+            refusal: OffsetOutOfRange | None = None
             try:
                 async with self._operator.client.checkpoint_consumer(TOPIC, start=saved.checkpoint) as consumer:
                     while await consumer.receive_batch(timeout=5.0) is not None:
                         pass
-                refusal = None
             except OffsetOutOfRange as error:
-                if any(earliest.values()) and not isinstance(error, PositionDiverged):
-                    continue
                 refusal = error
-            if on_the_log == (refusal is not None):
-                raise PromiseBroken("I1", f"{name} goes on at {saved.checkpoint!r}, read {saved.results}: {refusal!r}")
+            self._inspector.look_around()
+            history.check_checkpoint(name, offsets, saved.results, log, earliest, refusal)
 
     def _count(self) -> None:
         counts, history, ownership = self._cluster.counts, self._cluster.history, self._cluster.ownership
@@ -205,8 +201,3 @@ class Settling:
             stuck = [str(task.get_stack(limit=1)) for task in pending]
             stuck += [each for client in self._cluster.clients.values() for each in client.process.tasks]
             raise PromiseBroken("progress", f"{what} did not come to an end within {SETTLE_S:g} s: {'; '.join(stuck)}")
-
-
-def _value_at(log: Log, segment: int, offset: int) -> bytes | None:
-    record = log[segment][offset] if offset < len(log[segment]) else None
-    return record[0] if record is not None else None
