@@ -17,6 +17,7 @@ import msgspec
 from braid.client.client import Client, connect
 from braid.client.consuming.checkpoint import CheckpointConsumer
 from braid.client.consuming.stream import StreamConsumer
+from braid.client.producing.open_batch import ProducerBatch
 from braid.client.producing.producer import Producer
 from braid.model.errors import (
     BraidError,
@@ -146,6 +147,7 @@ class ClientMachine:
             max_in_flight_bytes=random.choice([1, 5_000]) if tight else None,
             timeout=self.cluster.patience_s or random.choice([0.5, 3.0, 10.0]),
         )
+        self._watch(producer)
         number = next(self.cluster.producers)
         order = count(1)
         async with producer:
@@ -161,6 +163,15 @@ class ClientMachine:
                     await asyncio.sleep(random.choice([0.0, 0.001, 0.05, 0.3]) * (1 + len(self.history.given) / 100))
             finally:
                 del self.producers[producer]
+
+    def _watch(self, producer: Producer) -> None:
+        settle = producer.on_settled
+
+        def settled(batch: ProducerBatch) -> None:
+            self.cluster.inspector.check_settled(batch)
+            settle(batch)
+
+        producer.on_settled = settled  # type: ignore[method-assign]
 
     def _done_publishing(self) -> bool:
         return self.leaving.is_set() or not self.cluster.publishing

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from braid.broker.broker import Broker
+from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.owned_segment import OwnedSegment
+from braid.broker.segments.read_grants import ReadGrant
+from braid.client.producing.open_batch import ProducerBatch
 from braid.metadata import paths
 from braid.model.batch.columns import decode_messages
 from braid.model.layout import Layout
@@ -45,6 +49,8 @@ class Inspector:
         """By segment, the broker that opened it last."""
         self._epochs: dict[int, int] = {}
         """By segment, in which epoch something was confirmed last."""
+        self._read_grants: dict[OwnedSegment, dict[str, ReadGrant]] = defaultdict(dict)
+        """By segment that is open and subscription, the highest that its owner has let read."""
         self._least_ends: dict[int, int] = {}
         """By segment that was continued with a loss, what chunks had when the loss was accepted."""
 
@@ -104,19 +110,32 @@ class Inspector:
         self._follow(segment, broker)
 
     def _follow(self, segment: OwnedSegment, broker: Broker) -> None:
-        """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch."""
+        """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch.
+        I7: no channel sends more than that."""
         confirmed, number = segment.storage.log.confirmed, segment.name.id
+        channels: list[DeliveryChannel] = []
         value = self._confirmed[number] = confirmed.value
         self._highest[number] = max(value, self._highest.get(number, 0))
 
+        def rises() -> None:
+            channels[:] = segment._channels  # A channel of a log that fails sends what it has, and is forgotten.
+
         def risen() -> None:
             nonlocal value
+            for channel in channels:
+                if channel.offset > confirmed.value:
+                    what = (
+                        f"{segment.name} is confirmed to {confirmed.value} on {broker.id}, and sent to {channel.offset}"
+                    )
+                    self._cluster.failed(PromiseBroken("I7", what))
             if confirmed.value <= value:
                 return
             value = self._confirmed[number] = confirmed.value
             self._highest[number] = max(value, self._highest[number])
             what = f"{segment.name} confirmed {value} on {broker.id} in epoch {segment.epoch}"
             record = self._record(segment.name)
+            if not broker.cluster.registration.may_act():
+                self._cluster.failed(PromiseBroken("I3", f"{what}, whose lease it knows to be over"))
             if self._cluster.store._server.get(paths.broker(broker.id)) is None:
                 self._cluster.failed(PromiseBroken("I3", f"{what} without a lease"))
             if record is not None and not record.is_held_by(broker.id, segment.epoch):
@@ -125,6 +144,7 @@ class Inspector:
                 self._cluster.failed(PromiseBroken("I3", f"{what}, after epoch {self._epochs[number]} had confirmed"))
             self._epochs[number] = segment.epoch
 
+        confirmed.follow(rises, first=True)
         confirmed.follow(risen)
 
     def _check_lease(self, broker: Broker) -> None:
@@ -137,6 +157,13 @@ class Inspector:
         if expires_at is None or lease.deadline > expires_at:
             raise PromiseBroken("I3", f"{broker.id} may act until {lease.deadline}, its lease ends at {expires_at}")
 
+    def check_settled(self, batch: ProducerBatch) -> None:
+        """I10: no broker says of a batch that it has stored that it was not stored."""
+        if batch.duplicate and not batch.doubtful:
+            self._cluster.failed(
+                PromiseBroken("I10", f"all copies of a batch were refused, and one was at {batch.base_offset} before")
+            )
+
     def check_seen(self, segment: int, offset: int) -> None:
         """I7: a record that a consumer got was confirmed before."""
         confirmed = self._highest.get(segment, 0)
@@ -146,11 +173,16 @@ class Inspector:
             )
 
     def _check_channels(self, segment: OwnedSegment) -> None:
-        """I4: at most one consumer of a subscription has a segment."""
+        """I4: at most one consumer of a subscription has a segment, and none that had to give it up."""
         names = [channel.subscription for channel in segment._channels if channel.subscription is not None]
         if len(names) > len(set(names)):
             channels = [(each.subscription, each.number) for each in segment._channels]
             raise PromiseBroken("I4", f"{segment.name} is delivered twice to one subscription: {channels}")
+        highest = self._read_grants[segment]
+        for name, read_grant in segment.read_grants._highest.items():
+            if read_grant < highest.get(name, read_grant):
+                raise PromiseBroken("I4", f"{segment.name} went from {highest[name]} of {name} back to {read_grant}")
+            highest[name] = read_grant
 
     def _check_cursors(self, segment: OwnedSegment, broker: Broker) -> None:
         """No cursor lies beyond the end, and no stored one beyond what a crash leaves of the log."""
