@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from braid.client.consuming.consumer import Consumer as Consumer
     from braid.client.consuming.delivery import ReceivedBatch as ReceivedBatch
     from braid.client.consuming.stream import StreamConsumer as StreamConsumer
-    from braid.client.producing.idempotent import RepeatableProducer as RepeatableProducer
-    from braid.client.producing.idempotent import Written as Written
     from braid.client.producing.open_batch import MessageIds as MessageIds
     from braid.client.producing.open_batch import Receipt as Receipt
     from braid.client.producing.options import ProducerOptions as ProducerOptions
     from braid.client.producing.producer import Producer as Producer
+    from braid.client.producing.repeatable_producer import RepeatableProducer as RepeatableProducer
+    from braid.client.producing.repeatable_producer import Written as Written
     from braid.model.message import Message as Message
     from braid.model.message import MessageId as MessageId
     from braid.ports.allocator import keep_freed_memory as keep_freed_memory
@@ -71,9 +71,9 @@ _HOMES = {
     "ProducerOptions": "braid.client.producing.options",
     "Receipt": "braid.client.producing.open_batch",
     "ReceivedBatch": "braid.client.consuming.delivery",
-    "RepeatableProducer": "braid.client.producing.idempotent",
+    "RepeatableProducer": "braid.client.producing.repeatable_producer",
     "StreamConsumer": "braid.client.consuming.stream",
-    "Written": "braid.client.producing.idempotent",
+    "Written": "braid.client.producing.repeatable_producer",
     "keep_freed_memory": "braid.ports.allocator",
 }
 _MODULES = ("errors", "sync")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from braid.client.client import Client
-from braid.client.producing.idempotent import RepeatableProducer, Written
+from braid.client.producing.repeatable_producer import RepeatableProducer, Written
 from braid.model.errors import BraidError, RepeatDiffers
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import Brokers, running_brokers

@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # modules that need Arrow are imported with the first produce
     from braid.client.consuming.checkpoint import CheckpointConsumer
     from braid.client.consuming.consumer import Consumer
     from braid.client.consuming.stream import StreamConsumer
-    from braid.client.producing.idempotent import RepeatableProducer
     from braid.client.producing.producer import Producer
+    from braid.client.producing.repeatable_producer import RepeatableProducer
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -161,8 +161,8 @@ class Client:
         Several producers may have the same identity: the rows of one `era` are stored once, however often they are
         written. Complete an era before the next one begins.
         """
-        from braid.client.producing.idempotent import RepeatableProducer
         from braid.client.producing.options import ProducerOptions
+        from braid.client.producing.repeatable_producer import RepeatableProducer
 
         options = ProducerOptions(compression=compression, timeout_s=self.timeout_s if timeout is None else timeout)
         self.check_open()

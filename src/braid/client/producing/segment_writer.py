@@ -24,9 +24,9 @@ A batch that is not confirmed by its deadline fails with `TimedOut`. It keeps it
 batches, which may have been stored, still have time: without it they would be out of sequence. When all sent batches
 have timed out, the writer forgets them and goes on under a new id.
 
-A producer with a fixed identity (idempotent.py) has writers that never take another id, because another process must
-be able to reproduce the same numbers. Such a writer cannot renumber or skip a batch. Its first failure fails every
-waiting batch and every later one.
+A producer with a fixed identity (repeatable_producer.py) has writers that never take another id, because another
+process must be able to reproduce the same numbers. Such a writer cannot renumber or skip a batch. Its first failure
+fails every waiting batch and every later one.
 """
 
 from __future__ import annotations

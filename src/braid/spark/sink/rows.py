@@ -2,7 +2,7 @@
 
 **Blocks are a function of the rows alone**, whatever slices Spark makes: a block ends before the row with which it
 would have more than `BLOCK_ROWS` rows or `BLOCK_BYTES` bytes, and a larger row is a block of its own. So a repeated
-task cuts the same blocks as its first try, and brokers recognise its batches (client/producing/idempotent.py).
+task cuts the same blocks as its first try, and brokers recognise its batches (client/producing/repeatable_producer.py).
 
 **By content**: some plans repeat a task's rows as a set, but not in their order; after a shuffle, for example, rows
 come as its files arrive. Then the task can gather its rows and sort them by everything in them: topic, key, timestamp,

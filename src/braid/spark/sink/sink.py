@@ -8,7 +8,7 @@ batches under the same numbers:
     era          the micro-batch's id, or txnVersion, or 0                                         } agree on these
     partition    its number
     rows         cut into blocks by the rows alone (rows.py)
-                                 └─► client/producing/idempotent.py ─► producer ids and sequences that brokers recognise
+                        └─► client/producing/repeatable_producer.py ─► producer ids and sequences that brokers recognise
 
 There are no transactions: a row can be read as soon as its block is stored, also if the job then fails. `commit` has
 nothing left to do, and `abort` undoes nothing; the same write, repeated, completes it.

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.client import Client, connect
-from braid.client.producing.idempotent import RepeatableProducer
+from braid.client.producing.repeatable_producer import RepeatableProducer
 from braid.model.errors import RepeatDiffers
 from braid.model.names import TopicName
 from braid.spark.sink.options import CONTENT, SinkOptions

@@ -15,7 +15,7 @@ import pytest
 from braid.broker.config import AuthConfig, Grant
 from braid.client.client import Client, connect
 from braid.client.producing import segment_writer as writer
-from braid.client.producing.idempotent import RepeatableProducer
+from braid.client.producing.repeatable_producer import RepeatableProducer
 from braid.model.batch.columns import decode_messages
 from braid.model.batch.header import BatchHeader, parse_header
 from braid.model.batch.identity import DERIVED, derived_id
