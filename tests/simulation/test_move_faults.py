@@ -4,7 +4,8 @@ crash after each step: test_move_crash_points.py)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -365,11 +366,16 @@ async def test_no_ack_is_taken_once_the_cursors_are_stored_for_a_hand_over(simul
             await until(lambda: after.offset("billing") == 15)
 
 
-@pytest.mark.parametrize("at", range(1, 9))
-async def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to_nothing(
-    at: int, simulation: Simulation
-) -> None:
-    """I3: as a leader does that takes the assigned broker for dead. Before each of that broker's requests."""
+@contextlib.asynccontextmanager
+async def given_away(
+    simulation: Simulation,
+    broker: str,
+    at: int,
+    give: Callable[[Ownership], Ownership | None],
+    during: Callable[[Ownership], bool],
+) -> AsyncIterator[tuple[Brokers, Client, list[Ownership]]]:
+    """A segment at broker a whose record another writer changes by `give`, before one of the requests that `broker`
+    makes while `during` holds: before the request of this number. Yields the changed record, too, if there is one."""
     async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
         await topic_at(brokers, client, "a")
         name = segment_of(brokers)
@@ -378,28 +384,41 @@ async def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to
         given: list[Ownership] = []
         requests = 0
 
-        def withdraw(request: str) -> Fault:
+        def interfere(request: str) -> Fault:
             nonlocal requests
-            record = server.get(key)
-            if request == "renew" or record is None or Ownership.from_json(record.value).owner != "b" or given:
+            entry = server.get(key)
+            record = Ownership.from_json(entry.value) if entry is not None else None
+            if request == "renew" or record is None or given or not during(record):
                 return Fault.NONE
             requests += 1
-            found = Ownership.from_json(record.value)
-            if requests == at and found.state is OwnershipState.ASSIGNED:
-                given.append(found.assigned("c"))
-                server.txn([], [Put(key, given[0].to_json())])
+            if requests == at and (other := give(record)) is not None:
+                given.append(other)
+                server.txn([], [Put(key, other.to_json())])
             return Fault.NONE
 
-        async with client.producer("orders") as producer:
-            await send(producer, *range(5))
-            brokers.store_of("b").fault = withdraw
-            await wish(brokers, "b")
-            await send(producer, *range(5, 10))
-            await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
-            if given:
-                assert record_of(brokers).owner == "c"
-                assert not brokers.running["b"].segments.all()
-            assert record_of(brokers).owner == ("c" if given else "b")
+        brokers.store_of(broker).fault = interfere
+        yield brokers, client, given
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+async def test_an_assignment_that_is_withdrawn_while_it_is_being_opened_comes_to_nothing(
+    at: int, simulation: Simulation
+) -> None:
+    """I3: as a leader does that takes the assigned broker for dead. Before each of that broker's requests."""
+
+    def withdraw(record: Ownership) -> Ownership | None:
+        return record.assigned("c") if record.state is OwnershipState.ASSIGNED else None
+
+    scene = given_away(simulation, "b", at, withdraw, during=lambda record: record.owner == "b")
+    async with scene as (brokers, client, given), client.producer("orders") as producer:
+        await send(producer, *range(5))
+        await wish(brokers, "b")
+        await send(producer, *range(5, 10))
+        await until(lambda: brokers.owner(0) and record_of(brokers).move is None)
+        if given:
+            assert record_of(brokers).owner == "c"
+            assert not brokers.running["b"].segments.all()
+        assert record_of(brokers).owner == ("c" if given else "b")
         assert await read_all(client, 10) == [b"%d" % number for number in range(10)]
 
 
@@ -408,34 +427,18 @@ async def test_a_segment_that_is_given_away_while_it_is_handed_over_is_not_seale
     at: int, simulation: Simulation
 ) -> None:
     """I3: as after a recovery while its owner drains it. Before each of the owner's requests."""
-    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
-        await topic_at(brokers, client, "a")
-        name = segment_of(brokers)
-        key = paths.ownership(name.topic.path, name.descriptor)
-        server = brokers.store._server
-        given: list[Ownership] = []
-        requests = 0
 
-        def give_away(request: str) -> Fault:
-            nonlocal requests
-            entry = server.get(key)
-            record = Ownership.from_json(entry.value) if entry is not None else None
-            if request == "renew" or record is None or record.state is not OwnershipState.DRAINING:
-                return Fault.NONE
-            requests += 1
-            if requests == at:
-                given.append(record.assigned("c", accept_loss=True))
-                server.txn([], [Put(key, given[0].to_json())])
-            return Fault.NONE
+    def give_away(record: Ownership) -> Ownership:
+        return record.assigned("c", accept_loss=True)
 
-        async with client.producer("orders") as producer:
-            await send(producer, *range(5))
-            brokers.store_of("a").fault = give_away
-            await wish(brokers, "b")
-            await until(lambda: brokers.owner(0) not in ("", "a"))
-            assert brokers.owner(0) == ("c" if given else "b")
-            assert not brokers.running["a"].segments.all()
-            await producer.send(b"after")
+    scene = given_away(simulation, "a", at, give_away, during=lambda record: record.state is OwnershipState.DRAINING)
+    async with scene as (brokers, client, given), client.producer("orders") as producer:
+        await send(producer, *range(5))
+        await wish(brokers, "b")
+        await until(lambda: brokers.owner(0) not in ("", "a"))
+        assert brokers.owner(0) == ("c" if given else "b")
+        assert not brokers.running["a"].segments.all()
+        await producer.send(b"after")
 
 
 async def test_a_segment_whose_record_names_another_owner_is_let_go_at_once(simulation: Simulation) -> None:
