@@ -40,6 +40,8 @@ from tests.kits.calls import Call, caller
 from tests.kits.control import ORDERS, Machine, Readers, Recorder, faults
 from tests.kits.waiting import until
 
+MANY = dict.fromkeys(map(str, range(5_000)), 0)
+
 
 async def keys_of_topics(machine: Machine) -> list[str]:
     prefixes = (paths.TOPICS_PREFIX, paths.SEGMENTS_PREFIX, paths.STORAGE_PREFIX)
@@ -181,6 +183,7 @@ async def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known
         ("create_topic", {"topic": "orders", "segment": 1}, "topic, segments, policies, properties"),
         ("list_topics", {"tenant": "a b", "namespace": "n"}, "tenant name"),
         ("list_brokers", {"all": True}, "it takes none"),
+        ("list_brokers", MANY, "no argument '0', '1', '2', …; it takes none"),
         ("create_subscription", {"topic": "there", "subscription": ""}, "subscription name"),
         ("create_subscription", {"topic": "there", "subscription": "s", "start": "5"}, "earliest"),
         ("create_subscription", {"topic": "there", "subscription": "s", "kind": "exclusive"}, "exclusive"),
@@ -193,6 +196,11 @@ async def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known
         ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"0": 99}}, "from 0 to 0"),
         ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"0": -1}}, "from 0 to 0"),
         ("seek_subscription", {"topic": "there", "subscription": "billing", "offsets": {"0": 0, "00": 0}}, "twice"),
+        (
+            "seek_subscription",
+            {"topic": "there", "subscription": "billing", "offsets": MANY},
+            "5000 offsets are given; 4096",
+        ),
         ("seek_subscription", {"topic": "there", "subscription": "billing", "timestamp": 1 << 60}, "milliseconds"),
         ("skip_subscription", {"topic": "there", "subscription": "billing", "segment": 0}, "together"),
         ("skip_subscription", {"topic": "there", "subscription": "billing", "segment": 0, "count": 0}, "1 or more"),

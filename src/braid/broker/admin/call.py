@@ -15,6 +15,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -29,6 +30,8 @@ from braid.model.stored_record import encode
 
 T = TypeVar("T")
 
+MAX_SEGMENTS: Final = 4_096
+"""That one call names."""
 MAX_WAIT_S: Final = 3_600.0
 
 WaitSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_S)]
@@ -104,7 +107,8 @@ def read(what: str, kind: type[T], given: Any, *, from_text: bool = False) -> T:
     """`given` as what it is meant to be; with `from_text`, numbers are written as text."""
     if isinstance(kind, type(msgspec.Struct)) and isinstance(given, Mapping):
         known = kind.__struct_encode_fields__
-        unknown = sorted(str(argument) for argument in given if argument not in known)
+        # A few of them: a caller may give half a million.
+        unknown = sorted(islice((str(argument) for argument in given if argument not in known), 4))
         if unknown:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             named = ", ".join(map(quote, unknown[:3])) + (", …" if len(unknown) > 3 else "")
@@ -143,6 +147,8 @@ def _words(kind: Any) -> list[str]:
 
 
 def by_segment(numbers: dict[str | int, int], what: str) -> dict[SegmentId, int]:
+    if len(numbers) > MAX_SEGMENTS:  # Checked before half a million keys are parsed.
+        raise InvalidArgument(f"{len(numbers)} {what} are given; {MAX_SEGMENTS} at most are taken in one call")
     found: dict[SegmentId, int] = {}
     for segment, number in numbers.items():
         text = str(segment)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from braid.broker.admin.call import CallId, OnTopic, by_segment, on_topic, who_knows_the_topic
+from braid.broker.admin.call import MAX_SEGMENTS, CallId, OnTopic, by_segment, on_topic, who_knows_the_topic
 from braid.broker.admin.results import PlacedSubscription, SubscriptionDescription, some_names
 from braid.broker.admin.route import (
     MAX_NUMBER,
@@ -39,12 +39,14 @@ Milliseconds = Annotated[
 SkipCount = Annotated[int, Meta(ge=1, le=MAX_NUMBER, description="How many records are left out.")]
 OffsetsBySegment = Annotated[
     dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,17})$")], Annotated[int, Meta(ge=0, le=MAX_NUMBER)]],
-    Meta(min_length=1, max_length=4096, description="The next offset by segment id; others stay where they are."),
+    Meta(
+        min_length=1, max_length=MAX_SEGMENTS, description="The next offset by segment id; others stay where they are."
+    ),
 ]
 EpochsBySegment = Annotated[
     dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,17})$")], Annotated[int, Meta(ge=0, le=MAX_EPOCH)]],
     Meta(
-        max_length=4096,
+        max_length=MAX_SEGMENTS,
         description="By segment id, the epoch in which the record before the offset was read. The seek fails if that "
         "record is lost.",
     ),
