@@ -9,6 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 import braid.spark
@@ -19,6 +20,7 @@ from tests.spark.spark_kit import StoredBroker, spark_session
 
 def make_archive(archive: Path) -> None:
     unfinished = archive.with_suffix(".new")
+    os.environ["SPARK_HOME"] = os.path.dirname(pyspark.__file__)  # Java notes its class path, which has to stay there.
     start_java_quickly(os.environ, f"-XX:ArchiveClassesAtExit={unfinished}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.names import TopicName
 from braid.spark.session import check_java, end_session, session_settings
+from braid.spark.worker_python import installed_pyspark
 from braid.testing.processes import BrokerProcess
 from tests.kits.waiting import wait_until
 
@@ -47,7 +48,8 @@ def spark_session(folder: Path, master: str = "local[2,3]", **settings: str) -> 
         environment.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
         environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         environment.setenv("SPARK_LOCAL_DIRS", str(folder / "local"))
-        session = builder.getOrCreate()
+        with installed_pyspark(sys.executable):
+            session = builder.getOrCreate()
     try:
         yield session
     finally:

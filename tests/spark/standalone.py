@@ -14,19 +14,29 @@ import pyspark
 
 from tests.kits.waiting import wait_until
 
-SPARK_HOME: Final = Path(pyspark.__file__).parent
 END_S: Final = 30.0
+
+
+def spark_home(folder: Path) -> Path:
+    """Spark, as it is installed, in a folder of the test's own: a `local-cluster` leaves what executors print in it.
+    It lacks the copy of PySpark that each worker would compile anew (braid.spark.worker_python)."""
+    home = folder / "spark"
+    home.mkdir()
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return home
 
 
 @contextlib.contextmanager
 def standalone_cluster(folder: Path) -> Iterator[str]:
     """Its `spark://` URL. The worker has one core; an executor may take 1 GiB."""
+    home = spark_home(folder)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(daemon("master.Master", folder))
+        log = stack.enter_context(daemon(home, "master.Master", folder))
         wait_until(lambda: found_url(log), f"a master that says where it listens, in {log}")
         url = found_url(log)
         worker = ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"), url]
-        log = stack.enter_context(daemon("worker.Worker", folder, *worker))
+        log = stack.enter_context(daemon(home, "worker.Worker", folder, *worker))
         wait_until(
             lambda: "Successfully registered with master" in log.read_text(), f"a worker that has registered, in {log}"
         )
@@ -39,17 +49,17 @@ def found_url(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def daemon(kind: str, folder: Path, *options: str) -> Iterator[Path]:
+def daemon(home: Path, kind: str, folder: Path, *options: str) -> Iterator[Path]:
     """One of Spark's own servers, until the end; the path of its log."""
     environment = {
         **os.environ,
-        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # Its port is fixed.
     }
-    command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
     command += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *options]
     log = folder / f"{kind}.log"
     with log.open("wb") as output:

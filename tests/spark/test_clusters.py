@@ -16,7 +16,7 @@ import pytest
 import braid.sync
 from braid.spark.session import zip_package
 from tests.spark.spark_kit import ROOT, StoredBroker, numbered
-from tests.spark.standalone import SPARK_HOME, standalone_cluster
+from tests.spark.standalone import spark_home, standalone_cluster
 
 PROGRAM = Path(__file__).parent / "cluster_program.py"
 RECORDS = 60_000
@@ -45,22 +45,17 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
-def own_home(folder: Path) -> Path:
-    """Spark, as it is installed, in a folder of the test's own: a `local-cluster` leaves what executors print in it."""
-    home = folder / "spark"
-    home.mkdir()
-    for each in SPARK_HOME.iterdir():
-        if each.name != "work":
-            (home / each.name).symlink_to(each)
-    return home
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return spark_home(tmp_path)
 
 
-def run(command: list[str], folder: Path, python: str | Path) -> dict[str, dict[str, Any]]:
+def run(command: list[str], folder: Path, home: Path, python: str | Path) -> dict[str, dict[str, Any]]:
     """What each step of the program said."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
-        "SPARK_HOME": str(own_home(folder)),
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_WORKER_DIR": str(folder / "work"),
@@ -72,11 +67,12 @@ def run(command: list[str], folder: Path, python: str | Path) -> dict[str, dict[
 
 
 def test_local_cluster_with_braid_installed_reads_and_writes_once_though_executors_die(
-    broker: StoredBroker, topic: str, tmp_path: Path
+    broker: StoredBroker, topic: str, home: Path, tmp_path: Path
 ) -> None:
     broker.create("copied", segments=2)
     steps = ["where", f"dying-read:{topic}", f"dying-copy:{topic}:copied", "read:copied"]
-    said = run([sys.executable, str(PROGRAM), "local-cluster[2,1,1024]", broker.url, *steps], tmp_path, sys.executable)
+    command = [sys.executable, str(PROGRAM), "local-cluster[2,1,1024]", broker.url, *steps]
+    said = run(command, tmp_path, home, sys.executable)
     assert said["where"]["braid"] == [str(ROOT / "src" / "braid" / "__init__.py")]
     assert len(said["where"]["executors"]) == 2
     each = {"records": RECORDS, "places": RECORDS, "values": RECORDS}
@@ -94,7 +90,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_standalone_cluster_gets_braid_by_py_files(
-    broker: StoredBroker, topic: str, master: str, bare_python: Path, tmp_path: Path
+    broker: StoredBroker, topic: str, master: str, home: Path, bare_python: Path, tmp_path: Path
 ) -> None:
     """Neither the driver's Python nor the executors' has Braid: all of it comes from the zip file."""
     broker.create("submitted", segments=2)
@@ -106,22 +102,23 @@ def test_standalone_cluster_gets_braid_by_py_files(
         "spark.driver.host": "127.0.0.1",
         "spark.sql.python.filterPushdown.enabled": "true",
     }
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", master, "--py-files", package]
+    command = [str(home / "bin" / "spark-submit"), "--master", master, "--py-files", package]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     steps = ["where", f"read:{topic}", f"copy:{topic}:submitted", "read:submitted"]
-    said = run([*command, str(PROGRAM), "submitted", broker.url, *steps], tmp_path, bare_python)
+    said = run([*command, str(PROGRAM), "submitted", broker.url, *steps], tmp_path, home, bare_python)
     (where,) = said["where"]["braid"]
     assert where.endswith(f"{Path(package).name}/braid/__init__.py")
     assert said[f"read:{topic}"]["places"] == said["read:submitted"]["values"] == RECORDS
 
 
 def test_a_job_of_the_command_line_brings_braid_to_the_cluster_that_master_names(
-    broker: StoredBroker, topic: str, master: str, bare_python: Path, tmp_path: Path
+    broker: StoredBroker, topic: str, master: str, home: Path, bare_python: Path, tmp_path: Path
 ) -> None:
     """The executors' Python has no Braid."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "PYSPARK_PYTHON": str(bare_python),
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_DIRS": str(tmp_path),
         "TMPDIR": str(tmp_path),
     }

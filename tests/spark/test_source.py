@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -111,6 +112,15 @@ def test_splits_and_merges_are_read_with_parents_before_children(spark: SparkSes
     assert len(by_key) == 7
     assert all(found == sorted(found) for found in by_key.values())
     assert sum(map(len, by_key.values())) == sum(map(topic.end, topic.chunks))
+
+
+def where_pyspark_is(_: int) -> str:
+    return pyspark.__file__
+
+
+def test_workers_import_the_pyspark_that_is_installed(spark: SparkSession) -> None:
+    """And not Spark's zipped copy, which each of them would compile anew."""
+    assert spark.sparkContext.parallelize([0], 1).map(where_pyspark_is).collect() == [pyspark.__file__]
 
 
 # ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ import pytest
 from braid.cli.pipeline.errors import job_error
 from braid.model.errors import JobFailed, NotAvailable
 from braid.spark.session import build_session
-from braid.spark.worker_python import check_worker_python
+from braid.spark.worker_python import check_worker_python, installed_pyspark
 
 
 @pytest.fixture
@@ -68,3 +68,29 @@ ModuleNotFoundError: No module named 'mmh3'
     assert isinstance(error, JobFailed)
     assert "cannot import what Braid needs (No module named 'mmh3'); install 'braidmq[spark]'" in str(error)
     assert "PYSPARK_PYTHON" in str(error)
+
+
+def test_java_starts_from_a_home_without_the_zipped_sources_of_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with installed_pyspark(sys.executable):
+        home = Path(os.environ["SPARK_HOME"])
+        assert (home / "bin" / "spark-submit").exists()
+        assert any((home / "jars").glob("spark-core_*.jar"))
+        assert sorted(path.name for path in home.iterdir()) == ["bin", "jars"]
+    assert not home.exists()
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_a_home_that_was_chosen_and_workers_of_another_python_keep_what_they_have(
+    bare_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with installed_pyspark(sys.executable):
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    monkeypatch.delenv("SPARK_HOME")
+    for python in (bare_python, "nowhere/python"):
+        with installed_pyspark(python):
+            assert "SPARK_HOME" not in os.environ
+    monkeypatch.setattr("pyspark.__file__", "/somewhere/else/pyspark/__init__.py")
+    with installed_pyspark(sys.executable):
+        assert "SPARK_HOME" not in os.environ

@@ -1,16 +1,24 @@
-"""The Python that Spark's workers run: can it import Braid?
+"""The Python that Spark's workers run: can it import Braid, and where does it import PySpark from?
 
 Spark runs the program that PYSPARK_PYTHON names, or else `python3` of the PATH, which need not be the Python of this
 process. If it lacks Braid, Spark reports that by a stack trace of Java around a traceback of Python. So the sessions
 that Braid makes or joins ask that program first, in one sentence. Only workers on this machine can be asked.
+
+Spark's home has a copy of PySpark, a zip file of sources. It comes first on the path of every worker, so each worker
+would compile it anew: for a second, and a query needs up to seven kinds of workers. `installed_pyspark` lets workers
+import the installed PySpark instead, whose compiled modules are on disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from braid.model.errors import NotAvailable
@@ -47,6 +55,34 @@ def check_workers(spark: SparkSession) -> None:
     context = getattr(spark, "sparkContext", None)
     if context is not None and context.master.partition("[")[0] == "local" and not context._python_includes:
         check_worker_python(context.pythonExec)
+
+
+@contextlib.contextmanager
+def installed_pyspark(python: str) -> Iterator[None]:
+    """Let workers that run `python` import the installed PySpark, if their Java starts meanwhile and if they find the
+    same one as this process.
+
+    Java gets a home of links, without the zip file. It needs the home only to find its class path.
+    """
+    import pyspark
+
+    home = os.path.dirname(os.path.abspath(pyspark.__file__))
+    program = shutil.which(python)
+    if "SPARK_HOME" in os.environ or program is None or not _is_this_python(program) or not _is_installed(home):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="braid-spark-home-") as folder:
+        for name in ("bin", "jars"):
+            os.symlink(os.path.join(home, name), os.path.join(folder, name))
+        os.environ["SPARK_HOME"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["SPARK_HOME"]
+
+
+def _is_installed(package: str) -> bool:
+    return os.path.dirname(package) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def _is_this_python(program: str) -> bool:
