@@ -35,7 +35,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.real_loop]
 
 
 MODES = pytest.mark.parametrize("shared", [True, False], ids=["shared_fs", "local"])
-REST_S = 0.01
+REST_S = 0.03
+"""Between the bursts of a producer: some 2,000 records a second, so that brokers and not records take the processor."""
 
 
 @contextlib.asynccontextmanager
