@@ -72,12 +72,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 class Environment:
-    """An empty virtual environment with one distribution and its dependencies."""
+    """An empty virtual environment with one distribution and its dependencies. Those that `base` has are taken from
+    there: unpacking Arrow and numpy takes pip some seconds."""
 
-    def __init__(self, folder: Path, wheel: Path, extra: str = "") -> None:
+    def __init__(self, folder: Path, wheel: Path, extra: str = "", base: Environment | None = None) -> None:
         self.python = folder / "bin" / "python"
         self.braid = folder / "bin" / "braid"
         succeed(sys.executable, "-m", "venv", "--without-pip", folder)
+        (self.site,) = folder.glob("lib/python*/site-packages")
+        for package in base.site.iterdir() if base is not None else ():
+            if not package.name.startswith(("braid", "pyspark_braid")):
+                (self.site / package.name).symlink_to(package)
         wanted = f"braidmq{extra} @ {wheel.as_uri()}"
         constraints = ROOT / "constraints.txt"
         pip = (sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-compile")
@@ -94,8 +99,8 @@ def client(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environmen
 
 
 @pytest.fixture(scope="module")
-def server(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("server"), built.wheel, "[server]")
+def server(built: Built, client: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("server"), built.wheel, "[server]", base=client)
 
 
 def test_the_wheel_holds_the_package_its_files_and_its_licence(built: Built) -> None:
