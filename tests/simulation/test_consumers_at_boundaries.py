@@ -288,6 +288,28 @@ async def test_a_seek_back_on_a_parent_is_read_before_its_children_go_on(simulat
             task.cancel()
 
 
+async def test_a_seek_to_the_beginning_bears_children_without_records(simulation: Simulation) -> None:
+    async with orders(simulation) as topic, topic.consumer("worker") as consumer:
+        await topic.send(2)
+        consuming = asyncio.create_task(topic.consume(consumer))
+        await until(lambda: topic.complete)
+        await topic.admin.split("orders", 0)
+        await until(lambda: consumer.segments == (1, 2))
+        await topic.admin.seek("orders", "billing", "earliest")
+        await until(lambda: all(numbers == [0, 1, 0, 1] for numbers in topic.received.values()))
+        await until(lambda: consumer.segments == (1, 2))
+        consuming.cancel()
+
+
+async def test_a_split_gives_work_to_a_consumer_without_a_segment(simulation: Simulation) -> None:
+    async with orders(simulation) as topic, topic.consumer("one") as one, topic.consumer("two") as two:
+        await until(lambda: one.segments == (0,))
+        billing = await topic.admin.subscription("orders", "billing")
+        assert [each["segments"] for each in billing["consumers"].values()] == [[0], []]
+        await topic.admin.split("orders", 0)
+        await until(lambda: (one.segments, two.segments) == ((1,), (2,)))
+
+
 async def test_the_owner_of_a_child_lets_nobody_read_it_while_an_ancestor_is_not_drained(
     simulation: Simulation,
 ) -> None:
@@ -347,8 +369,8 @@ async def test_no_mark_outlives_its_subscription_or_its_topic(simulation: Simula
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_keys_stay_in_order_for_a_group_that_changes(seed: int, simulation: Simulation) -> None:
-    """Consumers join and leave, segments are split, merged and moved, and the subscription is set to its beginning in
-    the middle. `Orders.got` looks at each record."""
+    """Consumers join and leave, segments are split, merged and moved, brokers die and come back, and the subscription
+    is set to its beginning in the middle. `Orders.got` looks at each record."""
     random = simulation.random
     async with orders(simulation, segments=random.randrange(1, 3)) as topic:
         running: dict[str, tuple[StreamConsumer, asyncio.Task[None]]] = {}
@@ -379,13 +401,16 @@ async def test_keys_stay_in_order_for_a_group_that_changes(seed: int, simulation
             others = [name for name in topic.brokers.running if name != topic.brokers.owner(segment)]
             await topic.brokers.move(segment, random.choice(others))
 
-        async def seek() -> None:
-            await topic.admin.seek("orders", "billing", "earliest")
+        async def crash() -> None:
+            name = random.choice([*topic.brokers.running])
+            topic.brokers.kill(name)
+            await asyncio.sleep(random.random() * 15)  # Perhaps longer than its lease.
+            await topic.brokers.start(name)
 
         await topic.send(2)
         await join("a")
         for step in range(12):
-            match random.randrange(6):
+            match random.randrange(7):
                 case 0 | 1:
                     await change_layout()
                 case 2 if len(running) < 3:
@@ -394,8 +419,10 @@ async def test_keys_stay_in_order_for_a_group_that_changes(seed: int, simulation
                     await leave(random.choice(sorted(running)))
                 case 4:
                     await move()
-                case _ if step == 8:
-                    await seek()
+                case 5 if step % 3 == 0:
+                    await crash()
+                case _ if step > 6:
+                    await topic.admin.seek("orders", "billing", "earliest")
             await topic.send(random.randrange(3))
             await asyncio.sleep(random.random())
         await until(lambda: topic.complete)
