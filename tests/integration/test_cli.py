@@ -213,8 +213,9 @@ def test_a_look_leaves_no_subscription_and_begins_where_it_is_told(url: str) -> 
 def test_producing_to_a_topic_that_does_not_exist_says_how_to_create_it(url: str) -> None:
     said = run(url, "produce", "nowhere", given=b"x\n", code=1)
     assert "nowhere does not exist; create it with `braid topic create nowhere`" in said
-    said = run(url, "consume", "nowhere", "-s", "s", code=1)
-    assert "create it with `braid topic create nowhere`" in said
+    for options in ((), ("-s", "s")):
+        said = run(url, "consume", "nowhere", *options, code=1)
+        assert "public/default/nowhere does not exist; create it with `braid topic create nowhere`" in said
 
 
 def test_a_summary_is_said_when_asked_for(url: str, topic: str) -> None:

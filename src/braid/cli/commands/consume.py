@@ -26,6 +26,7 @@ from braid.cli.terminal.output import json_option, print_error
 from braid.cli.terminal.record_lines import Format, column_lines, json_lines, value_lines
 from braid.cli.terminal.start_point import START, StartPoint
 from braid.model.errors import BraidError, TopicNotFound
+from braid.model.names import TopicName
 from braid.model.subscription import DEFAULT_START
 from braid.ports.allocator import keep_freed_memory
 
@@ -184,8 +185,8 @@ class _ConsumeRun:
                 printing = asyncio.ensure_future(self._print(reading, printer))
                 await self._until_done(printing, client, reading, printer)
         except TopicNotFound as error:
-            error.args = (f"{error}; create it with `braid topic create {topic}`",)
-            raise
+            path = TopicName.parse(topic).path
+            raise TopicNotFound(f"topic {path} does not exist; create it with `braid topic create {topic}`") from error
         finally:
             printer.close()
         return self._exit_code()
