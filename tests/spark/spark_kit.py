@@ -31,6 +31,7 @@ TIMEOUT_S: Final = 300
 FILE_BYTES: Final = 64 << 10
 """Of the brokers' files: small, so that a few thousand records already make several chunks."""
 BATCH_RECORDS: Final = 200
+COPIED_AT_ONCE: Final = 400
 
 
 @contextlib.contextmanager
@@ -127,3 +128,22 @@ def numbered(count: int, keys: int = 10, size: int = 100) -> list[tuple[bytes | 
 
 def number_of(value: bytes | bytearray) -> int:
     return int(bytes(value))
+
+
+# ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def copy_all(
+    spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, sink: str = "braid", **options: Any
+) -> None:
+    """Topic to topic until nothing is left, in micro-batches of `COPIED_AT_ONCE` rows."""
+    rows = spark.readStream.format("braid").options(
+        url=url, topic=source, startingOffsets="earliest", maxRecordsPerTrigger=COPIED_AT_ONCE
+    )
+    writing = rows.load().select("key", "value").writeStream.format(sink)
+    writing = writing.options(url=url, topic=target, checkpointLocation=str(checkpoint), **options)
+    query = writing.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()

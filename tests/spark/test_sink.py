@@ -29,9 +29,10 @@ from braid.spark.sink.options import SinkOptions
 from braid.spark.sink.rows import BLOCK_ROWS
 from braid.spark.sink.sink import StreamSink, stream_writer
 from braid.spark.sink.task import Writing, write_task
+from braid.storage.log.producers import REMEMBERED_BATCHES
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.waiting import wait_until
-from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered, spark_session
+from tests.spark.spark_kit import COPIED_AT_ONCE, WAIT_S, StoredBroker, copy_all, numbered, spark_session
 
 ROWS = 50_000
 KEYS = 13
@@ -148,6 +149,11 @@ def test_a_version_is_written_once_and_the_next_one_is_another(spark: SparkSessi
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def slice_of(numbers: range) -> Any:
+    keys = [f"key-{number % KEYS}" for number in numbers]
+    return pa.RecordBatch.from_pydict({"key": keys, "value": [str(number) for number in numbers]})
+
+
 class FailingSource(DataSource):
     """The same rows as `rows_of`. The first attempt of partition 1 fails half-way, when some of its rows are stored;
     with `reorder`, the next one has them in another order."""
@@ -180,9 +186,7 @@ class FailingReader(DataSourceReader):
             if fails and start == first + ROWS // 2 - SLICE_ROWS:  # Spark holds some of them back until more come.
                 wait_until(self.has_rows_of_partition_1, "rows of the failing task are stored")
                 raise RuntimeError("this task fails once")
-            numbers = range(start, start + SLICE_ROWS)[::step]
-            keys = [f"key-{number % KEYS}" for number in numbers]
-            yield pa.RecordBatch.from_pydict({"key": keys, "value": [str(number) for number in numbers]})
+            yield slice_of(range(start, start + SLICE_ROWS)[::step])
 
     def has_rows_of_partition_1(self) -> bool:
         found = stored(self.options["url"], self.options["topic"])
@@ -263,48 +267,64 @@ def test_two_attempts_of_a_task_at_the_same_time_write_each_row_once(broker: Sto
     check_each_once(stored(broker.url, topic), 4 * ROWS)
 
 
+class HaltingSource(DataSource):
+    """Rows as of `rows_of`, in two partitions. Each waits for a file `1`, `2` and `3` in `folder` when it has come a
+    quarter further."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "halting"
+
+    def schema(self) -> str:
+        return "key string, value string"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return HaltingReader(Path(self.options["folder"]))
+
+
+class HaltingReader(DataSourceReader):
+    rows = 4 * ROWS
+    quarter = rows // 8
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(0), InputPartition(1)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        first = partition.value * self.rows // 2
+        for start in range(first, first + self.rows // 2, SLICE_ROWS):
+            halt, rest = divmod(start - first, self.quarter)
+            if halt and not rest:
+                wait_until((self.folder / str(halt)).exists, f"halt {halt} is over")
+            yield slice_of(range(start, start + SLICE_ROWS))
+
+
+@pytest.mark.usefixtures("small_slices")
 def test_a_segment_that_moves_in_the_middle_of_a_write_is_not_noticed(spark: SparkSession, tmp_path: Path) -> None:
     topic = "sink-moved"
     with ClusterProcess(tmp_path, shared=True, brokers=2) as cluster:
-        cluster.run("topic", "create", topic)
-        moves = 0
-        done = threading.Event()
+        with braid.sync.connect(cluster.url, timeout=WAIT_S) as client:
+            client.admin.create_topic(topic)
 
-        def move_about() -> None:
-            nonlocal moves
-            wait_until(lambda: done.is_set() or count(cluster.url, topic) > 0, "the first rows are stored")
-            while not done.is_set():
-                cluster.run("topic", "move", topic)
-                moves += 1
+            def move_at_each_halt() -> None:
+                stored_rows = 0
+                for halt in ("1", "2", "3"):
+                    wait_until(lambda: sum(ends(client, topic)) > stored_rows, "more rows are stored")  # noqa: B023
+                    client.admin.move(topic)
+                    stored_rows = sum(ends(client, topic))
+                    (tmp_path / halt).touch()
 
-        with ThreadPoolExecutor(1) as threads:
-            moving = threads.submit(move_about)
-            try:
-                save(rows_of(spark, 20 * ROWS), cluster.url, topic)
-            finally:
-                done.set()
-            moving.result()
-        assert moves >= 1
-        check_each_once(stored(cluster.url, topic), 20 * ROWS)
+            spark.dataSource.register(HaltingSource)
+            with ThreadPoolExecutor(1) as threads:
+                moving = threads.submit(move_at_each_halt)
+                save(spark.read.format("halting").option("folder", str(tmp_path)).load(), cluster.url, topic)
+                moving.result()
+        check_each_once(stored(cluster.url, topic), HaltingReader.rows)
 
 
 # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def copy_all(
-    spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, sink: str = "braid", **options: Any
-) -> None:
-    """Topic to topic until nothing is left, in micro-batches of 400 rows."""
-    rows = spark.readStream.format("braid").options(
-        url=url, topic=source, startingOffsets="earliest", maxRecordsPerTrigger=400
-    )
-    writing = rows.load().select("key", "value").writeStream.format(sink)
-    writing = writing.options(url=url, topic=target, checkpointLocation=str(checkpoint), **options)
-    query = writing.trigger(availableNow=True).start()
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
 
 
 def test_a_replayed_micro_batch_is_not_written_twice(spark: SparkSession, broker: StoredBroker, tmp_path: Path) -> None:
@@ -329,7 +349,8 @@ def test_a_checkpoint_that_was_set_back_is_refused_and_loses_nothing_in_silence(
     spark: SparkSession, broker: StoredBroker, tmp_path: Path
 ) -> None:
     source, target = broker.create("sink-back-source"), broker.create("sink-back-target")
-    broker.fill(source, numbered(8_000, size=20))
+    records = (REMEMBERED_BATCHES + 4) * COPIED_AT_ONCE  # The broker remembers no batch of those that come again.
+    broker.fill(source, numbered(records, size=20))
     copy_all(spark, broker.url, source, target, tmp_path)
     for folder in ("commits", "offsets"):
         for path in (tmp_path / folder).iterdir():
@@ -337,7 +358,7 @@ def test_a_checkpoint_that_was_set_back_is_refused_and_loses_nothing_in_silence(
                 path.unlink()
     with pytest.raises(PySparkException, match="its checkpoint was set back, or copied"):
         copy_all(spark, broker.url, source, target, tmp_path)
-    check_each_once(stored(broker.url, target), 8_000)
+    check_each_once(stored(broker.url, target), records)
 
 
 class KillingSink(StreamSink):
