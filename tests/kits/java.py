@@ -24,5 +24,6 @@ def start_java_quickly(
     """Set what every Java reads that this process or a program of a test starts: a driver gives its executors their
     flags."""
     flags = f"{FLAGS} {archive}"
+    environment["SPARK_LAUNCHER_OPTS"] = FLAGS
     environment["SPARK_DAEMON_JAVA_OPTS"] = flags
     environment["SPARK_SUBMIT_OPTS"] = f'{flags} "-Dspark.executor.extraJavaOptions={flags}"'

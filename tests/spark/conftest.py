@@ -1,4 +1,4 @@
-"""One Spark session and one broker for all Spark tests of a pytest worker."""
+"""One Spark session for all tests that need one, and one broker for the Spark tests of a pytest worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 from tests.spark.spark_kit import TIMEOUT_S, StoredBroker, spark_session
 
 GROUPS = {
-    "streams": ("test_stream", "test_stream_losses", "test_stream_queries"),
+    "streams": ("test_stream", "test_stream_losses"),
     "programs": ("test_clusters", "test_pipeline_commands"),
 }
-"""Files of one group run on one worker, so that few sessions are started. The programs start their own sessions, in
-processes of their own. All other files are of the group `tables`."""
+"""Files of one group run on one worker. Those of `streams` need no session. The programs start their own sessions, in
+processes of their own. All other files are of the group `tables`, which has the one session of the suite."""
 TABLES = "tables"
 
 

@@ -1,7 +1,7 @@
 """What Spark tests share: a session, a broker whose records soon become chunks, topics with known records.
 
-A session costs 10 s, so there is one for all tests of a pytest worker, and groups of files keep the number of sessions
-low (conftest.py). A session retries tasks (`local[2,3]`: plain `local[2]` never does) and has two shuffle partitions.
+A session costs 10 s, so there is one for all tests that need one (conftest.py). It retries tasks (`local[2,3]`: plain
+`local[2]` never does) and has two shuffle partitions.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def spark_session(folder: Path, master: str = "local[2,3]", **settings: str) -> 
 
 SETTINGS: Final = {
     "spark.driver.memory": "1g",
+    "spark.python.daemon.module": "tests.spark.worker_daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
 }
-"""What tests want beyond what every session of Braid's has: small, and tables fetched as Arrow."""
+"""What tests want beyond what every session of Braid's has: small, with quick workers, and tables fetched as Arrow."""
 
 
 # ── brokers and topics ───────────────────────────────────────────────────────────────────────────────────────────────
