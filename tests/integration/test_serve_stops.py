@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from braid.admin.port import AdminPort
 from braid.admin.server import AdminServer
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
-from braid.broker.config import BrokerConfig
+from braid.broker.config import BrokerConfig, TlsConfig
+from braid.broker.connections.tls import server_tls
 from braid.cli.commands.serve import serve_until
 from braid.metadata import paths
 from braid.metadata.lease import HeldLease
@@ -25,6 +27,7 @@ from braid.metadata.store import Condition, Operation, Put, TxnResult
 from braid.model.errors import InvalidConfig
 from braid.ports.clock import SystemClock
 from braid.ports.network import Address
+from tests.kits.tls_files import make_certificate
 from tests.kits.waiting import until
 
 TOPICS = "/admin/v2/scalable/public/default"
@@ -56,13 +59,13 @@ class Store(MemoryStore):
         return self.leases[-1]
 
 
-async def started(folder: Path, store: Store) -> tuple[Broker, AdminServer]:
+async def started(folder: Path, store: Store, tls: ssl.SSLContext | None = None) -> tuple[Broker, AdminServer]:
     port = AdminPort.take(Address("127.0.0.1", 0))
     config = BrokerConfig(
         data=str(folder / "data"), listen="127.0.0.1:0", admin=str(port.address), lease_ttl_s=2, spare_files=0
     )
     broker = await Broker.open(config, store=store)
-    return broker, AdminServer(broker, port, None)
+    return broker, AdminServer(broker, port, tls)
 
 
 async def ask(admin: AdminServer, method: str, path: str) -> tuple[int, Any]:
@@ -150,6 +153,29 @@ def test_it_stops_in_order_though_a_client_has_just_made_the_admin_port_load(tmp
         with socket.create_connection(admin.address):
             assert await serve_until(stop, broker, admin) == 0
         assert refuses(admin)
+        await admin.close()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+
+def test_certificates_that_are_renewed_while_the_admin_port_loads_are_shown(tmp_path: Path) -> None:
+    contexts: list[ssl.SSLContext] = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        certificate, key = make_certificate(tmp_path / name)
+        contexts.append(server_tls(TlsConfig(certificate=str(certificate), key=str(key))))
+    old, new = contexts
+
+    async def main() -> None:
+        broker, admin = await started(tmp_path, Store(), tls=old)
+        with socket.create_connection(admin.address):
+            # Then it listens, in one iteration of the loop for each socket.
+            while admin._connections is None:  # noqa: ASYNC110 — nothing tells
+                await asyncio.sleep(0)
+            await admin.renew(new)
+        shown = await asyncio.to_thread(ssl.get_server_certificate, admin.address)
+        assert shown == (tmp_path / "new" / "certificate.pem").read_text()
+        await broker.close()
         await admin.close()
 
     asyncio.run(asyncio.wait_for(main(), WAIT_S))

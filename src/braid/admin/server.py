@@ -71,6 +71,8 @@ class AdminServer:
     async def renew(self, tls: ssl.SSLContext) -> None:
         """Accept with another TLS context; connections that exist go on."""
         self.tls = tls
+        if self._loading is not None:
+            await asyncio.wait([self._loading])  # It may listen with the context before.
         if self._connections is not None:
             create = asyncio.get_running_loop().create_server
             await listen_again(self._listeners, partial(create, self._connections.accept, ssl=tls))
