@@ -28,6 +28,8 @@ LOOK_S: Final = 0.2
 BATCH_BYTES: Final = 1 << 20
 AUDITED: Final = (1, 2, 4)
 """Multiples of the smallest audited topic."""
+SMALL_BATCHES: Final = 7
+"""Micro-batches of one record in each round; the median of all rounds counts."""
 PARTS: Final = ("read", "stream", "write", "audit")
 
 
@@ -135,7 +137,8 @@ class Bench:
         from braid.spark import benchmark
 
         self._show("streaming")
-        return benchmark.measure_stream(session, options, f"{self._folder}/stream", small_batches=20)
+        small = SMALL_BATCHES * self._rounds
+        return benchmark.measure_stream(session, options, f"{self._folder}/stream", small_batches=small)
 
     def _write(self, session: Any) -> Any:
         from braid.cli.bench.measure import fresh_topic
