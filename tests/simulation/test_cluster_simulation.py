@@ -31,11 +31,10 @@ from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.cluster import ZOMBIES, Counts, simulate_cluster
 
-SEEDS = [*range(5_000, 5_010), 5_013]
+SEEDS = [*range(5_000, 5_010), 5_013, 5_017]
 FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044]
 """Seeds that met a defect of an earlier version. They have taken another course since."""
-FAVOURED_SEEDS = {ZOMBIES: [0, 3, 12], "crash_at_write": [0, 1]}
-RARE = {"recoveries"}
+FAVOURED_SEEDS = {ZOMBIES: [0, 3, 12], "crash_at_write": [0, 1], "replace_disk": [0, 1]}
 
 
 def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happen() -> None:
@@ -47,7 +46,7 @@ def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happe
     for favoured, seeds in FAVOURED_SEEDS.items():
         for seed in seeds:
             total.add(simulate_cluster(seed, favoured=favoured))
-    for field in set(total.__struct_fields__) - RARE:
+    for field in total.__struct_fields__:
         assert getattr(total, field) > 0, f"no seed has {field}"
 
 
@@ -179,7 +178,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, list[int]]] = {
     hand_over_without_storing_cursors: ("move", [2, 3]),
     seal_the_record_by_itself: ("move", [0, 1]),
     forget_producers_when_a_segment_moves: ("move", [2]),
-    store_retries_again: ("move", [1]),
+    store_retries_again: ("move", [0]),
     let_two_consumers_read: ("let_client_leave", [12]),
     hand_over_without_the_history: ("move", [1]),
     remove_copies_that_somebody_needs: ("move", [5]),

@@ -49,7 +49,8 @@ class OwnershipChecker:
         self.moves = 0
         """Segments that were given to another broker than the last one that served them."""
         self.accepted_losses = 0
-        self.on_accepted_loss: Callable[[Segment, Frontier | None], None] = lambda _segment, _frontier: None
+        self.on_accepted_loss: Callable[[Segment, Ownership, Frontier | None], None] = lambda *_: None
+        """Called with the record that is given up."""
         self.on_moving: Callable[[Ownership], None] = lambda _record: None
         """Called when somebody has wished that a segment that is served move."""
         self.on_sealed: Callable[[Segment, Ownership], None] = lambda _segment, _record: None
@@ -130,7 +131,7 @@ class OwnershipChecker:
             self._servers[segment] = new.owner
         if new.accept_loss and not old.accept_loss:
             self.accepted_losses += 1
-            self.on_accepted_loss(segment, now.frontier)
+            self.on_accepted_loss(segment, old, now.frontier)
 
     def _check_frontier(self, segment: Segment, old: Frontier | None, new: Frontier | None) -> None:
         if old is None or new is None or old == new:

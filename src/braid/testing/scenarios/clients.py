@@ -7,6 +7,7 @@ answered, and what it received. It tries again after errors that faults explain;
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from itertools import count
 from random import Random
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster
 
 TOPIC: Final = "simulated"
+MISCOUNTED: Final = 1_000_000
+"""So many records nobody publishes while an ack travels."""
 NOWHERE: Final = -1
 """The place of a record of which only that it is stored is known."""
 CLOSE_TIMEOUT_S: Final = 60.0
@@ -311,6 +314,8 @@ class ClientMachine:
                 await consumer.ack(late.pop(random.randrange(len(late))))
             if random.random() < (0.3 if cluster.settling else 0.02):
                 await self._store_acks(consumer, history)
+            if random.random() < 0.01:
+                await self._ack_too_far(consumer)
             if slow:
                 await asyncio.sleep(random.uniform(0, 1.0))
 
@@ -360,6 +365,18 @@ class ClientMachine:
             stored = self.cluster.inspector.stored_cursor(subscription.name, reader.segment)
             if stored < acked:
                 raise PromiseBroken("acks", f"{history.name} flushed acks up to {acked}; the store has {stored}")
+
+    async def _ack_too_far(self, consumer: StreamConsumer) -> None:
+        """Ack records that nobody has published, as a client does that miscounts. The owner must refuse that, unless
+        it has closed the channel."""
+        channels = [each.channel for each in consumer._assigned.values() if each.channel is not None]
+        if not channels:
+            return
+        channel = self.random.choice(channels)
+        offset = self.cluster.inspector.end(channel.segment) + MISCOUNTED
+        with contextlib.suppress(BraidError):
+            await channel.ack_surely(offset, self.random.choice([0.5, 3.0]), durable=self.random.random() < 0.5)
+            raise PromiseBroken("I5", f"an ack up to {offset} of segment {channel.segment} was taken")
 
     async def _follow_checkpoints(self, client: Client) -> None:
         """A program that stores its results and its checkpoint together, and goes on behind them after a crash."""

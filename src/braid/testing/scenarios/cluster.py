@@ -11,7 +11,7 @@ the table of faults). Moves, drains and accepted losses need a second broker.
 
 Some seeds of several brokers are *gentle*: segments move and brokers stop in order, and nothing breaks. Then no client
 may meet any error. Some are *lossy*: by its policy or by the operator, another broker continues a segment whose broker
-is gone. What only the first broker's disk held is lost, and no more.
+is gone, or is back with an empty disk. What only that broker's disk held is lost, and no more.
 
 Checked all along: the metadata, change by change (`ownership_checker.py`), and that each write carries its comparisons
 (`fence_checker.py`); that each confirm comes from the one owner, under a lease that lives, in epochs that rise (I3);
@@ -55,6 +55,8 @@ PORT: Final = 6_660
 ZOMBIES: Final = "zombies"
 """May be favoured, like a fault or an operator's work: brokers that come back when others have continued their
 segments."""
+LOSSES: Final = frozenset({ZOMBIES, "replace_disk", "recover"})
+"""A seed that favours one of these is lossy."""
 RETENTION: Final[tuple[dict[str, int], ...]] = (
     {"retention_bytes": 1},
     {"retention_bytes": 10_000},
@@ -112,6 +114,7 @@ class Counts(msgspec.Struct):
     drains: int = 0
     accepted_losses: int = 0
     recoveries: int = 0
+    replaced_disks: int = 0
     power_losses: int = 0
     kills: int = 0
     crashes_at_writes: int = 0
@@ -149,13 +152,14 @@ class SimulatedCluster:
         self.note = captured.note
         random = self.random
         self.zombies = favoured == ZOMBIES
+        loses = favoured in LOSSES
         self.gentle = random.random() < shape.gentle and not favoured
         self.durability = "memory" if random.random() < shape.memory else "fsync"
         self.segments = random.randint(1, 4)
         self.retention = random.choice(RETENTION) if random.random() < shape.retention else {}
-        self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or self.zombies else None
+        self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or loses else None
         # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
-        self.lossy = not self.gentle and self.shared is not None and (random.random() < shape.lossy or self.zombies)
+        self.lossy = not self.gentle and self.shared is not None and (random.random() < shape.lossy or loses)
         self.counts = Counts(1, gentle=int(self.gentle), lossy=int(self.lossy), local=int(self.shared is None))
         self.network = SimulatedNetwork(random)
         self.store = MemoryStore(simulation.clock)

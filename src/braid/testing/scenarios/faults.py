@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from braid.model.errors import BraidError, TimedOut
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.scenarios.machine import BrokerMachine
+from braid.testing.scenarios.machine import SLOW_DISK, BrokerMachine
+from braid.testing.sim.disk import NO_FAULTS
 
 if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster
@@ -32,6 +33,8 @@ CLOSE_TIMEOUT_S: Final = 60.0
 """An orderly stop hands segments over, waits for the disk, and a second for clients that do not read."""
 DOWN_S: Final = (0.0, 0.0, 0.5, 3.0, 12.0)
 """How long a broker that crashed may be away."""
+NEW_DISK_S: Final = (0.0, 3.0, 12.0)
+"""How long it takes to replace the disk of a broker."""
 
 
 class ClusterFaults:
@@ -88,6 +91,7 @@ class ClusterFaults:
             (operator.race, 2, 3),
             (operator.use_brief_subscription, 2, 1),
             (operator.recover, 0, 6 if self._cluster.lossy else 0),
+            (self._replace_disk, 0, 3 if self._cluster.lossy else 0),
         ]
 
     # ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -204,6 +208,21 @@ class ClusterFaults:
 
         await self._with_machine(crash)
 
+    async def _replace_disk(self) -> None:
+        """A broker comes back under its id, and its disk does not. An operator hears of it, or nobody."""
+
+        async def replace(machine: BrokerMachine) -> None:
+            self._cluster.counts.replaced_disks += 1
+            self._cluster.note(f"{machine.id} loses its disk")
+            self.crash(machine, power_loss=True)
+            machine.replace_disk()
+            await asyncio.sleep(self._random.choice(NEW_DISK_S))
+            await self.start(machine)
+
+        await self._with_machine(replace)
+        if self._random.random() < 0.5:
+            await self._cluster.operator.recover()
+
     async def _crash_at_write(self) -> None:
         """Most steps of moves, openings and the leader's work are writes to the metadata store."""
 
@@ -257,7 +276,9 @@ class ClusterFaults:
             self._cluster.inspector.look(machine)
             self._cluster.note(f"{machine.id} freezes")
             machine.freeze()
-            await asyncio.sleep(self._random.uniform(0.5, 15.0))
+            # Clients hold on to a broker that is only just too late.
+            just_past_s = machine.lease_ttl_s * self._random.uniform(0.6, 1.2)
+            await asyncio.sleep(self._random.choice([just_past_s, self._random.uniform(0.5, 15.0)]))
             self._cluster.note(f"{machine.id} goes on")
             machine.thaw()
 
@@ -266,13 +287,20 @@ class ClusterFaults:
     # ── the metadata store, disks and storage ────────────────────────────────────────────────────────────────────────
 
     async def _cut_from_metadata(self) -> None:
+        """Often its disk is behind the same broken switch: then the lease ends while batches wait for a sync."""
+
         async def cut(machine: BrokerMachine) -> None:
             assert machine.metadata is not None
+            connection, disk = machine.metadata, machine.disk
             self._cluster.counts.metadata_outages += 1
             self._cluster.note(f"{machine.id} is cut from the metadata store")
-            machine.metadata.disconnect()
+            connection.disconnect()
+            if self._random.random() < 0.5:
+                disk.faults = SLOW_DISK
             await asyncio.sleep(self._random.uniform(0.5, 12.0))
-            machine.metadata.reconnect()
+            connection.reconnect()
+            if disk.faults is SLOW_DISK:
+                disk.faults = NO_FAULTS
 
         await self._with_machine(cut)
 

@@ -221,7 +221,12 @@ class Inspector:
                     f"the cursor of {name} in segment {segment} was at {offset}, an orderly stop stored {stored}",
                 )
 
-    def on_accepted_loss(self, segment: Segment, frontier: Frontier | None) -> None:
+    def on_accepted_loss(self, segment: Segment, record: Ownership, frontier: Frontier | None) -> None:
+        """`record` is what the loss gives up."""
+        for failure in record.failures:
+            works = not self._cluster.machines[failure.broker].disk_failed
+            if failure.broker in record.keepers and failure.lasting and works:
+                raise PromiseBroken("I2", f"{segment} is given up, and the disk of its keeper works: {failure}")
         if segment[0] == PATH:
             number = int(segment[1].rpartition("-")[2])
             self._least_ends[number] = frontier.next_offset if frontier is not None else 0
@@ -285,6 +290,16 @@ class Inspector:
             here = broker.segments.of_topic(PATH) if broker is not None else []
             served.update((segment, each) for each in here if each.name.id == segment and each.epoch == record.epoch)
         return served
+
+    def has_lost(self) -> bool:
+        """Whether a segment waits for a broker that is gone, or that cannot open it."""
+        records = [self._record(self._name(segment)) for segment in range(self._cluster.segments)]
+        return any(
+            record.state is not OwnershipState.SEALED
+            and (record.failures or self._cluster.store._server.get(paths.broker(record.owner)) is None)
+            for record in records
+            if record is not None
+        )
 
     def all_registered(self) -> bool:
         return all(self._cluster.store._server.get(paths.broker(name)) is not None for name in self._cluster.machines)

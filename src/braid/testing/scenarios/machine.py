@@ -16,6 +16,8 @@ from braid.testing.sim.network import SimulatedNetwork
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 
 DEAD = Faults(fails_before=1.0)
+SLOW_DISK = DiskFaults(sync_s=(0.02, 0.3))
+"""A disk on a network that is overloaded: while anything is published, a write waits for its sync."""
 
 
 class BrokerMachine:
@@ -29,6 +31,7 @@ class BrokerMachine:
     ) -> None:
         """`shared` is the storage that all brokers share, if they share any."""
         self.id = config.id
+        self.lease_ttl_s = config.lease_ttl_s
         self.disk = SimulatedDisk(simulation.random)
         self.process: Process | None = None
         self.broker: Broker | None = None
@@ -36,6 +39,8 @@ class BrokerMachine:
         self.frozen = False
         self.busy = False
         """A fault is stopping, starting or freezing this machine."""
+        self.disk_failed = False
+        """Whether the disk was replaced, or has failed syncs and reads: only then may its records be given up."""
         self.metadata: MemoryStore | None = None
         """The present process's connection to the metadata store."""
         self.objects: FaultyObjects | None = None
@@ -132,18 +137,26 @@ class BrokerMachine:
 
     # ── its disk, its storage and its metadata store ─────────────────────────────────────────────────────────────────
 
+    def replace_disk(self) -> None:
+        """Put an empty disk into a machine that does not run."""
+        assert self.process is None
+        self.disk = SimulatedDisk(self._random, faults=self.disk.faults)
+        self.disk_failed = True
+
     def misbehave(self, *, syncs_fail: bool) -> None:
         random = self._random
         failing = [DiskFaults(sync_failure=0.02), DiskFaults(sync_failure=0.1)] if syncs_fail else []
         self.disk.faults = random.choice(
             [
                 NO_FAULTS,
+                SLOW_DISK,
                 DiskFaults(stall=0.02, stall_s=(0.05, 1.5)),
                 DiskFaults(read_failure=0.1),
                 DiskFaults(capacity_bytes=random.randrange(100_000, 2_000_000)),
                 *failing,
             ]
         )
+        self.disk_failed |= bool(self.disk.faults.sync_failure or self.disk.faults.read_failure)
         self.metadata_faults = random.choice([0.0, 0.0, 0.2])
 
     def disturb_objects(self) -> None:

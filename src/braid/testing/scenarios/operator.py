@@ -43,6 +43,8 @@ SIDE_TOPICS: Final = ("side-0", "side-1")
 RACED: Final = "raced"
 """A subscription without consumers: only an operator's calls move it."""
 MOVE_TIMEOUT_S: Final = 20.0
+ALERT_TRIES: Final = 100
+"""An operator that recovers waits so often, 0.1 s each time, for a segment that nobody serves."""
 TRIES: Final = 20
 
 Errors = tuple[type[BraidError], ...]
@@ -129,10 +131,21 @@ class Operator:
         self.in_background(self._tolerantly(work, REFUSED_MOVES))
 
     async def recover(self) -> None:
-        """Let another broker continue what a broker that is gone has left."""
+        """Let another broker continue what a broker that is gone, or has lost its disk, has left."""
         self.in_background(self._tolerantly(self._recover, REFUSED_MOVES))
 
+    async def recover_all(self) -> None:
+        """Until everything is served: brokers that have lost their disks do not get their records back."""
+        while not self._cluster.inspector.all_served():
+            if self._cluster.inspector.has_lost():
+                await self._tolerantly(self._recover, REFUSED_MOVES)
+            await asyncio.sleep(1.0)
+
     async def _recover(self) -> None:
+        for _ in range(ALERT_TRIES):
+            if self._cluster.inspector.has_lost():
+                break
+            await asyncio.sleep(0.1)
         try:
             await self._admin.recover(TOPIC, accept_loss=False, timeout=1.0)
         except InvalidArgument as error:

@@ -51,6 +51,8 @@ class Settling:
         await self._until(inspector.all_registered, "every broker has a lease")
         for name in cluster.machines:
             await self._operator.surely(partial(self._operator.client.admin.activate, name))
+        if cluster.lossy:
+            self._operator.in_background(self._operator.recover_all())
         await self._operator.delete_brief_subscriptions()
         for name in SIDE_TOPICS:
             await self._delete_side_topic(name)
