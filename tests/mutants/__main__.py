@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,16 @@ from tests.mutants.planted import ROOT, DoesNotApply, Mutant, all_mutants
 LEFT_OUT: Final = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist")
 TESTS_FAILED: Final = 1
 """The exit code of pytest, and of a simulation, when something was noticed. Others mean that nothing ran."""
+FAILED_SEED: Final = re.compile(r"^seed (\d+) failed:$", re.MULTILINE)
 
 
 class Laboratory:
     """A copy of the tree, in which defects are planted one after the other."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, processes: int | None = None) -> None:
+        """`processes` is how many seeds run at the same time, by default one for each core."""
         self._tree = tree
+        self._processes = () if processes is None else ("--processes", str(processes))
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
         # Two versions of a file within one second could have the same time and size: no bytecode is kept.
         self._environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -35,7 +39,7 @@ class Laboratory:
         return self._run("-m", "pytest", "-x", "-n", "0", *tests)
 
     def run_seeds(self, seeds: int) -> subprocess.CompletedProcess[str]:
-        return self._run("-m", "braid.testing.simulate", "cluster", "--seeds", str(seeds), "--stop")
+        return self._run("-m", "braid.testing.simulate", "cluster", "--seeds", str(seeds), "--stop", *self._processes)
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -48,7 +52,7 @@ class Laboratory:
         )
 
     def notices(self, mutant: Mutant, seeds: int | None = None) -> str:
-        """Return `noticed`, `SURVIVED`, or why it is not known."""
+        """Return `noticed`, with the seed that did, `SURVIVED`, or why it is not known."""
         try:
             before = mutant.apply(self._tree)
         except DoesNotApply as error:
@@ -59,7 +63,8 @@ class Laboratory:
             for path, text in before.items():
                 path.write_text(text, encoding="utf-8")
         if done.returncode == TESTS_FAILED:
-            return "noticed"
+            seed = FAILED_SEED.search(done.stdout)
+            return f"noticed by seed {seed[1]}" if seed is not None else "noticed"
         return "SURVIVED" if done.returncode == 0 else f"NOTHING RAN: {done.stdout[-2_000:]}"
 
 
@@ -70,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"there is no planted defect {', '.join(sorted(unknown))}")
         return 2
     with tempfile.TemporaryDirectory(prefix="braid-mutants-") as folder:
-        laboratory = Laboratory(Path(folder) / "tree")
+        laboratory = Laboratory(Path(folder) / "tree", options.processes)
         if options.seeds is None:
             done = laboratory.run_tests(sorted({test for each in mutants for test in each.tests}))
             if done.returncode != 0:
@@ -82,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
             started = time.monotonic()
             results.append(laboratory.notices(mutant, options.seeds))
             print(f"{mutant.name:<{width}}  {time.monotonic() - started:5.1f} s  {results[-1]}", flush=True)
-    noticed = results.count("noticed")
+    noticed = sum(each.startswith("noticed") for each in results)
     print(f"{noticed} of {len(results)} planted defects were noticed")
     return 0 if noticed == len(results) else 1
 
@@ -91,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--seeds", type=int, metavar="N", help="look for each with N seeds of the cluster's simulation")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="seeds at the same time (default: one for each core)"
+    )
     return parser
 
 
