@@ -7,11 +7,16 @@ import asyncio
 
 import pytest
 
+from braid.broker.broker import Broker
+from braid.broker.groups.controllers import Controller
 from braid.client.client import Client
 from braid.client.consuming.stream import StreamConsumer
 from braid.client.producing.producer import Producer
+from braid.metadata.store import Compare, Put
 from braid.model.errors import Moved, NotServing, PermissionDenied
+from braid.model.ids import Revision
 from braid.model.message import Message
+from braid.model.names import TopicName
 from braid.ports.network import Address
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import (
@@ -335,6 +340,60 @@ async def test_what_an_old_controller_has_given_opens_nothing_once_a_newer_one_h
             again = await open_by(old.term + 1, first_of_next)
             await until(lambda: newer.closed == [RESET])
             assert again.closed == []
+
+
+def make_earlier(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a broker give out read grants, and believe them, as builds did that do not sign."""
+    host = broker.group_host
+
+    async def claim(key: str, topic_unchanged: Compare) -> None:
+        value = Controller(broker=broker.id).to_json()
+        lease = host.controllers._lease()
+        await broker.resources.store.txn([Compare(key, Revision(0)), topic_unchanged], [Put(key, value, lease)])
+
+    def unsigned(topic_id: int, subscription: str, segment: int, term: int, number: int) -> int:
+        return number
+
+    monkeypatch.setattr(host.controllers, "_try_claim", claim)
+    monkeypatch.setattr(host.grant_signer, "signed", unsigned)
+    monkeypatch.setattr(host.grant_signer, "check", lambda *_: None)
+
+
+async def test_consumers_read_on_while_brokers_are_upgraded_one_after_the_other(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller is of an earlier build at first; owners are of both."""
+    async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client(timeout=60) as client:
+        await a_topic(brokers, segments=2)
+        for segment, owner in enumerate("ab"):
+            if brokers.owner(segment) != owner:
+                await brokers.move(segment, owner)
+        make_earlier(brokers.running["a"], monkeypatch)
+        await brokers.running["a"].group_host.groups.control(TopicName.parse(PATH))
+        async with (
+            client.producer(PATH) as producer,
+            client.stream_consumer(PATH, "billing", start="earliest") as consumer,
+        ):
+
+            async def all_segments_are_read() -> None:
+                sent = {(await producer.send(b"x", key=b"key-%d" % number)).segment for number in range(16)}
+                assert sent == {0, 1}
+                for _ in range(16):
+                    assert await consumer.receive(timeout=30) is not None
+
+            await all_segments_are_read()
+            assert brokers.controller() == "a"
+            assert all(0 < each.grant < 1 << 32 for each in consumer._read_grants.values())
+            await brokers.move(0, "b")
+            await brokers.move(0, "a")
+            await all_segments_are_read()
+            await brokers.stop("a")
+            await all_segments_are_read()
+            assert brokers.controller() == "b"
+            await brokers.start("a")
+            await brokers.move(0, "a")
+            await all_segments_are_read()
+            assert all(each.grant > 1 << 32 for each in consumer._read_grants.values())
 
 
 HIGHEST = (1 << 63) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.broker.segments.read_grants import GrantSigner, ReadGrant, ReadGrants
+from braid.broker.segments.read_grants import GrantSigner, KnownController, ReadGrant, ReadGrants
 from braid.model.errors import NotServing, PermissionDenied
 
 TABLE = [
@@ -37,6 +37,9 @@ def test_only_the_highest_seat_reads(before: list[tuple[int, int]], now: tuple[i
 
 
 SIGNER = GrantSigner(lambda: "the secret of the cluster")
+SIGNS = KnownController(7, signs=True, seen=9)
+EARLIER = KnownController(7, signs=False, seen=9)
+NONE = KnownController(0, signs=True, seen=9)
 GIVEN = (11, "billing", 3, 7, 2)
 """Topic id, subscription, segment, term, number."""
 
@@ -45,7 +48,7 @@ def test_a_grant_that_was_given_out_is_believed_by_every_broker_of_the_cluster()
     topic, subscription, segment, term, _ = GIVEN
     grant = SIGNER.signed(*GIVEN)
     assert 0 < grant < 1 << 63
-    GrantSigner(lambda: "the secret of the cluster").check(topic, subscription, segment, ReadGrant(term, grant))
+    GrantSigner(lambda: "the secret of the cluster").check(topic, subscription, segment, ReadGrant(term, grant), SIGNS)
 
 
 def test_a_later_grant_is_higher() -> None:
@@ -67,15 +70,46 @@ def test_a_later_grant_is_higher() -> None:
 def test_a_grant_counts_only_for_what_it_was_given_for(shown: tuple[int, str, int, int]) -> None:
     topic, subscription, segment, term = shown
     with pytest.raises(PermissionDenied):
-        SIGNER.check(topic, subscription, segment, ReadGrant(term, SIGNER.signed(*GIVEN)))
+        SIGNER.check(topic, subscription, segment, ReadGrant(term, SIGNER.signed(*GIVEN)), SIGNS)
 
 
 @pytest.mark.parametrize("grant", [0, 1, -1, -(1 << 63), 2 << 32, (1 << 63) - 1, (1 << 64) - 1])
 def test_an_invented_grant_is_not_believed(grant: int) -> None:
     with pytest.raises(PermissionDenied):
-        SIGNER.check(11, "billing", 3, ReadGrant(7, grant))
+        SIGNER.check(11, "billing", 3, ReadGrant(7, grant), SIGNS)
 
 
 def test_a_grant_of_another_cluster_is_not_believed() -> None:
     with pytest.raises(PermissionDenied):
-        GrantSigner(lambda: "another secret").check(11, "billing", 3, ReadGrant(7, SIGNER.signed(*GIVEN)))
+        GrantSigner(lambda: "another secret").check(11, "billing", 3, ReadGrant(7, SIGNER.signed(*GIVEN)), SIGNS)
+
+
+@pytest.mark.parametrize("controller", [SIGNS, EARLIER, NONE, KnownController(8, signs=True, seen=9)])
+def test_a_signed_grant_is_believed_whatever_the_owner_knows_of_the_controller(controller: KnownController) -> None:
+    topic, subscription, segment, term, _ = GIVEN
+    SIGNER.check(topic, subscription, segment, ReadGrant(term, SIGNER.signed(*GIVEN)), controller)
+
+
+@pytest.mark.parametrize(
+    ("controller", "refused"),
+    [
+        (EARLIER, None),
+        (SIGNS, PermissionDenied),
+        (NONE, NotServing),  # It has gone; the next one gives out another grant.
+        (KnownController(8, signs=True, seen=9), NotServing),
+        (KnownController(8, signs=False, seen=9), NotServing),
+        (KnownController(5, signs=True, seen=6), NotServing),  # It is new, and not known here yet.
+        (KnownController(5, signs=False, seen=6), NotServing),
+        (KnownController(5, signs=True, seen=9), PermissionDenied),
+        (KnownController(5, signs=False, seen=9), PermissionDenied),
+    ],
+)
+def test_a_grant_without_a_signature_is_believed_if_the_controller_is_of_an_earlier_build(
+    controller: KnownController, refused: type[Exception] | None
+) -> None:
+    """The grant has term 7 and number 2."""
+    if refused is None:
+        SIGNER.check(11, "billing", 3, ReadGrant(7, 2), controller)
+        return
+    with pytest.raises(refused):
+        SIGNER.check(11, "billing", 3, ReadGrant(7, 2), controller)

@@ -27,6 +27,7 @@ from braid.broker.config import Limits
 from braid.broker.connections.membership import Memberships
 from braid.broker.connections.unfinished_frames import UnfinishedFrames
 from braid.broker.error_mapping import to_client
+from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
@@ -124,6 +125,7 @@ class Services(Protocol):
     segments: Segments
     subscriptions: Subscriptions
     groups: Groups
+    controllers: Controllers
     grant_signer: GrantSigner
     order_gate: OrderGate
     calls: Calls
@@ -492,7 +494,8 @@ class Session:
             self._services.order_gate.check(segment, subscription)
             read_grant = ReadGrant(request.term, request.grant)
             segment.read_grants.check(subscription, read_grant)
-            self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant)
+            controller = self._services.controllers.known(segment.name.topic.path)
+            self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant, controller)
             segment.read_grants.take(subscription, read_grant)
             segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
             # If the topic's policy allows it, retention may have deleted records that the subscription did not consume.

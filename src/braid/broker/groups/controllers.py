@@ -1,6 +1,6 @@
 """The *controller* of each topic: the broker that runs its groups.
 
-    /topics/{topic}/controller = {"broker": "b1"}, under that broker's lease
+    /topics/{topic}/controller = {"broker": "b1", "signs": true}, under that broker's lease
 
 A broker that is asked for a topic without a controller becomes the controller, by creating the key (`claim`). It stays
 the controller until it gives up the key (because it stops, or is to be drained) or its lease ends, which deletes the
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
+from braid.broker.segments.read_grants import KnownController
 from braid.cluster.members import Members
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Put
@@ -39,6 +40,8 @@ class Controller(StoredRecord, frozen=True, kw_only=True):
     """The value of the key."""
 
     broker: str
+    signs: bool = False
+    """Whether the broker signs the read grants that it gives out; builds that do not leave this out."""
 
     def to_json(self) -> bytes:
         return encode(self)
@@ -64,6 +67,13 @@ class Controllers:
         """The address of the topic's controller; empty if there is none."""
         known = self.table.get(path)
         return self._members.address(known.broker) if known is not None else ""
+
+    def known(self, path: str) -> KnownController:
+        """Return what owners need to know of the topic's controller."""
+        known, seen = self.table.known(path), self._view.generation
+        if known is None:
+            return KnownController(0, signs=True, seen=seen)
+        return KnownController(known.revision, known.value.signs, seen)
 
     def is_here(self, path: str) -> bool:
         """Whether this broker is the controller, as far as it knows."""
@@ -128,7 +138,7 @@ class Controllers:
                 await self._view.store.txn([fence], [Delete(fence.key)])
 
     async def _try_claim(self, key: str, topic_unchanged: Compare) -> None:
-        value = Controller(broker=self._broker_id).to_json()
+        value = Controller(broker=self._broker_id, signs=True).to_json()
         await self._view.store.txn([Compare(key, Revision(0)), topic_unchanged], [Put(key, value, self._lease())])
 
     def _check_free(self, path: str) -> None:

@@ -65,7 +65,7 @@ class FrontDoor:
         self.groups, self.subscriptions = group_host.groups, group_host.subscriptions
         self.transitions = group_host.transitions
         self.grant_signer, self.order_gate = group_host.grant_signer, group_host.order_gate
-        controllers = group_host.controllers
+        controllers = self.controllers = group_host.controllers
         self.reports = Reports(
             config.id,
             self.topics,

@@ -20,6 +20,10 @@ each grant, with the secret of the cluster, which every broker has and no client
 
 The number decides the order, because it has the higher bits. To a client all of it is one number, as it always was. A
 signature of 32 bits can be guessed only by asking the owner billions of times, and each wrong guess is logged.
+
+**Earlier builds** do not sign: their grant is the number alone. A cluster is upgraded broker by broker, and consumers
+read on meanwhile. So an owner believes a grant without a signature if it has the term of the topic's controller, and
+the controller's key does not say that its broker signs. An owner of an earlier build takes a signed grant for a number.
 """
 
 from __future__ import annotations
@@ -40,6 +44,17 @@ class ReadGrant(NamedTuple):
     grant: int
 
 
+class KnownController(NamedTuple):
+    """What an owner knows of a topic's controller."""
+
+    term: int
+    """0: there is none."""
+    signs: bool
+    """False: its broker is of an earlier build."""
+    seen: int
+    """The metadata revision that the owner has seen: it cannot judge a later term."""
+
+
 class GrantSigner:
     """Signs the grants that this broker gives out as a controller, and checks those that consumers show."""
 
@@ -54,9 +69,20 @@ class GrantSigner:
         digest = blake2b(about, digest_size=SIGNATURE_BITS // 8, key=key, person=_PERSON).digest()
         return number << SIGNATURE_BITS | int.from_bytes(digest, "little")
 
-    def check(self, topic_id: int, subscription: str, segment: int, read_grant: ReadGrant) -> None:
-        """Raise `PermissionDenied` if no controller of this cluster gave out the read grant."""
+    def check(
+        self, topic_id: int, subscription: str, segment: int, read_grant: ReadGrant, controller: KnownController
+    ) -> None:
+        """Raise `PermissionDenied` if no controller of this cluster gave out the read grant, and `NotServing` if only a
+        controller of an earlier build can have, and that controller is gone or not known here yet."""
         term, grant = read_grant
+        if 0 < grant < 1 << SIGNATURE_BITS:
+            if term == controller.term and not controller.signs:
+                return
+            if not controller.term or term < controller.term or term > controller.seen:
+                raise NotServing(
+                    f"the controller of term {term} gave segment {segment} to the consumer, and this broker does not "
+                    "know it as the topic's controller; try again in a moment"
+                )
         if grant != self.signed(topic_id, subscription, segment, term, grant >> SIGNATURE_BITS):
             raise PermissionDenied(
                 f"no controller gave segment {segment} to a consumer of subscription {subscription} with term {term}, "
