@@ -10,14 +10,7 @@ import click
 
 from braid.cli.commands.topic_layout import abort, layout, merge, repartition, split
 from braid.cli.commands.topic_moves import move, recover
-from braid.cli.commands.topic_policies import (
-    batch_records_option,
-    decoded_bytes_option,
-    policy_fields,
-    retention_waits_option,
-    update,
-    waiting_policies,
-)
+from braid.cli.commands.topic_policies import given_policies, policy_fields, policy_options, update
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
     Column,
@@ -36,7 +29,6 @@ from braid.cli.terminal.output import (
     range_text,
     time_text,
 )
-from braid.cli.terminal.param_types import DURATION, SIZE
 from braid.model.errors import PermissionDenied, RecordUnreadable, TopicExists, TopicNotFound
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from braid.ports.tasks import all_of
@@ -64,40 +56,9 @@ def topic() -> None:
     "--segments", default=1, show_default=True, metavar="N", help="Ranges of key hashes, each with its own log."
 )
 @click.option("--replicas", default=1, show_default=True, metavar="N", help="Brokers that hold each segment.")
-@click.option(
-    "--durability",
-    type=click.Choice(["memory", "fsync", "replicated"]),
-    default="fsync",
-    show_default=True,
-    help="What a confirm waits for.",
-)
 @click.option("--write-quorum", type=int, metavar="W", help="Replicas that a confirm waits for. [default: a majority]")
-@click.option("--retention", type=DURATION, metavar="TIME", help="Delete what is older: 12h, 7d. [default: keep]")
-@click.option(
-    "--retention-bytes",
-    type=SIZE,
-    metavar="SIZE",
-    help="Delete the oldest beyond this, per segment: 10GiB. [default: keep]",
-)
-@retention_waits_option
-@click.option(
-    "--on-owner-loss",
-    type=click.Choice(["wait", "continue"]),
-    default="wait",
-    show_default=True,
-    help="When a segment's broker is lost: wait for it, or continue elsewhere without the records on its disk.",
-)
-@click.option(
-    "--owner-loss-after",
-    type=DURATION,
-    default="1m",
-    show_default=True,
-    metavar="TIME",
-    help="How long the broker is lost before `continue` applies.",
-)
+@policy_options(creating=True)
 @click.option("--if-not-exists", is_flag=True, help="Leave a topic of this name as it is; do not fail.")
-@decoded_bytes_option
-@batch_records_option
 @json_option
 @with_target
 def create(
@@ -105,17 +66,10 @@ def create(
     name: str,
     segments: int,
     replicas: int,
-    durability: str,
     write_quorum: int | None,
-    retention: int | None,
-    retention_bytes: int | None,
-    retention_waits: int | str | None,
-    on_owner_loss: str,
-    owner_loss_after: int,
     if_not_exists: bool,
-    max_decoded_bytes: int | None,
-    max_batch_records: int | None,
     as_json: bool,
+    **policies: Any,
 ) -> None:
     """Create a topic.
 
@@ -133,16 +87,9 @@ def create(
             return True, await client.admin.create_topic(
                 path,
                 segments,
-                durability=durability,
                 replicas=replicas,
                 write_quorum=write_quorum,
-                retention_ms=None if retention is None else retention * 1000,
-                retention_bytes=retention_bytes,
-                on_owner_loss=on_owner_loss,
-                owner_loss_after_ms=owner_loss_after * 1000,
-                max_decoded_bytes=max_decoded_bytes,
-                max_batch_records=max_batch_records,
-                **waiting_policies(retention_waits),
+                **given_policies(policies),
             )
         except TopicExists:
             if if_not_exists:

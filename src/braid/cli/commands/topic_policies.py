@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
@@ -11,72 +12,88 @@ from braid.cli.terminal.output import bytes_text, count_text, json_option, print
 from braid.cli.terminal.param_types import DURATION, FOREVER, OFF, SIZE, OrWord
 from braid.model.names import TopicName
 
-retention_waits_option = click.option(
-    "--retention-waits-for-subscriptions",
-    "retention_waits",
-    type=OrWord(DURATION, OFF, FOREVER),
-    metavar="TIME|off|forever",
-    help="How long retention waits for a subscription that does not move: 7d; off: not at all; forever: no limit.",
-)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-decoded_bytes_option = click.option(
-    "--max-decoded-bytes", type=SIZE, metavar="SIZE", help="Refuse batches that decompress to more: 8MiB."
-)
-batch_records_option = click.option(
-    "--max-batch-records", type=int, metavar="N", help="Refuse batches of more records: 100000."
-)
+def policy_options(*, creating: bool) -> Callable[[F], F]:
+    """Add the options of the policies that a topic is created with, and that can change later. `given_policies` makes
+    policies of what they return. A topic that is created has defaults."""
+
+    def default(value: str) -> dict[str, Any]:
+        return {"default": value, "show_default": True} if creating else {}
+
+    keep = " [default: keep]" if creating else ""
+    options = [
+        click.option(
+            "--durability",
+            type=click.Choice(["memory", "fsync", "replicated"]),
+            help="What a confirm waits for.",
+            **default("fsync"),
+        ),
+        click.option(
+            "--retention", type=OrWord(DURATION, OFF), metavar="TIME|off", help=f"Delete what is older: 12h, 7d.{keep}"
+        ),
+        click.option(
+            "--retention-bytes",
+            type=OrWord(SIZE, OFF),
+            metavar="SIZE|off",
+            help=f"Delete the oldest beyond this, per segment: 10GiB.{keep}",
+        ),
+        click.option(
+            "--retention-waits-for-subscriptions",
+            "retention_waits",
+            type=OrWord(DURATION, OFF, FOREVER),
+            metavar="TIME|off|forever",
+            help="How long retention waits for a subscription that does not move: 7d; off: not at all; forever: no "
+            "limit.",
+        ),
+        click.option(
+            "--on-owner-loss",
+            type=click.Choice(["wait", "continue"]),
+            help="When a segment's broker is lost: wait for it, or continue elsewhere without the records on its disk.",
+            **default("wait"),
+        ),
+        click.option(
+            "--owner-loss-after",
+            type=DURATION,
+            metavar="TIME",
+            help="How long the broker is lost before `continue` applies.",
+            **default("1m"),
+        ),
+        click.option(
+            "--max-decoded-bytes", type=SIZE, metavar="SIZE", help="Refuse batches that decompress to more: 8MiB."
+        ),
+        click.option("--max-batch-records", type=int, metavar="N", help="Refuse batches of more records: 100000."),
+    ]
+
+    def add(command: F) -> F:
+        for option in reversed(options):  # The last decorator stands first in the help.
+            command = option(command)
+        return command
+
+    return add
 
 
-def waiting_policies(waits: int | str | None) -> dict[str, Any]:
-    """Return the policies that `--retention-waits-for-subscriptions` means."""
-    if waits is None:
-        return {}
-    return {
-        "retention_ignores_subscriptions": waits == OFF,
-        "retention_waits_for_subscriptions_ms": int(waits) * 1000 if waits not in (OFF, FOREVER) else None,
-    }
+def given_policies(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policies that these options mean. Those that are not given are left out."""
+    values = dict(options)
+    waits = values.pop("retention_waits")
+    for name in ("retention", "owner_loss_after"):
+        value = values.pop(name)
+        values[f"{name}_ms"] = value if value in (None, OFF) else value * 1000
+    found = {policy: None if value == OFF else value for policy, value in values.items() if value is not None}
+    if waits is not None:
+        found["retention_ignores_subscriptions"] = waits == OFF
+        found["retention_waits_for_subscriptions_ms"] = waits * 1000 if waits not in (OFF, FOREVER) else None
+    return found
 
 
 @click.command()
 @click.argument("name")
-@click.option("--durability", type=click.Choice(["memory", "fsync", "replicated"]), help="What a confirm waits for.")
-@click.option("--retention", type=OrWord(DURATION, OFF), metavar="TIME|off", help="Delete what is older: 12h, 7d.")
-@click.option(
-    "--retention-bytes",
-    type=OrWord(SIZE, OFF),
-    metavar="SIZE|off",
-    help="Delete the oldest beyond this, per segment: 10GiB.",
-)
-@retention_waits_option
-@click.option(
-    "--on-owner-loss",
-    type=click.Choice(["wait", "continue"]),
-    help="When a segment's broker is lost: wait for it, or continue elsewhere without the records on its disk.",
-)
-@click.option(
-    "--owner-loss-after",
-    type=DURATION,
-    metavar="TIME",
-    help="How long the broker is lost before `continue` applies.",
-)
-@decoded_bytes_option
-@batch_records_option
+@policy_options(creating=False)
 @json_option
 @with_target
-def update(
-    target: Target,
-    name: str,
-    durability: str | None,
-    retention: int | str | None,
-    retention_bytes: int | str | None,
-    retention_waits: int | str | None,
-    on_owner_loss: str | None,
-    owner_loss_after: int | None,
-    max_decoded_bytes: int | None,
-    max_batch_records: int | None,
-    as_json: bool,
-) -> None:
+def update(target: Target, name: str, as_json: bool, **policies: Any) -> None:
     """Change policies of a topic. Those that are not given stay.
 
     `off` removes a limit. A new durability opens the topic's segments again; clients wait for that a moment.
@@ -89,18 +106,7 @@ def update(
       braid topic update orders --durability memory
     """
     path = TopicName.parse(name).path
-    changes: dict[str, Any] = {
-        "durability": durability,
-        "retention_ms": retention if retention in (None, OFF) else int(retention) * 1000,
-        "retention_bytes": retention_bytes,
-        "on_owner_loss": on_owner_loss,
-        "owner_loss_after_ms": None if owner_loss_after is None else owner_loss_after * 1000,
-        "max_decoded_bytes": max_decoded_bytes,
-        "max_batch_records": max_batch_records,
-    }
-    given: dict[str, Any] = {
-        policy: None if value == OFF else value for policy, value in changes.items() if value is not None
-    } | waiting_policies(retention_waits)
+    given = given_policies(policies)
     if not given:
         raise click.UsageError("give at least one policy to change")
     changed = ask(target, lambda client: client.admin.update_topic(path, **given))
