@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
+
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
-from braid.broker.connections.session import MAX_QUESTIONS, Session
+from braid.broker.connections.session import MAX_CALL_BYTES, MAX_QUESTIONS, Session
 from braid.broker.turns import Turns
 from braid.client.client import Client, connect
+from braid.model.errors import InvalidArgument
 from braid.testing.sim.loop import Simulation
 from braid.wire.connection import WRITE_HIGH_WATER_BYTES
 from braid.wire.frame import Flags
@@ -86,6 +89,16 @@ async def test_the_bytes_of_questions_that_wait_count_against_the_connection(sim
         await asyncio.sleep(5)
         assert session.paused
         assert session._bytes <= limit + len(large)
+
+
+async def test_a_call_is_refused_unread_if_it_is_larger_than_anything_that_can_be_stored(
+    simulation: Simulation,
+) -> None:
+    async with running(simulation) as (_, _, client):
+        created = await client.admin.create_topic("longest", properties={"note": "x" * 990_000})
+        assert len(created["properties"]["note"]) == 990_000
+        with pytest.raises(InvalidArgument, match=f"is above the limit of {MAX_CALL_BYTES}"):
+            await client.admin.create_topic("longer", properties={"note": "x" * MAX_CALL_BYTES})
 
 
 async def test_questions_of_one_kind_do_not_wait_for_those_of_another(simulation: Simulation) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from braid.admin.rest import ENDPOINTS
 from braid.broker.admin.call import CALLS
+from braid.broker.connections.session import MAX_CALL_BYTES
 from braid.model.errors import BraidError
 from braid.wire.frame import FIRST_FRAME_BYTES, MAX_BODY_BYTES
 from braid.wire.operations import (
@@ -33,6 +34,8 @@ from tests.kits.raw_client import RawClient, WatchedBroker
 pytestmark = pytest.mark.processes
 
 DIGITS = "7" * (MAX_BODY_BYTES - 1_024)
+CALL_DIGITS = "7" * (MAX_CALL_BYTES - 1_024)
+"""As much as an administrative call may have."""
 QUOTED = "7" * 201
 """More of the input than an error may repeat."""
 SOON_S = 5.0
@@ -64,9 +67,9 @@ def calls(topic: MadeTopic) -> Iterator[AdminRequest]:
         usual: dict[str, Any] = {"topic": topic.path, "subscription": "s", "broker": "broker-1", "tenant": "t"}
         usual = {each.encode_name: usual[each.encode_name] for each in fields if each.encode_name in usual}
         for each in fields:
-            for value in (DIGITS, [DIGITS], {"durability": DIGITS}, {DIGITS: 1}):
+            for value in (CALL_DIGITS, [CALL_DIGITS], {"durability": CALL_DIGITS}, {CALL_DIGITS: 1}):
                 yield AdminRequest(call, {**usual, each.encode_name: value})
-        yield AdminRequest(call, {**usual, DIGITS: 1})
+        yield AdminRequest(call, {**usual, CALL_DIGITS: 1})
 
 
 def refusal(client: RawClient, kind: Kind, body: Any) -> BraidError | None:

@@ -106,6 +106,9 @@ MAX_STORED: Final = 1_000
 """Producers in one STORED."""
 MAX_QUESTIONS: Final = 8
 """Questions of one kind that one connection has answered at the same time; the others wait as they came."""
+MAX_CALL_BYTES: Final = 1 << 20
+"""Of an administrative call, as in REST. Nothing larger can be stored, and four times as much, in half a million small
+parts, would take the loop up to a second to decode."""
 COMMIT_FRAMES: Final = 16
 """When many frames come together, the commit of the first so many begins while the next are handled."""
 EARLIEST: Final = -1
@@ -609,6 +612,8 @@ class Session:
         return encode(Positions(found.id, positions))
 
     async def _on_admin(self, frame: Frame) -> bytes:
+        if len(frame.body) > MAX_CALL_BYTES:
+            raise InvalidArgument(f"a call of {len(frame.body)} bytes is above the limit of {MAX_CALL_BYTES}")
         request = decode(AdminRequest, frame.body)
         assert self.principal is not None
         result = await self._services.calls.call(request.call, request.arguments, self.principal)
