@@ -180,6 +180,37 @@ def test_keys_travel_and_choose_the_segment(url: str) -> None:
     assert {"key", "value", "timestamp", "segment", "offset", "headers"} == set(records[0])
 
 
+def test_a_topic_that_was_split_and_merged_is_looked_at_and_consumed_in_order(url: str, topic: str) -> None:
+    given: list[bytes] = []
+
+    def produce() -> None:
+        some = [b"key-%d:%d" % (number % 5, number) for number in range(len(given), len(given) + 50)]
+        run(url, "produce", topic, "--key-separator", ":", given=b"\n".join(some))
+        given.extend(some)
+
+    def check(*command: str) -> None:
+        found = lines(url, *command, "--key-separator", ":")
+        for key in range(5):
+            assert [line for line in found if line.startswith(b"key-%d:" % key)] == given[key::5]
+
+    produce()
+    run(url, "topic", "split", topic, "0")
+    produce()
+    run(url, "topic", "merge", topic, "1", "2")
+    produce()
+    check("consume", topic)
+    check("consume", topic, "--from", "-1h")
+    check("consume", topic, "-s", "s")
+    assert run(url, "subscription", "show", topic, "s").count("(drained)") == 3
+    for place in (("--to", "earliest"), ("--timestamp", "0")):
+        run(url, "subscription", "seek", topic, "s", *place)
+        assert "not consumed what is sealed: segment 0, 1, 2." in run(url, "subscription", "list", topic)
+        check("consume", topic, "-s", "s")
+    run(url, "subscription", "seek", topic, "s", "--offset", "0:0")
+    run(url, "subscription", "skip", topic, "s")
+    assert ask(url, "subscription", "show", topic, "s")["undrained"] == []
+
+
 def test_a_line_without_its_separator_is_named(url: str, topic: str) -> None:
     said = run(url, "produce", topic, "--key-separator", ":", given=b"a:1\nb:2\nc\n", code=1)
     assert "line 3 has no key" in said
