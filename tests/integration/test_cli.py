@@ -110,9 +110,6 @@ def test_brokers_are_listed(url: str) -> None:
     [
         ("topic", "create", "later", "--replicas", "2"),
         ("topic", "create", "later", "--replicas", "2", "--durability", "replicated"),
-        ("topic", "split", "TOPIC", "0", "--at", "8000"),
-        ("topic", "merge", "TOPIC", "0", "1"),
-        ("topic", "repartition", "TOPIC", "4"),
         ("consume", "TOPIC", "-s", "s", "--queue"),
     ],
     ids=" ".join,
@@ -122,6 +119,24 @@ def test_what_comes_later_says_so_in_one_line(url: str, topic: str, arguments: S
     assert said.startswith("braid: ")
     assert re.search("not in this version|in a later version", said)
     assert said.count("\n") == 1
+
+
+def test_a_topic_is_split_merged_and_repartitioned_and_its_braid_is_drawn(url: str, topic: str) -> None:
+    assert re.fullmatch(r"0 → 1, 2 in [\d.]+ s\.\n", run(url, "topic", "split", topic, "0", "--at", "2000"))
+    assert re.fullmatch(r"1, 2 → 3 in [\d.]+ s\.\n", run(url, "topic", "merge", topic, "2", "1"))
+    done = ask(url, "topic", "repartition", topic, "4")
+    assert (done["parents"], done["children"]) == ([3], [4, 5, 6, 7])
+    drawn = run(url, "topic", "layout", topic).splitlines()
+    assert drawn[1].split() == ["0", "│0", "│"]
+    assert [line.split()[1:3] for line in drawn if "ACTIVE" in line] == [
+        ["0000-3fff", "ACTIVE"],
+        ["4000-7fff", "ACTIVE"],
+        ["8000-bfff", "ACTIVE"],
+        ["c000-ffff", "ACTIVE"],
+    ]
+    assert "segment 0 is sealed" in run(url, "topic", "split", topic, "0", code=1)
+    assert "no neighbours" in run(url, "topic", "merge", topic, "4", "6", code=1)
+    assert "there is nothing to abort" in run(url, "topic", "abort", topic, code=1)
 
 
 def test_a_broker_that_is_alone_has_nowhere_to_move_to(url: str, topic: str) -> None:

@@ -114,10 +114,6 @@ def test_json_that_is_none_is_refused(broker: AdminBroker) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("POST", f"{ORDERS}/split/0", None),
-        ("POST", f"{ORDERS}/split/0?at=8000", None),
-        ("POST", f"{ORDERS}/merge/0/1", None),
-        ("POST", f"{ORDERS}/repartition/4", None),
         ("GET", f"{ORDERS}/autoScalePolicy", None),
         ("PUT", f"{ORDERS}/autoScalePolicy", {"maxSegments": 4}),
         ("DELETE", f"{ORDERS}/autoScalePolicy", None),
@@ -129,6 +125,31 @@ def test_json_that_is_none_is_refused(broker: AdminBroker) -> None:
 def test_what_comes_later_says_so(broker: AdminBroker, orders: str, method: str, path: str, body: Any) -> None:
     answer = broker.ask(method, path, body)
     assert (answer.status, answer.error) == (501, "not-available")
+
+
+def test_the_layout_changes(broker: AdminBroker, orders: str) -> None:
+    before = broker.ask("GET", f"{ORDERS}/layout").json
+    count = len(before["segments"])
+    assert broker.ask("POST", f"{ORDERS}/split/0?at=1000").status == 204
+    assert broker.ask("POST", f"{ORDERS}/merge/{count}/{count + 1}").status == 204
+    assert broker.ask("POST", f"{ORDERS}/repartition/3").status == 204
+    after = broker.ask("GET", f"{ORDERS}/layout").json
+    assert (after["epoch"], after["transition"]) == (before["epoch"] + 3, None)
+    assert sum(each["state"] == "ACTIVE" for each in after["segments"].values()) == 3
+    answers = {
+        path: (answer := broker.ask(method, path)).status * (answer.error is not None)
+        for method, path in [
+            ("POST", f"{ORDERS}/split/0"),
+            ("POST", f"{ORDERS}/split/999"),
+            ("POST", f"{ORDERS}/split/0?at=xyz"),
+            ("POST", f"{ORDERS}/merge/0/{count}"),
+            ("POST", f"{ORDERS}/repartition/3"),
+            ("POST", f"{ORDERS}/repartition/0"),
+            ("POST", f"{ORDERS}/repartition/70000"),
+            ("DELETE", f"{ORDERS}/transition"),
+        ]
+    }
+    assert list(answers.values()) == [412, 404, 400, 412, 412, 400, 400, 412], answers
 
 
 def test_segments_move_where_they_can(broker: AdminBroker, orders: str) -> None:
