@@ -1,4 +1,5 @@
-"""A producer against a broker that loses replies, cuts links and refuses: each record once, in order, where it said."""
+"""A producer against a broker that loses replies, cuts links and refuses, and splits and merges the topic meanwhile:
+each record once, in order, where it said."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from braid.model.errors import (
     StaleRoute,
     TimedOut,
 )
+from braid.model.layout import HashRange
 from braid.model.message import MessageId
 from braid.testing.scripted_broker import Refuse, ScriptedBroker, Step
 from braid.testing.sim.loop import Simulation, run_simulation
@@ -125,14 +127,11 @@ async def publish(producer: Producer, random: Random, sent: Sent, records: int) 
             sent.errors[name] = error
 
 
-def stored(broker: ScriptedBroker, segments: int) -> dict[int, list[str]]:
+def stored(broker: ScriptedBroker) -> dict[int, list[str]]:
+    """By segment; parents come before their children."""
     return {
-        segment: [
-            message.value.decode()
-            for batch in broker.logs[TOPIC, segment].batches
-            for message in decode_messages(batch)
-        ]
-        for segment in range(segments)
+        segment: [message.value.decode() for batch in log.batches for message in decode_messages(batch)]
+        for (_, segment), log in sorted(broker.logs.items())
     }
 
 
@@ -146,15 +145,17 @@ def check(sent: Sent, logs: dict[int, list[str]]) -> None:
         else:
             assert name in logs[where.segment]
     place = {name: number for number, name in enumerate(sent.order)}
+    by_key: dict[str, int] = {}
     for log in logs.values():
-        by_key: dict[str, int] = {}
         for name in log:
             key = name.split(":")[0]
             assert by_key.get(key, -1) < place[name], f"I4: {name} is out of order"
             by_key[key] = place[name]
 
 
-async def play(simulation: Simulation, *, final: bool) -> tuple[Sent, dict[int, list[str]], FlakyScript]:
+async def play(
+    simulation: Simulation, *, final: bool, changes: bool = False
+) -> tuple[Sent, dict[int, list[str]], FlakyScript]:
     random = simulation.random
     network = SimulatedNetwork(Random(random.random()), loss=random.choice([0.0, 0.02]))
     script = FlakyScript(random, final=final)
@@ -182,20 +183,63 @@ async def play(simulation: Simulation, *, final: bool) -> tuple[Sent, dict[int, 
         ) as producer,
     ):
         resets = asyncio.create_task(reset_now_and_then(network, random))
+        changing = asyncio.create_task(change_layouts(broker, random)) if changes else None
         await publish(producer, random, sent, 150)
         resets.cancel()
         script.calm = True
+        if changing is not None:
+            await changing
         await producer.send("key-0:last", key="key-0")
         sent.order.append("key-0:last")
         await asyncio.sleep(2)
     await broker.stop()
-    return sent, stored(broker, segments), script
+    return sent, stored(broker), script
 
 
 async def reset_now_and_then(network: SimulatedNetwork, random: Random) -> None:
     for _ in range(random.randrange(5)):
         await asyncio.sleep(random.uniform(0, 0.5))
         network.reset("client", "broker")
+
+
+async def change_layouts(broker: ScriptedBroker, random: Random) -> None:
+    """Split and merge segments, with pauses between the end of the parents and the layout that shows their children."""
+    for _ in range(random.randint(1, 6)):
+        await asyncio.sleep(random.choice([0.0, random.uniform(0, 0.3)]))
+        active = sorted(
+            (each for each in broker.topics[TOPIC].segments if each.active), key=lambda each: each.first_hash
+        )
+        if len(active) == 1 or random.random() < 0.6:
+            old = random.choice(active)
+            at = random.randint(old.first_hash + 1, old.last_hash)
+            parents, ranges = [old.id], [HashRange(old.first_hash, at - 1), HashRange(at, old.last_hash)]
+        else:
+            number = random.randrange(len(active) - 1)
+            lower, upper = active[number : number + 2]
+            parents, ranges = [lower.id, upper.id], [HashRange(lower.first_hash, upper.last_hash)]
+        broker.seal(TOPIC, *parents)
+        await asyncio.sleep(random.choice([0.0, 0.005, 0.2]))
+        broker.replace(TOPIC, parents, *ranges)
+        if random.random() < 0.7:
+            broker.push()
+
+
+@pytest.mark.parametrize("first", range(0, 120, 20))
+def test_a_producer_follows_every_layout_of_a_flaky_broker(first: int) -> None:
+    for seed in range(first, first + 20):
+        sent, logs, _ = run_simulation(seed, lambda simulation: play(simulation, final=False, changes=True))
+        check(sent, logs)
+        assert not sent.errors, f"seed {seed}"
+        assert sorted(name for log in logs.values() for name in log) == sorted(sent.order), f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_final_errors_and_silence_around_a_change_of_layout_duplicate_nothing(first: int) -> None:
+    for seed in range(first, first + 20):
+        sent, logs, _ = run_simulation(seed, lambda simulation: play(simulation, final=True, changes=True))
+        check(sent, logs)
+        assert {*sent.ids, *sent.errors, "key-0:last"} == set(sent.order), f"seed {seed}"
+        assert all(isinstance(error, PermissionDenied | TimedOut) for error in sent.errors.values()), f"seed {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))

@@ -1,11 +1,26 @@
-"""What a writer decides when a round is over: a table of answers and fates."""
+"""What a writer decides when a round is over, and when its segment has ended: tables of answers and fates."""
 
 from __future__ import annotations
 
 import pytest
 
-from braid.client.producing.retry_decision import BatchOutcome, RetryAction, decide_retries
-from braid.model.errors import BraidError, BrokenInvariant, ConnectionLost, LogBusy, OutOfSequence, PermissionDenied
+from braid.client.producing.retry_decision import (
+    BatchOutcome,
+    EndedAction,
+    RetryAction,
+    decide_ended,
+    decide_retries,
+)
+from braid.model.batch.identity import NOT_KNOWN
+from braid.model.errors import (
+    BraidError,
+    BrokenInvariant,
+    ConnectionLost,
+    LogBusy,
+    OutOfSequence,
+    PermissionDenied,
+    SegmentSealed,
+)
 
 A, R, F, U = RetryAction.AGAIN, RetryAction.RENUMBER, RetryAction.FAIL, RetryAction.UNKNOWN
 BUSY, LOST, GAP, NO = LogBusy("busy"), ConnectionLost("lost"), OutOfSequence("gap"), PermissionDenied("no")
@@ -42,3 +57,37 @@ def test_the_oldest_batch_that_is_not_stored_decides(answers: list[BatchOutcome]
 def test_nothing_is_decided_about_a_batch_without_an_answer() -> None:
     with pytest.raises(BrokenInvariant):
         decide_retries([batch(NO), batch(None)])
+
+
+SETTLE, HAND_OVER, FAIL = EndedAction.SETTLE, EndedAction.HAND_OVER, EndedAction.FAIL
+AGAIN, UNKNOWN = EndedAction.AGAIN, EndedAction.UNKNOWN
+SEALED = SegmentSealed("sealed", 9, 9)
+
+
+def sent(first: int, error: BraidError | None = SEALED, *, doubtful: bool = False) -> BatchOutcome:
+    """A batch of two records."""
+    return BatchOutcome(False, error, doubtful, first, first + 2)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "next_sequence", "asked", "fates"),
+    [
+        pytest.param([sent(0), sent(2)], NOT_KNOWN, False, [HAND_OVER, HAND_OVER], id="it never had anything"),
+        pytest.param([sent(4), sent(6, doubtful=True)], 4, False, [HAND_OVER, HAND_OVER], id="doubt is over"),
+        pytest.param([sent(4, LOST), sent(6)], 4, False, [AGAIN, HAND_OVER], id="one without a certain answer"),
+        pytest.param([sent(4, LOST), sent(6)], 6, False, [AGAIN, HAND_OVER], id="the log itself knows the offset"),
+        pytest.param([sent(4, BUSY), sent(6, GAP), sent(8)], 4, False, [AGAIN, AGAIN, HAND_OVER], id="before the end"),
+        pytest.param([sent(4), sent(6, NO)], 4, False, [HAND_OVER, FAIL], id="refused for good"),
+        pytest.param([sent(4, doubtful=True), sent(6)], NOT_KNOWN, False, [UNKNOWN, HAND_OVER], id="forgotten"),
+        pytest.param([sent(0, LOST), sent(2, LOST)], 2, True, [SETTLE, HAND_OVER], id="a child tells"),
+        pytest.param([sent(0, LOST), sent(2, LOST)], 4, True, [SETTLE, SETTLE], id="a child has all"),
+        pytest.param([sent(0, LOST, doubtful=True)], NOT_KNOWN, True, [HAND_OVER], id="a child has nothing"),
+        pytest.param([sent(4, LOST, doubtful=True), sent(6)], NOT_KNOWN, True, [UNKNOWN, HAND_OVER], id="child forgot"),
+        pytest.param([sent(0, None)], 0, True, [HAND_OVER], id="not sent again yet"),
+        pytest.param([], NOT_KNOWN, True, [], id="nothing was sent"),
+    ],
+)
+def test_what_an_ended_segment_says_decides_what_is_handed_over(
+    outcomes: list[BatchOutcome], next_sequence: int, asked: bool, fates: list[EndedAction]
+) -> None:
+    assert decide_ended(outcomes, next_sequence, asked=asked) == fates

@@ -165,6 +165,15 @@ class Routing:
             await self._next_map(path)
             topic = self._maps[path]
 
+    async def later_layout(self, path: str, than_epoch: int, timeout_s: float) -> bool:
+        """Wait until the map has a layout of an epoch above `than_epoch`. False after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.until(path, lambda topic: topic.route.layout_epoch > than_epoch)
+        except TimeoutError:
+            return False
+        return True
+
     async def _next_map(self, path: str) -> None:
         """Wait until the topic's map has changed."""
         future = asyncio.get_running_loop().create_future()
@@ -336,6 +345,11 @@ class OwnerSearch:
         if await self._routing.changed(self._path, self._segment_id, self._epoch, self._backoff.next()):
             self._try_next(self._routing.epoch(self._path, self._segment_id))
         else:
+            await self._routing.refresh(self._path)
+
+    async def later_layout(self, than_epoch: int) -> None:
+        """Wait until the map may show a layout above this epoch: the segment has ended, and others take its range."""
+        if not await self._routing.later_layout(self._path, than_epoch, self._backoff.next()):
             await self._routing.refresh(self._path)
 
     def worked(self) -> None:

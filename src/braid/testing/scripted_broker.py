@@ -1,7 +1,8 @@
 """A broker at the level of the wire that keeps its logs in memory and misbehaves on request: for tests of clients.
 
-It stores batches as a broker does, in order, deduplicated by the same table, and answers HELLO, PING, TOPOLOGY and
-PUBLISH. Before each publish it asks its `script` what to do; ADMIN calls go to `on_admin`.
+It stores batches as a broker does, in order, deduplicated by the same table, and answers HELLO, PING, TOPOLOGY, PUBLISH
+and STORED. Before each publish it asks its `script` what to do; ADMIN calls go to `on_admin`. A test changes the layout
+of a topic in the two steps that clients can tell apart: `seal` ends the parents, `replace` shows their children.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from braid.model.errors import (
     BraidError,
     ConnectionLost,
     NotServing,
+    OutOfSequence,
+    SegmentSealed,
     StaleRoute,
     TopicNotFound,
     UnknownOperation,
 )
 from braid.model.ids import Epoch, Offset
+from braid.model.layout import HashRange
 from braid.ports.network import Address, Listener, Network
-from braid.storage.log.producers import ProducerTable
+from braid.storage.log.producers import ProducerTable, inherited
 from braid.wire.connection import Connection
 from braid.wire.frame import MAX_FRAME_BYTES, Frame
 from braid.wire.operations import (
@@ -37,6 +41,8 @@ from braid.wire.operations import (
     Published,
     Route,
     SegmentRoute,
+    Stored,
+    StoredRequest,
     TopicRoute,
     Topology,
     TopologyAck,
@@ -69,17 +75,26 @@ class Refuse(msgspec.Struct, frozen=True):
 class Log:
     """One segment's log."""
 
-    def __init__(self) -> None:
-        self.producers = ProducerTable()
+    def __init__(self, parents: Sequence[Log] = ()) -> None:
+        self.producers: ProducerTable = inherited([parent.producers for parent in parents])
         self.batches: list[bytearray] = []
         self.end = 0
+        self.ended = False
 
     def store(self, data: bytearray) -> tuple[int, bool]:
         """The base offset, and whether it had been stored before."""
         header = parse_header(data)
-        duplicate = self.producers.check(header)
+        try:
+            duplicate = self.producers.check(header)
+        except OutOfSequence:
+            if not self.ended:
+                raise
+            duplicate = None
         if duplicate is not None:
             return (-1 if duplicate.base_offset is None else duplicate.base_offset), True
+        if self.ended:
+            next_sequence = self.producers.next_sequence(header.producer_id)
+            raise SegmentSealed(f"the log ends at offset {self.end}", self.end, next_sequence)
         base = Offset(self.end)
         self.batches.append(data)
         stamp(data, header, base, 0, Epoch(1), 1, 0)
@@ -110,6 +125,8 @@ class ScriptedBroker:
         self.acks: list[int] = []
         """Generations that clients said they had adopted."""
         self.lookups = 0
+        self.stored: list[StoredRequest] = []
+        """Every STORED that it got."""
         self.silent = False
         """Whether it answers nothing that it is asked."""
         self.refuse_hello: BraidError | None = None
@@ -135,9 +152,8 @@ class ScriptedBroker:
 
     def add_topic(self, path: str, segments: int = 1, topic_id: int = 7, layout_epoch: int = 0) -> None:
         width = (1 << 16) // segments
-        owner = f"{self.address.host}:{self.address.port}"
         routes = tuple(
-            SegmentRoute(number, number * width, (number + 1) * width - 1, True, (), (), owner, 1)
+            SegmentRoute(number, number * width, (number + 1) * width - 1, True, (), (), self._own_address, 1)
             for number in range(segments)
         )
         self.generation += 1
@@ -145,12 +161,57 @@ class ScriptedBroker:
         for number in range(segments):
             self.logs.setdefault((path, number), Log())
 
-    def set_owner(self, path: str, owner: str, epoch: int = 1) -> None:
-        """Say that another broker serves the topic."""
+    def seal(self, path: str, *segments: int) -> None:
+        """End the logs of these segments."""
+        for segment in segments:
+            self.logs[path, segment].ended = True
+
+    def replace(self, path: str, parents: Sequence[int], *ranges: HashRange) -> list[int]:
+        """Let children of these ranges take the place of the parents, and return their ids. Push tells clients."""
         route = self.topics[path]
-        segments = tuple(msgspec.structs.replace(segment, owner=owner, epoch=epoch) for segment in route.segments)
+        first = 1 + max(segment.id for segment in route.segments)
+        hashes = {segment.id: HashRange(segment.first_hash, segment.last_hash) for segment in route.segments}
+        segments = {segment.id: segment for segment in route.segments}
+        for child, child_hashes in enumerate(ranges, first):
+            mine = tuple(parent for parent in parents if hashes[parent].overlap(child_hashes) is not None)
+            segments[child] = SegmentRoute(
+                child, child_hashes.start, child_hashes.end, True, mine, (), self._own_address, 1
+            )
+            self.logs[path, child] = Log([self.logs[path, parent] for parent in mine])
+        for parent in parents:
+            children = tuple(each for each in range(first, first + len(ranges)) if parent in segments[each].parents)
+            segments[parent] = msgspec.structs.replace(segments[parent], active=False, children=children)
+        self.generation += 1
+        self.topics[path] = msgspec.structs.replace(
+            route, layout_epoch=route.layout_epoch + 1, segments=tuple(segments.values())
+        )
+        return list(range(first, first + len(ranges)))
+
+    @property
+    def _own_address(self) -> str:
+        return f"{self.address.host}:{self.address.port}"
+
+    def set_owner(self, path: str, owner: str, epoch: int = 1, segment: int | None = None) -> None:
+        """Say that another broker serves the topic, or one segment of it."""
+        route = self.topics[path]
+        segments = tuple(
+            msgspec.structs.replace(each, owner=owner, epoch=epoch) if segment in (None, each.id) else each
+            for each in route.segments
+        )
         self.generation += 1
         self.topics[path] = msgspec.structs.replace(route, segments=segments)
+
+    def owned_log(self, path: str, topic_id: int, segment: int) -> Log:
+        """The log of a segment that this broker serves."""
+        topic = self.topics.get(path)
+        if topic is None:
+            raise TopicNotFound(f"topic {path} does not exist")
+        if topic.topic_id != topic_id:
+            raise StaleRoute(f"topic {path} was created again")
+        route = next((each for each in topic.segments if each.id == segment), None)
+        if route is None or route.owner != self._own_address:
+            raise NotServing(f"segment {segment} is not served here")
+        return self.logs[path, segment]
 
     def push(self) -> None:
         """Tell every connection what is known of all topics."""
@@ -209,6 +270,12 @@ class _Peer:
                 broker.acks.append(decode(TopologyAck, frame.body).generation)
             case Kind.PUBLISH:
                 self._publish(frame)
+            case Kind.STORED:
+                request = decode(StoredRequest, frame.body)
+                broker.stored.append(request)
+                log = broker.owned_log(request.topic, request.topic_id, request.segment)
+                found = tuple(log.producers.next_sequence(each) for each in request.producers)
+                self._answer(frame, encode(Stored(found, log.ended)))
             case Kind.ADMIN:
                 self._admin(frame)
             case _:
@@ -226,14 +293,7 @@ class _Peer:
             return
         if isinstance(step, Refuse) and not step.stored:
             raise step.error.again()
-        topic = broker.topics.get(route.topic)
-        if topic is None:
-            raise TopicNotFound(f"topic {route.topic} does not exist")
-        if topic.topic_id != route.topic_id or topic.layout_epoch != route.layout_epoch:
-            raise StaleRoute(f"topic {route.topic} has another layout")
-        if topic.segments[route.segment].owner != f"{broker.address.host}:{broker.address.port}":
-            raise NotServing(f"segment {route.segment} is served elsewhere")
-        base, duplicate = broker.logs[route.topic, route.segment].store(data)
+        base, duplicate = broker.owned_log(route.topic, route.topic_id, route.segment).store(data)
         if step is Step.CUT_AFTER:
             self.connection.abort(ConnectionLost("cut by the script"))
         elif isinstance(step, Refuse):

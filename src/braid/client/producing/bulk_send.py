@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from braid.client.producing.open_batch import RECORD_BYTES, BatchSpan, MessageIds, cut_points
-from braid.client.producing.partitioner import Partitioner
 from braid.client.producing.records import (
     COLUMNAR_RECORDS,
     MAX_RECORD_BYTES,
@@ -28,18 +27,21 @@ if TYPE_CHECKING:
 
 
 class BulkSend:
-    def __init__(self, producer: Producer, partitioner: Partitioner) -> None:
+    def __init__(self, producer: Producer) -> None:
         """The producer must be open."""
         self._producer = producer
-        self._partitioner = partitioner
         self._batch_bytes = producer.options.max_batch_bytes
         self._batch_records = producer.options.max_batch_records
         self._given = 0
         """Records of the slices that were given before."""
         self._spans: list[BatchSpan] = []
         """Where the given records are, in the order in which the writers got them."""
-        self._places: list[npt.NDArray[np.int64]] = []
-        """With several writers: the place of each of these records among those that the program gave."""
+        self._places: list[npt.NDArray[np.int64] | None] = []
+        """For each span: the place of each of its records among those that the program gave. None: the span follows
+        all records of the spans before it, because there was one writer."""
+
+    # The layout may change while a slice waits between two batches. The rest of the slice still goes to the writers of
+    # its beginning, which pass it on (layout_change.py).
 
     async def add(self, values: list[Any], keys: list[bytes | None] | None) -> bool:
         """Give a slice of records to their writers. Returns False after a failure: the rest would wait just as long, so
@@ -54,7 +56,7 @@ class BulkSend:
 
     async def add_table(self, rows: Any) -> bool:
         """Give the rows of an Arrow table to their writers, as batches of their own. Returns as `add` does."""
-        for writer, part, chosen in self._partitioner.split_table(rows):
+        for writer, part, chosen in self._producer.partitioner.split_table(rows):
             start = 0
             for end, size in self._cut_table(part):
                 batch = writer.add_table(part.slice(start, end - start), end - start, size)
@@ -71,18 +73,22 @@ class BulkSend:
             span.batch.looked_at = True
             await span.batch.settled()
         for span in self._spans:
-            span.batch.raise_error()
-        if not self._places:
+            span.raise_error()
+        if not any(places is not None for places in self._places):
             return MessageIds(self._spans)
-        places = np.concatenate(self._places)
+        filled: list[npt.NDArray[np.int64]] = []
+        given = 0
+        for span, span_places in zip(self._spans, self._places):
+            filled.append(np.arange(given, given + span.count) if span_places is None else span_places)
+            given += span.count
+        places = np.concatenate(filled)
         order = np.empty(len(places), np.int64)
         order[places] = np.arange(len(places))
         return MessageIds(self._spans, order)
 
     async def _note(self, span: BatchSpan, places: npt.NDArray[np.int64] | None) -> bool:
         self._spans.append(span)
-        if places is not None:
-            self._places.append(places)
+        self._places.append(places)
         await self._producer.pace()
         return all(span.batch.error is None for span in self._spans)
 
@@ -102,11 +108,12 @@ class BulkSend:
         self, values: list[bytes], keys: list[bytes | None] | None
     ) -> Iterator[tuple[BatchSpan, npt.NDArray[np.int64] | None]]:
         """Add records to their writers' open batches. Yields each span, and with several writers its places."""
-        if self._partitioner.only is not None:
-            for span in self._add_to(self._partitioner.only, values, keys):
+        partitioner = self._producer.partitioner
+        if partitioner.only is not None:
+            for span in self._add_to(partitioner.only, values, keys):
                 yield span, None
             return
-        for writer, chosen in self._partitioner.split(keys, len(values)):
+        for writer, chosen in partitioner.split(keys, len(values)):
             numbers = chosen.tolist()
             writer_values = [values[number] for number in numbers]
             writer_keys = [keys[number] for number in numbers] if keys is not None else None
@@ -136,7 +143,7 @@ class BulkSend:
                 batch.pad_keys().extend(keys[start:end])
             batch.values += values[start:end]
             batch.size += int(sizes[start:end].sum())
-            if batch.size >= self._batch_bytes:
+            if batch.size >= self._batch_bytes or writer.retired:  # It may retire between two spans.
                 writer.close_open()
             yield BatchSpan(batch, first, end - start)
             start = end

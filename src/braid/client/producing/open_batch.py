@@ -3,6 +3,9 @@
 A record costs a few list operations here: no task, no future, no encoding. All records of a batch have one outcome, so
 their senders share a few futures (wakeup.py), and a receipt is only the batch and a number. The batch is encoded once,
 when it leaves (`ProducerBatch.encode`), in loops that run in C.
+
+When the topic's layout changes, a batch may be cut (cut_batch.py). Its receipts stay valid: it is settled when its
+pieces are, and the outcome of a record is that of its piece.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class ProducerBatch:
         "now_us",
         "opened_at",
         "past_era",
+        "pieces",
         "segment",
         "sent_header",
         "size",
@@ -62,6 +66,7 @@ class ProducerBatch:
         "table",
         "timestamps",
         "values",
+        "whole",
     )
 
     def __init__(self, segment: int, opened_at: float, deadline: float, now_us: int) -> None:
@@ -105,7 +110,13 @@ class ProducerBatch:
         self.past_era = False
         """The producer has a derived id, and has begun a later era."""
         self.base_offset = 0
+        """`UNKNOWN_OFFSET` also if the batch has failed or was cut: below 0, `id_at` knows more."""
         self.error: BraidError | None = None
+        """If the batch was cut: the first error of a piece."""
+        self.pieces: Pieces | None = None
+        """The batches that have its records, if it was cut."""
+        self.whole: ProducerBatch | None = None
+        """Until it is settled: the batch of which it is a piece."""
         self.future: asyncio.Future[None] | None = None
         """The future on which the next task waits."""
         self.futures: list[asyncio.Future[None]] = []
@@ -161,8 +172,32 @@ class ProducerBatch:
     def settle(self, base_offset: int, error: BraidError | None) -> None:
         """Set the outcome and release the records. The caller wakes the waiting tasks."""
         self.done = True
-        self.base_offset = base_offset
+        self.base_offset = base_offset if error is None else UNKNOWN_OFFSET
         self.error = error
+        self._release()
+
+    def cut(self, pieces: Pieces) -> None:
+        """Leave the records to the pieces."""
+        self.pieces = pieces
+        self.base_offset = UNKNOWN_OFFSET
+        self._release()
+
+    def settle_piece(self, piece: ProducerBatch) -> bool:
+        """Note that a piece is settled. Returns whether it was the last one. The caller wakes the waiting tasks."""
+        assert self.pieces is not None
+        piece.whole = None
+        self.pieces.unsettled -= 1
+        self.error = self.error or piece.error
+        self.done = not self.pieces.unsettled
+        return self.done
+
+    def renew(self, segment: int) -> None:
+        """Make a batch that is certainly not stored one that was never sent, for another segment."""
+        self.segment = segment
+        self.data = self.answer = None
+        self.doubtful = False
+
+    def _release(self) -> None:
         self.values = []
         self.keys = self.headers = self.timestamps = self.table = self.data = None
 
@@ -189,6 +224,20 @@ class ProducerBatch:
             raise self.error.again()
 
 
+class Pieces(msgspec.Struct):
+    """The batches into which a batch was cut, and where each of its records is now."""
+
+    batches: list[ProducerBatch]
+    places: npt.NDArray[np.intp]
+    """By record: the number of its piece."""
+    numbers: npt.NDArray[np.int64]
+    """By record: its number in that piece."""
+    unsettled: int = 0
+
+    def __post_init__(self) -> None:
+        self.unsettled = len(self.batches)
+
+
 class Receipt(msgspec.Struct, gc=False, eq=False):
     """The result of `submit`. Await it, ask it later, or drop it: `flush` reports failures that were not looked at."""
 
@@ -205,7 +254,6 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         batch.looked_at = True
         if not batch.done:
             raise asyncio.InvalidStateError("what became of the record is not known yet; await the receipt")
-        batch.raise_error()
         return id_at(batch, self.number)
 
     def exception(self) -> BraidError | None:
@@ -213,7 +261,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         self.batch.looked_at = True
         if not self.batch.done:
             raise asyncio.InvalidStateError("what became of the record is not known yet; await the receipt")
-        return self.batch.error
+        return place_of(self.batch, self.number)[0].error
 
     def __await__(self) -> Generator[Any, None, MessageId]:
         self.batch.looked_at = True
@@ -222,7 +270,18 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         return self.result()
 
 
+def place_of(batch: ProducerBatch, number: int) -> tuple[ProducerBatch, int]:
+    """Return the batch that has a record, and the record's number there: the same, unless the batch was cut."""
+    while (pieces := batch.pieces) is not None:
+        batch, number = pieces.batches[pieces.places[number]], int(pieces.numbers[number])
+    return batch, number
+
+
 def id_at(batch: ProducerBatch, number: int) -> MessageId:
+    """Return the id of a record of a settled batch, or raise its error."""
+    if batch.pieces is not None:
+        batch, number = place_of(batch, number)
+    batch.raise_error()
     base = batch.base_offset
     return MessageId(batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET)
 
@@ -233,6 +292,12 @@ class BatchSpan(msgspec.Struct, frozen=True, gc=False):
     batch: ProducerBatch
     first: int
     count: int
+
+    def raise_error(self) -> None:
+        """Raise the first error of these records. Other records of the batch may have failed."""
+        if self.batch.error is not None:
+            for number in range(self.first, self.first + self.count):
+                place_of(self.batch, number)[0].raise_error()
 
 
 class MessageIds(Sequence[MessageId]):

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from braid.client.producing.cut_batch import range_numbers, table_keys
 from braid.client.producing.segment_writer import SegmentWriter
-from braid.model.hashing import key_hash, key_hashes
+from braid.model.hashing import key_hash
 
 
 class Partitioner:
@@ -56,10 +57,7 @@ class Partitioner:
         if keys is None:
             yield self.writers[keyless], np.arange(count)
             return
-        null = np.fromiter([key is None for key in keys], np.bool_, count)
-        hashes = key_hashes([b"" if key is None else key for key in keys] if null.any() else keys)  # type: ignore[arg-type]
-        places = self.writer_numbers(hashes)
-        places[null] = keyless
+        places = range_numbers(keys, self._starts, keyless)
         for at, writer in enumerate(self.writers):
             chosen = np.flatnonzero(places == at)
             if len(chosen):
@@ -71,10 +69,7 @@ class Partitioner:
         if self.only is not None:
             yield self.only, rows, None
             return
-        keys = None
-        if "key" in rows.column_names:
-            column = rows.column("key")
-            keys = [key.encode() if isinstance(key, str) else key for key in column.to_pylist()]
+        keys = table_keys(rows)
         for writer, chosen in self.split(keys, rows.num_rows):
             yield writer, rows.take(pa.array(chosen)) if keys is not None else rows, chosen
 

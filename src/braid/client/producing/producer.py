@@ -8,9 +8,10 @@ confirms arrive, waiting senders resume and their next batches leave in the same
 
     send / submit / send_many / send_table   →   ProducerBatch, one open in each writer   →   SegmentWriter
 
-There is one writer for each segment.
+There is one writer for each active segment.
 The partitioner chooses the segment of a record (partitioner.py). Each writer keeps strict order, and a batch that it
-sends again is stored once (segment_writer.py).
+sends again is stored once (segment_writer.py). When the topic's layout changes, writers of new segments take over
+(layout_change.py).
 
 Memory is bounded (I12). Above `max_in_flight_bytes` unconfirmed bytes, `send`, `send_many` and `send_table` wait.
 `submit` cannot wait: it takes records up to a higher limit and then raises `ProducerFull`.
@@ -28,10 +29,10 @@ import pyarrow as pa
 
 from braid.client.producing.bulk_send import BulkSend
 from braid.client.producing.in_flight import InFlightBytes
+from braid.client.producing.layout_change import retire
 from braid.client.producing.open_batch import (
     GROUP,
     RECORD_BYTES,
-    UNKNOWN_OFFSET,
     MessageIds,
     ProducerBatch,
     Receipt,
@@ -64,9 +65,10 @@ from braid.model.errors import (
     ProducerFull,
     TopicNotFound,
 )
+from braid.model.layout import HashRange
 from braid.model.message import MessageId
 from braid.model.names import TopicName
-from braid.wire.wakeup import cancelled_itself, wait_on
+from braid.wire.wakeup import cancelled_itself, wait_on, wake
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -107,8 +109,11 @@ class Producer:
         """The writer, if the topic has one active segment."""
         self._fast: SegmentWriter | None = None
         """The same writer, unless a `send` has to wait for room."""
+        self._retired: dict[SegmentWriter, None] = {}
+        """Writers of segments that have ended, until they have handed over."""
         self._topic_id = 0
-        self._layout_epoch = 0
+        self.layout_epoch = 0
+        """The layout of the writers."""
         self._full_bytes = options.max_batch_bytes
         self._last_number = options.max_batch_records - 1
         self._large_bytes = options.max_batch_bytes // 2
@@ -133,23 +138,43 @@ class Producer:
             deadline = asyncio.get_running_loop().time() + self.options.timeout_s
             topic = await retrying(lambda: self.client.routing.topic(self.topic.path), deadline, self.client.backoff())
             self._topic_id = topic.topic_id
-            self._layout_epoch = topic.route.layout_epoch
             self.identity = self._identify(topic.topic_id) if self._identify is not None else None
-            writers = [SegmentWriter(self, segment.id) for segment in topic.active]
-            keyless = self.client.random.randrange(len(writers))  # many short-lived producers spread evenly
-            self.partitioner = Partitioner(writers, topic.starts, keyless)
-            self._only = self._fast = self.partitioner.only
+            self._follow(topic)
         finally:
             self._opening = None
+
+    def _follow(self, topic: TopicMap) -> None:
+        """Go on with a writer for each active segment of this map."""
+        known = {writer.segment: writer for writer in self.partitioner.writers}
+        writers = [
+            known[segment.id]
+            if segment.id in known
+            else SegmentWriter(self, segment.id, HashRange(segment.first_hash, segment.last_hash))
+            for segment in topic.active
+        ]
+        ended = [writer for writer in known.values() if writer not in writers]
+        for writer in ended:
+            writer.close_open()
+        keyless = self.client.random.randrange(len(writers))  # many short-lived producers spread evenly
+        self.partitioner = Partitioner(writers, topic.starts, keyless)
+        self.layout_epoch = topic.route.layout_epoch
+        self._only = self.partitioner.only
+        self._on_crowded(self.in_flight.crowded)
+        self._retired |= dict.fromkeys(ended)
+        retire(ended, writers)
+
+    def _writers(self) -> list[SegmentWriter]:
+        """Return all writers that may have batches; heirs come after their parents."""
+        return [*self._retired, *self.partitioner.writers]
 
     async def flush(self) -> None:
         """Wait until all records so far are confirmed or have failed, without lingering.
 
         Raises the first failure since the last flush that the program has not seen by `send` or by a receipt.
         """
-        for writer in self.partitioner.writers:
+        for writer in self._writers():
             writer.flush()
-        for batch in [batch for writer in self.partitioner.writers for batch in writer.unsettled()]:
+        for batch in [batch for writer in self._writers() for batch in writer.unsettled()]:
             await batch.settled()
         failures, self._failures = self._failures, []
         for batch in failures:
@@ -187,7 +212,7 @@ class Producer:
     def abandon(self) -> None:
         """Close without waiting. Unconfirmed records fail with `ClientClosed`; they may be stored or not."""
         self._closed = True
-        for writer in self.partitioner.writers:
+        for writer in self._writers():
             writer.fail_all(ClientClosed("the producer was closed before the records were confirmed"))
 
     async def end(self) -> None:
@@ -199,7 +224,7 @@ class Producer:
             self._opening.cancel()
             await asyncio.wait([self._opening])
         self.in_flight.fail(ClientClosed("the producer is closed"))
-        for writer in self.partitioner.writers:
+        for writer in self._writers():
             await writer.stop()
         self.client.forget_producer(self)
 
@@ -208,6 +233,7 @@ class Producer:
         self._closed = True
         self._only = self._fast = None
         self.partitioner = Partitioner()
+        self._retired.clear()
 
     # One record.
 
@@ -254,10 +280,8 @@ class Producer:
             if cancelled_itself():
                 raise
             await batch.settled()
-        if batch.error is not None:
-            raise batch.error.again()
         base = batch.base_offset
-        return MessageId(batch.segment, base + number if base >= 0 else UNKNOWN_OFFSET)
+        return MessageId(batch.segment, base + number) if base >= 0 else id_at(batch, number)
 
     async def _send_any(
         self,
@@ -272,7 +296,6 @@ class Producer:
             await self.in_flight.room(len(value))
         receipt = self._add_any(value, key, headers, timestamp)
         await receipt.batch.settled()
-        receipt.batch.raise_error()
         return id_at(receipt.batch, receipt.number)
 
     def submit(
@@ -361,7 +384,7 @@ class Producer:
         sent records that did not fail are stored.
         """
         await self.open()
-        bulk = BulkSend(self, self.partitioner)
+        bulk = BulkSend(self)
         for values, keys in columns(records, self._full_bytes):
             if not await bulk.add(values, keys):
                 break
@@ -375,7 +398,7 @@ class Producer:
         if not isinstance(table, pa.Table) or "value" not in table.column_names:
             raise InvalidArgument("send_table takes a pyarrow Table or RecordBatch with a column value")
         check_times(table)
-        bulk = BulkSend(self, self.partitioner)
+        bulk = BulkSend(self)
         for first in range(0, table.num_rows, MANY_RECORDS):
             if not await bulk.add_table(table.slice(first, MANY_RECORDS)):
                 break
@@ -415,28 +438,44 @@ class Producer:
             self.partitioner.on_closed(writer)
 
     def on_settled(self, batch: ProducerBatch) -> None:
+        self.in_flight.remove(batch.size)
+        while batch.whole is not None:
+            piece, batch = batch, batch.whole
+            if not batch.settle_piece(piece):
+                return
+            if batch.futures:
+                asyncio.get_running_loop().call_soon(wake, batch.futures)
         if batch.error is not None and batch.submitted:
             if len(self._failures) >= REMEMBERED_FAILURES:
                 self._failures = [failed for failed in self._failures if not failed.looked_at][:REMEMBERED_FAILURES]
             self._failures.append(batch)
-        self.in_flight.remove(batch.size)
+
+    def forget_writer(self, writer: SegmentWriter) -> None:
+        """Forget a retired writer that has handed over."""
+        self._retired.pop(writer, None)
 
     async def topic_map(self) -> TopicMap:
-        """Return the topic's routing, if the topic and its layout are still those of the writers."""
+        """Return the topic's routing, and follow its layout (layout_change.py)."""
         routing = self.client.routing
         path = self.topic.path
         topic = await routing.topic(path)
-        if (topic.topic_id, topic.route.layout_epoch) != (self._topic_id, self._layout_epoch):
+        if topic.topic_id != self._topic_id:
             topic = await routing.refresh(path)
         if topic.topic_id != self._topic_id:
             raise TopicNotFound(
                 f"topic {path} was deleted, and another of the same name was created: make a new producer for it"
             )
-        if topic.route.layout_epoch != self._layout_epoch:
-            raise NotAvailable(
-                f"topic {path} has a new layout, which this version's producers cannot follow: make a new producer"
-            )
+        if topic.route.layout_epoch > self.layout_epoch:
+            if self.identity is not None:
+                raise self.cannot_follow()
+            self._follow(topic)
         return topic
+
+    def cannot_follow(self) -> NotAvailable:
+        return NotAvailable(
+            f"the layout of topic {self.topic.path} has changed, and a producer with a fixed identity cannot follow "
+            f"it: its records are numbered by segment, and those of the old layout have ended"
+        )
 
     def watch_deadlines(self) -> None:
         if self._tick is None:
@@ -445,9 +484,9 @@ class Producer:
     def _look_at_deadlines(self) -> None:
         self._tick = None
         now = asyncio.get_running_loop().time()
-        for writer in self.partitioner.writers:
+        for writer in self._writers():
             writer.expire(now, self.options.timeout_s / TICKS)
-        if not all(writer.idle for writer in self.partitioner.writers):
+        if not all(writer.idle for writer in self._writers()):
             self.watch_deadlines()
 
     def _on_crowded(self, crowded: bool) -> None:

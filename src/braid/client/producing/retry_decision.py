@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from braid.model.batch.identity import NOT_KNOWN
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -14,10 +15,11 @@ from braid.model.errors import (
     NotServing,
     OutOfSequence,
     Overloaded,
+    SegmentSealed,
     StaleRoute,
 )
 
-NOT_STORED: Final = (LogBusy, Overloaded, NotServing, Moved, StaleRoute, OutOfSequence)
+NOT_STORED: Final = (LogBusy, Overloaded, NotServing, Moved, StaleRoute, OutOfSequence, SegmentSealed)
 """Refusals which say that this copy of the batch was not stored and will not be."""
 
 
@@ -35,12 +37,13 @@ class RetryAction(Enum):
 
 
 class BatchOutcome(NamedTuple):
-    """A batch as `decide_retries` sees it."""
+    """A batch as decisions see it."""
 
     stored: bool
     error: BraidError | None
     doubtful: bool
     first_sequence: int
+    next_sequence: int = 0
 
 
 def decide_retries(outcomes: Sequence[BatchOutcome]) -> list[RetryAction]:
@@ -65,4 +68,39 @@ def decide_retries(outcomes: Sequence[BatchOutcome]) -> list[RetryAction]:
         else:
             actions.append(RetryAction.UNKNOWN if batch.doubtful else RetryAction.RENUMBER)
         gap = True
+    return actions
+
+
+class EndedAction(Enum):
+    """The fate of a batch whose segment's log has ended."""
+
+    SETTLE = "settle"
+    """It is stored, at an offset that is not known."""
+    HAND_OVER = "hand over"
+    """It is certainly not stored."""
+    FAIL = "fail"
+    """Its error is final."""
+    AGAIN = "again"
+    """Send it again: it has no certain answer yet."""
+    UNKNOWN = "unknown"
+    """The log has forgotten the producer, and the batch may be stored."""
+
+
+def decide_ended(outcomes: Sequence[BatchOutcome], next_sequence: int, *, asked: bool) -> list[EndedAction]:
+    """Decide about the batches that were sent to a log which has ended, oldest first.
+
+    `next_sequence` says how far the log has the producer. With `asked`, that is all that is known. Otherwise the log
+    itself has answered; it knows the offsets, so a batch without its answer is sent again.
+    """
+    # A batch after number 0 follows batches that this log has confirmed, so the log has known the producer.
+    forgotten = next_sequence == NOT_KNOWN and bool(outcomes) and outcomes[0].first_sequence > 0
+    actions: list[EndedAction] = []
+    for batch in outcomes:
+        if asked and batch.next_sequence <= next_sequence:
+            actions.append(EndedAction.SETTLE)
+        elif not asked and not isinstance(batch.error, SegmentSealed):
+            final = batch.error is not None and not (batch.error.retriable or isinstance(batch.error, OutOfSequence))
+            actions.append(EndedAction.FAIL if final else EndedAction.AGAIN)
+        else:
+            actions.append(EndedAction.UNKNOWN if forgotten and batch.doubtful else EndedAction.HAND_OVER)
     return actions

@@ -24,6 +24,9 @@ A batch that is not confirmed by its deadline fails with `TimedOut`. It keeps it
 batches, which may have been stored, still have time: without it they would be out of sequence. When all sent batches
 have timed out, the writer forgets them and goes on under a new id.
 
+When the segment ends, because the topic's layout changes, the writer retires: it finds out what the segment has stored
+and hands the rest to the writers of other segments (layout_change.py).
+
 A producer with a fixed identity (repeatable_producer.py) has writers that never take another id, because another
 process must be able to reproduce the same numbers. Such a writer cannot renumber or skip a batch. Its first failure
 fails every waiting batch and every later one.
@@ -38,7 +41,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
-from braid.client.producing.retry_decision import NOT_STORED, BatchOutcome, RetryAction, decide_retries
+from braid.client.producing.retry_decision import (
+    NOT_STORED,
+    BatchOutcome,
+    EndedAction,
+    RetryAction,
+    decide_ended,
+    decide_retries,
+)
 from braid.client.routing import OwnerSearch
 from braid.model.batch.header import Codec, parse_header, renumber
 from braid.model.batch.identity import ERA_RECORDS
@@ -48,14 +58,18 @@ from braid.model.errors import (
     ConnectionLost,
     InvalidArgument,
     ProtocolError,
+    SegmentNotFound,
+    SegmentSealed,
     TimedOut,
 )
+from braid.model.layout import HashRange
 from braid.wire.frame import Frame
 from braid.wire.link import Link
 from braid.wire.operations import PAST_ERA, Kind, Published, decode
 from braid.wire.wakeup import wake
 
 if TYPE_CHECKING:
+    from braid.client.producing.layout_change import Retirement
     from braid.client.producing.producer import Producer
 
 MAX_BATCHES_IN_FLIGHT: Final = 8
@@ -77,8 +91,11 @@ LINGER_SLACK_S: Final = 0.0005
 
 
 class SegmentWriter:
-    def __init__(self, producer: Producer, segment: int) -> None:
+    def __init__(self, producer: Producer, segment: int, hashes: HashRange) -> None:
         self.segment: Final = segment
+        self.hashes: Final = hashes
+        self.parents: set[SegmentWriter] = set()
+        """Retired writers that have not handed over yet. Until they have, this writer sends nothing."""
         self.open: ProducerBatch | None = None
         """The batch that takes records."""
         self._producer = producer
@@ -103,6 +120,11 @@ class SegmentWriter:
         self._connecting: asyncio.Task[None] | None = None
         self._owner = OwnerSearch(producer.client.routing, producer.topic.path, segment, producer.client.backoff())
         self._last_error: BraidError | None = None
+        self._log_ended = False
+        """The segment takes no more batches. Those in `_sent` are certainly not stored."""
+        self._retirement: Retirement | None = None
+        self._asked_owner = False
+        """Since it retired, this writer has tried to reach the segment's owner."""
         self._departing = False
         self._timer: asyncio.TimerHandle | None = None
         self._full_bytes = self._options.max_batch_bytes
@@ -117,6 +139,10 @@ class SegmentWriter:
     def idle(self) -> bool:
         return not (self._sent or self._closed_batches or self.open is not None)
 
+    @property
+    def retired(self) -> bool:
+        return self._retirement is not None
+
     # Filling.
 
     def begin(self) -> ProducerBatch:
@@ -130,7 +156,7 @@ class SegmentWriter:
             self.segment, now, now + self._options.timeout_s, producer.client.clock.now_us()
         )
         producer.watch_deadlines()
-        if self._options.linger_s <= 0:
+        if self._options.linger_s <= 0 or self._retirement is not None:
             self._depart_soon()
         else:
             self._arm_timer(batch)
@@ -152,7 +178,10 @@ class SegmentWriter:
         """Let the open batch take no more records."""
         if self.open is not None:
             self._closed_batches.append(self._take_open(self.open))
-            self._depart_soon()
+            if self._retirement is not None:
+                self.dispatch()  # Now: records that are given later may reach an heir before the loop comes here.
+            else:
+                self._depart_soon()
 
     def add_table(self, table: object, count: int, size: int) -> ProducerBatch:
         """Add an Arrow table as one batch, after the open batch."""
@@ -205,7 +234,10 @@ class SegmentWriter:
     def dispatch(self) -> None:
         """Send what may be sent."""
         self.cut_bytes = self._full_bytes
-        if self._broken or self._connecting is not None:
+        if self._broken or self._connecting is not None or self.parents:
+            return
+        if self._retirement is not None:
+            self._hand_over(self._retirement)
             return
         link = self._link
         if link is None or not link.alive:
@@ -247,12 +279,12 @@ class SegmentWriter:
                     f"a batch of {size} bytes is above the broker's limit of {link.max_frame_bytes} for a frame"
                 )
         except BraidError as error:
-            self._refuse(batch, error)
+            self.refuse(batch, error)
             return False
         except Exception as error:  # Arrow or numpy refuse a strange table; the writer must live on
             refusal = InvalidArgument(f"the records cannot be encoded: {error}")
             refusal.__cause__ = error
-            self._refuse(batch, refusal)
+            self.refuse(batch, refusal)
             return False
         if self._identity is not None:
             batch.sent_header = parse_header(data[0])
@@ -269,7 +301,7 @@ class SegmentWriter:
                     f"in one era, or from more writers"
                 )
 
-    def _refuse(self, batch: ProducerBatch, error: BraidError) -> None:
+    def refuse(self, batch: ProducerBatch, error: BraidError) -> None:
         """Fail a batch that cannot be sent."""
         self._settle(batch, 0, error)
         if self._identity is not None:
@@ -302,7 +334,7 @@ class SegmentWriter:
         if self._broken:
             if not self._unanswered:
                 self._end_round()
-        elif self._closed_batches:
+        elif self._closed_batches or self._retirement is not None:
             self.dispatch()
         elif self.open is not None:
             self._depart_soon()  # The senders that wake now may add to it.
@@ -340,10 +372,13 @@ class SegmentWriter:
     def _end_round(self) -> None:
         """Decide about the batches of a round in which every batch has its reply."""
         self._leave_round()
+        sealed = next((batch.answer for batch in self._sent if isinstance(batch.answer, SegmentSealed)), None)
+        if sealed is not None:
+            self._settle_ended(sealed.next_sequence, asked=False)
+            self.dispatch()
+            return
         sent = list(self._sent)
-        actions = decide_retries(
-            [BatchOutcome(batch.data is None, batch.answer, batch.doubtful, batch.first_sequence) for batch in sent]
-        )
+        actions = decide_retries([_outcome(batch) for batch in sent])
         if self._identity is not None and (failed := _first_failure(sent, actions)) is not None:
             self.fail_all(failed)
             return
@@ -413,29 +448,104 @@ class SegmentWriter:
             for batch in self._sent:
                 if batch.data is not None:
                     self._send(batch, self._link)
-            self.dispatch()
-        elif not self.idle:
-            self._connect()
+        self.dispatch()
 
     async def _find_link(self) -> None:
-        """Connect to the segment's owner. Try again until it works or there is nothing left to send."""
-        while not self.idle:
+        """Connect to the segment's owner. Try again until it works or there is nothing left to send to this segment."""
+        while not self.idle and not (self._retirement is not None and self._settled):
             try:
-                if self._last_error is not None:
-                    await self._owner.after(self._last_error)
-                await self._attach()
-                return
+                if self._log_ended:
+                    await self._owner.later_layout(self._producer.layout_epoch)
+                    await self._producer.topic_map()
+                elif self._asked_owner and await self._ask_heirs():
+                    return
+                else:
+                    if self._last_error is not None:
+                        await self._owner.after(self._last_error)
+                    await self._attach()
+                    return
             except BraidError as error:
-                if not error.retriable and not isinstance(error, TimedOut):
+                final = not error.retriable and not isinstance(error, TimedOut)
+                if final and not (self._retirement is not None and isinstance(error, SegmentNotFound)):
                     self.fail_all(error)
                     return
                 self._last_error = error
 
     async def _attach(self) -> None:
-        topic = await self._producer.topic_map()
+        topic = await self._producer.topic_map()  # May retire this writer.
+        if self._retirement is not None:
+            if self._settled:
+                return
+            self._asked_owner = True
         link = await self._owner.link()
         self._route = topic.publish_route(self.segment)
         self._link = link
+
+    # The end of the segment (layout_change.py).
+
+    def retire(self, retirement: Retirement) -> None:
+        """Send no new batch, and hand over what the segment has not stored."""
+        self._retirement = retirement
+        self.dispatch()
+
+    def inherit(self, parent: SegmentWriter, batches: Sequence[ProducerBatch]) -> None:
+        """Take over the batches of a retired writer. They go first: the program gave them before all others here."""
+        self._closed_batches.extendleft(reversed(batches))
+        self.parents.discard(parent)
+        self.dispatch()
+
+    def add_batches(self, batches: Sequence[ProducerBatch]) -> None:
+        """Add batches that take no more records."""
+        if batches:
+            self.close_open()
+            self._closed_batches.extend(batches)
+            self.dispatch()
+
+    @property
+    def _settled(self) -> bool:
+        """Whether it is certain what the segment has stored."""
+        return self._log_ended or not self._sent
+
+    def _hand_over(self, retirement: Retirement) -> None:
+        if not self._settled:
+            if self._link is None or not self._link.alive:
+                self._connect()
+            return
+        batches = [batch for batch in (*self._sent, *self._closed_batches) if not batch.done]
+        self._sent.clear()
+        self._closed_batches.clear()
+        self._leave_round()
+        if self._timer is not None:
+            self._timer.cancel()
+        retirement.hand_over(batches)
+        self._producer.forget_writer(self)
+
+    async def _ask_heirs(self) -> bool:
+        """Settle by what the heirs' logs have inherited. Returns False if none of them can tell."""
+        assert self._retirement is not None
+        next_sequence = await self._retirement.ask(self._producer, self._id)
+        if next_sequence is not None:
+            self._settle_ended(next_sequence, asked=True)
+        return next_sequence is not None
+
+    def _settle_ended(self, next_sequence: int, *, asked: bool) -> None:
+        """Settle the batches whose fate is known now that the log has ended."""
+        if self._identity is not None:
+            self.fail_all(self._producer.cannot_follow())
+            return
+        sent = [batch for batch in self._sent if batch.data is not None]
+        actions = decide_ended([_outcome(batch) for batch in sent], next_sequence, asked=asked)
+        for batch, action in zip(sent, actions):
+            if action is EndedAction.SETTLE:
+                self._settle(batch, UNKNOWN_OFFSET, None)
+            elif action is EndedAction.FAIL:
+                assert batch.answer is not None
+                self._settle(batch, 0, batch.answer)
+            elif action is EndedAction.UNKNOWN:
+                message = "whether the records are stored is not known: their segment has ended and forgot the producer"
+                self._settle(batch, 0, TimedOut(message))
+        self._sent = deque(batch for batch in sent if batch.data is not None)
+        self._log_ended = EndedAction.AGAIN not in actions
 
     # Giving up.
 
@@ -446,18 +556,19 @@ class SegmentWriter:
             return
         if self.open is not None and now - self.open.opened_at >= open_age_s and self._options.linger_s < open_age_s:
             self.close_open()
+        outcome = "they are not stored" if self._log_ended else "whether they are stored is not known"
         for batch in self._sent:
             if batch.deadline <= now and not batch.done:
-                self._give_up(batch, "whether they are stored is not known")
+                self._give_up(batch, outcome)
         if self._sent and all(batch.done for batch in self._sent):
             self._sent.clear()
             self._leave_round()
             self._start_anew(())
-        while self._closed_batches and self._closed_batches[0].deadline <= now:
-            self._give_up(self._closed_batches.popleft(), "they were not sent")
+        for batch in [batch for batch in self._closed_batches if batch.deadline <= now]:
+            self._closed_batches.remove(batch)
+            self._give_up(batch, "they were not sent")
         if self.open is not None and self.open.deadline <= now:
-            self.close_open()
-            self._give_up(self._closed_batches.pop(), "they were not sent")
+            self._give_up(self._take_open(self.open), "they were not sent")
         self.dispatch()
 
     def _late(self, now: float) -> ProducerBatch | None:
@@ -505,6 +616,11 @@ class SegmentWriter:
             # Later: a sender that resumes will call this writer, which is in the middle of settling.
             self._loop.call_soon(wake, batch.futures)
         self._producer.on_settled(batch)
+
+
+def _outcome(batch: ProducerBatch) -> BatchOutcome:
+    stored, first = batch.data is None, batch.first_sequence
+    return BatchOutcome(stored, batch.answer, batch.doubtful, first, first + batch.count)
 
 
 def _first_failure(sent: Sequence[ProducerBatch], actions: Sequence[RetryAction]) -> BraidError | None:
