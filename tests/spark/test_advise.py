@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from braid.cli.pipeline.advise import render
+from braid.cli.pipeline.report import Fields
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
 from braid.spark.jobs.advise.job import advise_topic
 from braid.spark.jobs.advise.rules import RECORD_BYTES, Split
+from tests.kits import poison
+from tests.kits.hand_made_topic import HandMadeTopic, Record
 from tests.spark.spark_kit import StoredBroker
 
 VALUE = b"v" * 50
@@ -64,6 +69,21 @@ def test_the_same_is_found_in_storage_alone_up_to_where_it_reaches(
     report = advise_topic(spark, {"topic": orders, "manifest": broker.storage}, target=8)
     assert 1_000 < report.records <= 3_090
     assert [each.key for each in report.advice.hot_keys] == ["customer-7"]
+
+
+def test_records_that_cannot_be_decoded_are_skipped_with_a_count(spark: SparkSession, tmp_path: Path) -> None:
+    topic = HandMadeTopic(tmp_path)
+    timed = [Record(b"%d" % number, HOT_KEY, number * 1_000_000) for number in range(12)]
+    topic.add_chunk(0, timed[:5], poison.shown_by_the_body()["value offsets that fall"], timed[5:])
+    since = "1970-01-01T00:00:02Z"
+    with pytest.raises(Exception, match="cannot be decoded"):
+        advise_topic(spark, topic.options, since=since)
+    skipping = {**topic.options, "badRecords": "skip"}
+    report = advise_topic(spark, skipping, since=since)
+    assert (report.records, report.skipped) == (10, 3)
+    assert [(each.key, each.records) for each in report.keys] == [("customer-7", 10)]
+    (skipped,) = [part for part in render(report) if isinstance(part, Fields)]
+    assert ("skipped", "3 records that cannot be decoded") in skipped.lines
 
 
 def test_what_is_older_does_not_count(spark: SparkSession, broker: StoredBroker, orders: str) -> None:

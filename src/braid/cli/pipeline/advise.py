@@ -210,6 +210,8 @@ def _facts(report: AdviceReport) -> list[tuple[str, str]]:
         ("records", count_text(report.records) + (f" since {_moment(report.since)}" if report.since else "")),
         ("load", f"{bytes_text(report.load)}{unkeyed}"),
     ]
+    if report.skipped:
+        lines.append(("skipped", f"{count_text(report.skipped)} records that cannot be decoded"))
     if report.records:
         per_second = rate_text(advice.even_share, report.bucket_s)
         busiest = f"at the busiest time ({DURATION.text(report.bucket_s)})"

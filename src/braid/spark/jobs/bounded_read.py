@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import InvalidArgument
+from braid.spark.source.options import SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA
 
@@ -42,6 +43,16 @@ def rows_between(
     if seen is not None:
         rows = counted(rows, ranges, seen)
     return rows.select(*columns)
+
+
+def within(options: SourceOptions, rows: DataFrame) -> DataFrame:
+    """Keep the rows within the time bounds, as the source does."""
+    time = F.col("timestamp")
+    if options.starting_timestamp is not None:
+        rows = rows.where(time >= F.timestamp_micros(F.lit(options.starting_timestamp)))
+    if options.ending_timestamp is not None:
+        rows = rows.where(time < F.timestamp_micros(F.lit(options.ending_timestamp)))
+    return rows
 
 
 def counted(rows: DataFrame, ranges: Sequence[Range], seen: Observation) -> DataFrame:

@@ -14,10 +14,11 @@ rules.py decides what to advise.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pyspark.sql import Observation
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
@@ -34,14 +35,16 @@ from braid.spark.jobs.advise.rules import (
     Split,
     advise,
 )
+from braid.spark.jobs.bounded_read import columns_schema, records_seen, records_skipped, rows_between, within
 from braid.spark.jobs.report import JobReport
 from braid.spark.source.options import SourceOptions
+from braid.spark.source.planning import Range
 from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SCHEMA: Final = "key binary, value binary, timestamp timestamp, keyHash int"
+COLUMNS: Final = ("key", "value", "timestamp", "keyHash")
 """The job reads only these columns."""
 UNKEYED: Final = -1
 """The hash of a record without a key."""
@@ -87,6 +90,8 @@ class AdviceReport(JobReport, frozen=True):
     """Commands that follow the advice."""
     ok: bool
     """Whether there is nothing to do."""
+    skipped: int = 0
+    """How many records could not be decoded and were not measured, because `badRecords` is skip."""
 
 
 def advise_topic(
@@ -104,17 +109,35 @@ def advise_topic(
     snapshot = take_snapshot(SourceOptions.parse(timed).for_batch())
     layout = active_segments(snapshot)
     policy = Policy(target or len(layout))
-    ends = {str(segment.id): segment.end for segment in snapshot.segments.values()}
-    records = spark.read.format("braid").schema(SCHEMA).options(**timed, endingOffsets=json.dumps(ends)).load()
+    records, skipped = _read(spark, timed, snapshot)
     measured = load_by_hash(records, bucket_s).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         histogram = collect_histogram(measured, layout, bucket_s, policy.target)
     finally:
         measured.unpersist()
     heavy = heavy_hashes(histogram, policy.target)
-    keys = collect_keys(load_by_key(records, heavy, bucket_s)) if heavy else ()
+    keys = collect_keys(load_by_key(_read(spark, timed, snapshot)[0], heavy, bucket_s)) if heavy else ()
     advice = advise(layout, histogram, keys, policy)
-    return make_report(snapshot.topic, since, histogram, keys, advice)
+    return make_report(snapshot.topic, since, histogram, keys, advice, skipped())
+
+
+def _read(
+    spark: SparkSession, source: Mapping[str, str], snapshot: TopicSnapshot
+) -> tuple[DataFrame, Callable[[], int]]:
+    """Return the records of the snapshot, and a function that says after the first action how many were skipped."""
+    options = SourceOptions.parse(source)
+    segments = snapshot.segments
+    ranges = [Range(each.id, each.earliest, each.end) for each in segments.values() if each.earliest < each.end]
+    if options.bad_records != "skip" or not ranges:
+        ends = json.dumps({str(segment.id): segment.end for segment in segments.values()})
+        rows = spark.read.format("braid").schema(columns_schema(COLUMNS)).options(**source, endingOffsets=ends)
+        return rows.load(), lambda: 0
+    # Older rows are read, too: they are not among the records that cannot be decoded.
+    untimed = {name: value for name, value in source.items() if name != "startingTimestamp"}
+    seen = Observation()
+    others = segments.keys() - {each.segment for each in ranges}
+    records = rows_between(spark, untimed, ranges, others, COLUMNS, {}, seen)
+    return within(options, records), lambda: sum(records_skipped(ranges, records_seen(seen)).values())
 
 
 def active_segments(snapshot: TopicSnapshot) -> list[ActiveSegment]:
@@ -259,7 +282,7 @@ def collect_keys(keys: DataFrame) -> tuple[KeyLoad, ...]:
 
 
 def make_report(
-    topic: str, since: str | None, histogram: LoadHistogram, keys: Sequence[KeyLoad], advice: Advice
+    topic: str, since: str | None, histogram: LoadHistogram, keys: Sequence[KeyLoad], advice: Advice, skipped: int
 ) -> AdviceReport:
     by_time = (histogram.loads.sum(axis=0) + histogram.unkeyed) if histogram.times else np.zeros(0, np.int64)
     total, unkeyed = int(by_time.sum()), int(histogram.unkeyed.sum())
@@ -280,6 +303,7 @@ def make_report(
         advice=advice,
         commands=tuple(commands(topic, advice)),
         ok=not advice.actions and not advice.hot_keys,
+        skipped=skipped,
     )
 
 

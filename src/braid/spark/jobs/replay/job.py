@@ -37,7 +37,7 @@ from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
 from braid.spark.connection import SourceConnection
-from braid.spark.jobs.bounded_read import counted, records_seen, records_skipped, rows_between
+from braid.spark.jobs.bounded_read import counted, records_seen, records_skipped, rows_between, within
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
@@ -247,16 +247,6 @@ def copy(
     )
     skipped = {} if read is None else records_skipped(step.ranges, records_seen(read))
     return Copied(records_seen(seen), sum(skipped.values()))
-
-
-def within(options: SourceOptions, rows: DataFrame) -> DataFrame:
-    """Keep the rows within the time bounds, as the source does."""
-    time = F.col("timestamp")
-    if options.starting_timestamp is not None:
-        rows = rows.where(time >= F.timestamp_micros(F.lit(options.starting_timestamp)))
-    if options.ending_timestamp is not None:
-        rows = rows.where(time < F.timestamp_micros(F.lit(options.ending_timestamp)))
-    return rows
 
 
 class ReplayRun:
