@@ -10,7 +10,8 @@ import pytest
 
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
-from braid.broker.connections.session import MAX_CALL_BYTES, MAX_QUESTIONS, Session
+from braid.broker.connections.questions import MAX_CALL_BYTES, MAX_QUESTIONS
+from braid.broker.connections.session import Session
 from braid.broker.turns import Turns
 from braid.client.client import Client, connect
 from braid.model.errors import InvalidArgument
@@ -107,12 +108,12 @@ async def test_questions_of_one_kind_do_not_wait_for_those_of_another(simulation
         link = await client.pool.any()
         (session,) = broker.front_door.server._sessions
         for _ in range(MAX_QUESTIONS):
-            await session._questions[Kind.ADMIN].acquire()
+            await session.questions._answering[Kind.ADMIN].acquire()
         call = link.request(Kind.ADMIN, encode(AdminRequest("get_topic", {"topic": "long"})))
         await link.request(Kind.TOPOLOGY, encode(TopologyRequest(("public/default/long",))))
         await asyncio.sleep(1)
         assert not call.done()
-        session._questions[Kind.ADMIN].release()
+        session.questions._answering[Kind.ADMIN].release()
         await call
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from braid.broker.broker import Broker
-from braid.broker.connections.session import MAX_STORED
+from braid.broker.connections.questions import MAX_STORED
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.store import Put

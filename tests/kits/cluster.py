@@ -11,7 +11,7 @@ import msgspec
 from braid.broker.auth import Access
 from braid.broker.config import Limits
 from braid.broker.connections.server import Server
-from braid.broker.connections.session import Services
+from braid.broker.connections.services import Services
 from braid.broker.connections.unfinished_frames import UnfinishedFrames
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics

@@ -437,7 +437,7 @@ async def test_brokers_know_which_generation_their_clients_have_adopted(simulati
         await a_topic(brokers)
         async with brokers.client("a") as client:
             await client.routing.topic(PATH)
-            (session,) = [each for each in brokers.running["a"].front_door.server._sessions if each.watched]
+            (session,) = [each for each in brokers.running["a"].front_door.server._sessions if each.questions.watched]
             await until(lambda: session.acked_generation)
             first = session.acked_generation
             await brokers.move(1, others(brokers, brokers.owner(1))[0])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from braid.broker import config
-from braid.broker.connections import session
+from braid.broker.connections import questions
 from braid.broker.segments import delivery
 from braid.model.batch import header as batch
 from braid.model.errors import BraidError
@@ -176,12 +176,12 @@ def test_every_limit_in_the_table_is_the_one_in_the_code() -> None:
         "records of a batch": TopicPolicies().max_batch_records,
         "requests without a reply": limits.max_requests_in_flight,
         "batches without a confirm, and other requests without a reply": limits.max_bytes_in_flight,
-        "TOPOLOGY, STORED, POSITIONS, ADMIN, JOIN and LEAVE that are being answered": session.MAX_QUESTIONS,
+        "TOPOLOGY, STORED, POSITIONS, ADMIN, JOIN and LEAVE that are being answered": questions.MAX_QUESTIONS,
         "frames that have begun and are not complete": limits.max_unfinished_bytes,
         "consumers that have joined": limits.max_consumers,
         "channels": limits.max_channels,
-        "topics asked for by TOPOLOGY": session.MAX_WATCHED_TOPICS,
-        "producers asked for by STORED": session.MAX_STORED,
+        "topics asked for by TOPOLOGY": questions.MAX_WATCHED_TOPICS,
+        "producers asked for by STORED": questions.MAX_STORED,
         "credit of a channel": delivery.MAX_CREDIT,
         "connections": limits.max_connections,
         "time until HELLO": limits.hello_timeout_s,

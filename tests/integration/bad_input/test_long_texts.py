@@ -11,7 +11,7 @@ import pytest
 
 from braid.admin.rest import ENDPOINTS
 from braid.broker.admin.call import CALLS
-from braid.broker.connections.session import MAX_CALL_BYTES
+from braid.broker.connections.questions import MAX_CALL_BYTES
 from braid.model.errors import BraidError
 from braid.wire.frame import FIRST_FRAME_BYTES, MAX_BODY_BYTES
 from braid.wire.operations import (

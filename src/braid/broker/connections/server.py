@@ -11,7 +11,8 @@ import contextlib
 import logging
 from typing import Final
 
-from braid.broker.connections.session import Services, Session
+from braid.broker.connections.services import Services
+from braid.broker.connections.session import Session
 from braid.broker.topology import encoded_topology
 from braid.model.errors import BraidError, ConnectionLost, InvalidConfig, Overloaded, ShuttingDown, Unauthenticated
 from braid.ports.clock import Clock
@@ -108,10 +109,11 @@ class Server:
         topology = self._services.topology
         bodies: dict[str, bytes] = {}
         for session in self._sessions:
-            for path in sorted(changed.keys() & session.watched.keys()):
+            watched = session.questions.watched
+            for path in sorted(changed.keys() & watched.keys()):
                 route = topology.encoded(path)
-                if session.watched[path] != route:
-                    session.watched[path] = route
+                if watched[path] != route:
+                    watched[path] = route
                     if path not in bodies:
                         bodies[path] = encoded_topology(topology.generation, [route])
                     session.connection.send(Kind.TOPOLOGY, bodies[path])

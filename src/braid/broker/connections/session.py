@@ -1,45 +1,30 @@
 """The broker's side of one connection.
 
 A session handles frames in the order in which they come. Some are handled immediately: publishes take their place in
-the log, credit is granted, acks are noted. A request that must wait for metadata or storage runs in a task of its own,
-so that the frames after it do not wait.
+the log, credit is granted, acks are noted. A request that must wait for metadata or storage (questions.py) runs in a
+task of its own, so that the frames after it do not wait.
 
 The cost of a connection is bounded (I12). The session counts requests that are not answered yet, their bytes, bytes of
 batches that are not confirmed, and bytes that the peer does not read. Above any of the limits the broker stops reading
 from the connection. Nothing that the client sent is dropped.
-
-An answer may be ten thousand times as long as its question. So a session answers few questions of one kind at the same
-time and begins none while the peer does not read, and all sessions take turns (turns.py). Questions of one kind do not
-wait for those of another: a client that waits for moves can still ask for routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from braid.broker.admin.calls import Calls
-from braid.broker.auth import Access, Action, Principal
-from braid.broker.config import Limits
+from braid.broker.auth import Action, Principal
 from braid.broker.connections.membership import Memberships
-from braid.broker.connections.unfinished_frames import UnfinishedFrames
+from braid.broker.connections.questions import ANSWERS, Questions
+from braid.broker.connections.services import Services, segment_in_layout
 from braid.broker.error_mapping import to_client
-from braid.broker.groups.controllers import Controllers
-from braid.broker.groups.groups import Groups
-from braid.broker.groups.order_gate import OrderGate
-from braid.broker.groups.subscriptions import Subscriptions
-from braid.broker.metrics import BrokerMetrics
-from braid.broker.peers.calls import PeerCalls
-from braid.broker.segments.delivery import MAX_CREDIT, DeliveryChannel, ReadAhead
+from braid.broker.segments.delivery import MAX_CREDIT, DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
-from braid.broker.segments.read_grants import GrantSigner, ReadGrant
-from braid.broker.segments.segments import OwnedSegment, Segments
-from braid.broker.topics import Topics
-from braid.broker.topology import TopologyView, encoded_topology
-from braid.broker.turns import Turns
+from braid.broker.segments.read_grants import ReadGrant
+from braid.broker.segments.segments import OwnedSegment
 from braid.model.batch.epochs import parting
 from braid.model.errors import (
     BraidError,
@@ -62,7 +47,6 @@ from braid.model.errors import (
 )
 from braid.model.ids import Offset
 from braid.model.names import TopicName
-from braid.model.topic import Topic
 from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
@@ -71,27 +55,18 @@ from braid.wire.operations import (
     RESET,
     VERSION,
     Ack,
-    AdminReply,
-    AdminRequest,
     Close,
     Credit,
     Hello,
     HelloReply,
-    Join,
     Kind,
-    Leave,
     Open,
     Opened,
     PeerReply,
     PeerRequest,
-    Positions,
-    PositionsRequest,
     Release,
     Route,
-    Stored,
-    StoredRequest,
     TopologyAck,
-    TopologyRequest,
     decode,
     encode,
 )
@@ -100,15 +75,6 @@ MAX_ROUTES: Final = 1_024
 """Publish routes that a connection remembers by their bytes."""
 MAX_ROUTE_BYTES: Final = 1_024
 """No client has a reason to send a longer route; a longer one is looked up each time."""
-MAX_WATCHED_TOPICS: Final = 4_096
-"""Topics whose changes are pushed to one connection: those that it asked for last."""
-MAX_STORED: Final = 1_000
-"""Producers in one STORED."""
-MAX_QUESTIONS: Final = 8
-"""Questions of one kind that one connection has answered at the same time; the others wait as they came."""
-MAX_CALL_BYTES: Final = 1 << 20
-"""Of an administrative call, as in REST. Nothing larger can be stored, and four times as much, in half a million small
-parts, would take the loop up to a second to decode."""
 COMMIT_FRAMES: Final = 16
 """When many frames come together, the commit of the first so many begins while the next are handled."""
 EARLIEST: Final = -1
@@ -116,30 +82,6 @@ _PUBLISH: Final = int(Kind.PUBLISH)
 """A plain number, because publishes come by the thousand, and a member of an enum takes longer to compare."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-class Services(Protocol):
-    """The parts of the broker that a session uses."""
-
-    id: str
-    limits: Limits
-    metrics: BrokerMetrics
-    topics: Topics
-    segments: Segments
-    subscriptions: Subscriptions
-    groups: Groups
-    controllers: Controllers
-    grant_signer: GrantSigner
-    order_gate: OrderGate
-    calls: Calls
-    peer_calls: PeerCalls
-    access: Access
-    topology: TopologyView
-    read_ahead: ReadAhead
-    turns: Turns
-    unfinished_frames: UnfinishedFrames
-    ready: bool
-    closing: bool
 
 
 class Session:
@@ -154,8 +96,6 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self.framed_at = self._loop.time()
         """When the peer last completed a frame; before the first frame, when it connected."""
-        self.watched: dict[str, bytes] = {}
-        """The routing that was sent last for each topic whose changes are pushed to the peer, encoded."""
         self.acked_generation: int | None = None
         """The generation that the peer's routing has reached; None until the peer reports it."""
         self._routes: dict[bytes, OwnedSegment] = {}
@@ -168,10 +108,9 @@ class Session:
             services.groups,
             max_consumers=self._limits.max_consumers,
         )
+        self.questions = Questions(services, self.connection, self._memberships)
         self._uncommitted: PublishQueue | None = None
         """The queue of the latest publishes, whose commit has not begun yet."""
-        self._questions = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_QUESTIONS))
-        """By kind: the questions that are being answered."""
         self._requests = 0
         self._bytes = 0
         self._congested = False
@@ -223,18 +162,10 @@ class Session:
         if handler is not None:
             self._metrics.requests[_name_of(frame.kind)] += 1
             return handler(self, frame)
-        if frame.kind not in _QUESTIONS:
+        if frame.kind not in ANSWERS:
             raise UnknownOperation(f"operation {frame.kind} is unknown to this broker, which speaks version {VERSION}")
         self._metrics.requests[_name_of(frame.kind)] += 1
-        return self._answer_later(frame, self._answer_in_turn(frame))
-
-    async def _answer_in_turn(self, frame: Frame) -> bytes:
-        async with self._questions[frame.kind]:
-            await self._services.turns.take()
-            while self.connection.congested:  # The turn goes unused.
-                await self.connection.drained()
-                await self._services.turns.take()
-            return await _QUESTIONS[frame.kind](self, frame)
+        return self._answer_later(frame, self.questions.answer(frame, self.principal))
 
     def _answer_later(self, frame: Frame, work: Coroutine[Any, Any, bytes]) -> None:
         self._count_in(len(frame.body))
@@ -403,7 +334,7 @@ class Session:
         found = self._services.topics.get(topic.path)
         if found.id != route.topic_id:
             raise StaleRoute(f"topic {topic.path} was deleted and created again since it was looked up")
-        segment = self._segment_in_layout(topic.path, found, route.segment)
+        segment = segment_in_layout(self._services, topic.path, found, route.segment)
         if not segment.takes_publishes:
             raise StaleRoute(
                 f"the layout of topic {topic.path} has epoch {found.layout.epoch}, and segment {route.segment} takes "
@@ -414,27 +345,6 @@ class Session:
         if len(body) <= MAX_ROUTE_BYTES:
             self._routes[body] = segment
         return segment
-
-    def _segment_in_layout(self, path: str, topic: Topic, segment_id: int) -> OwnedSegment:
-        """Return a segment that the topic's layout has. A child that is still pending is served, and not in it."""
-        if segment_id not in topic.layout.segments:
-            raise NotServing(
-                f"segment {segment_id} is not in the layout of topic {path} that broker {self._services.id} has now, "
-                f"of epoch {topic.layout.epoch}"
-            )
-        return self._services.segments.get(path, segment_id)
-
-    async def _on_stored(self, frame: Frame) -> bytes:
-        request = decode(StoredRequest, frame.body)
-        if len(request.producers) > MAX_STORED:
-            raise InvalidArgument(f"{len(request.producers)} producers in one request; ask for {MAX_STORED} at most")
-        topic = TopicName.parse(request.topic)
-        self.may(Action.PRODUCE, topic)
-        found = self._services.topics.get(topic.path)
-        if found.id != request.topic_id:
-            raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
-        log = self._segment_in_layout(topic.path, found, request.segment).storage.log
-        return encode(Stored(tuple(await log.next_sequences(request.producers)), log.seal_is_durable))
 
     def confirm(self, frame: bytes, size: int) -> None:
         self._requests -= 1
@@ -565,59 +475,14 @@ class Session:
 
     # Membership.
 
-    async def _on_join(self, frame: Frame) -> bytes:
-        join = decode(Join, frame.body)
-        topic = TopicName.parse(join.topic)
-        self.may(Action.CONSUME, topic)
-        return encode(await self._memberships.join(topic, join))
-
     def _on_release(self, frame: Frame) -> None:
         self._memberships.release(decode(Release, frame.body))
         self.connection.reply(frame)
 
-    async def _on_leave(self, frame: Frame) -> bytes:
-        await self._memberships.leave(decode(Leave, frame.body))
-        return b""
-
-    # Questions.
-
-    async def _on_topology(self, frame: Frame) -> bytes:
-        request = decode(TopologyRequest, frame.body)
-        if len(request.topics) > MAX_WATCHED_TOPICS:  # Checked before a million names are parsed.
-            raise Overloaded(f"{len(request.topics)} topics in one request; ask for {MAX_WATCHED_TOPICS} at most")
-        names = [TopicName.parse(path) for path in request.topics]
-        assert self.principal is not None
-        for name in names:
-            self._services.access.check_may_know(self.principal, name)
-            self._services.topics.check_readable(name.path)
-        topology = self._services.topology
-        for name in names:  # From here on changes of these topics are pushed to the peer.
-            self.watched.pop(name.path, None)
-            self.watched[name.path] = topology.encoded(name.path)
-        answer = encoded_topology(topology.generation, [self.watched[name.path] for name in names])
-        # For the topics that were asked for longest ago, a client learns of a change by a refusal (client/routing.py).
-        while len(self.watched) > MAX_WATCHED_TOPICS:
-            del self.watched[next(iter(self.watched))]
-        return answer
+    # Routing.
 
     def _on_topology_ack(self, frame: Frame) -> None:
         self.acked_generation = max(self.acked_generation or 0, decode(TopologyAck, frame.body).generation)
-
-    async def _on_positions(self, frame: Frame) -> bytes:
-        request = decode(PositionsRequest, frame.body)
-        topic = TopicName.parse(request.topic)
-        self.may(Action.CONSUME, topic)
-        found = self._services.topics.get(topic.path)
-        positions = await self._services.subscriptions.positions(topic, request.timestamp)
-        return encode(Positions(found.id, positions))
-
-    async def _on_admin(self, frame: Frame) -> bytes:
-        if len(frame.body) > MAX_CALL_BYTES:
-            raise InvalidArgument(f"a call of {len(frame.body)} bytes is above the limit of {MAX_CALL_BYTES}")
-        request = decode(AdminRequest, frame.body)
-        assert self.principal is not None
-        result = await self._services.calls.call(request.call, request.arguments, self.principal)
-        return encode(AdminReply(result))
 
     # Between brokers.
 
@@ -661,12 +526,4 @@ _IMMEDIATE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
     Kind.CLOSE: Session._on_close,
     Kind.RELEASE: Session._on_release,
     Kind.PEER: Session._on_peer,
-}
-_QUESTIONS: Final[Mapping[int, Callable[[Session, Frame], Coroutine[Any, Any, bytes]]]] = {
-    Kind.TOPOLOGY: Session._on_topology,
-    Kind.JOIN: Session._on_join,
-    Kind.LEAVE: Session._on_leave,
-    Kind.POSITIONS: Session._on_positions,
-    Kind.STORED: Session._on_stored,
-    Kind.ADMIN: Session._on_admin,
 }
