@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from braid.admin.app import build_app
 from braid.admin.guard import HEAD_TOO_LONG, MAX_HEAD_BYTES, head_too_long, is_loopback
 from braid.admin.status import ErrorBody
+from braid.ports.tasks import cancel
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
@@ -131,9 +132,6 @@ class Connections:
             connection.shutdown()
         if self._state.tasks:
             _, late = await asyncio.wait(list(self._state.tasks), timeout=CLOSE_TIMEOUT_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+            await cancel(late)
         for connection in list(self._state.connections):
             connection.transport.abort()

@@ -43,6 +43,7 @@ from braid.model.errors import InvalidConfig, MetadataError, NotServing
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.ports.network import Address, Network
+from braid.ports.tasks import cancel
 from braid.storage.objects.store import Objects
 from braid.storage.segment import StorageMode
 
@@ -136,8 +137,7 @@ class Broker:
         self.front_door.ready = False
         self.front_door.closing = True
         if self._lease_watch is not None:
-            self._lease_watch.cancel()
-            await asyncio.wait([self._lease_watch])
+            await cancel([self._lease_watch])
         await self.groups.close()
         await self._hand_over_segments()
         await self.front_door.shut()

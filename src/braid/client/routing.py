@@ -38,6 +38,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.ports.network import Address
+from braid.ports.tasks import cancel
 from braid.wire.address import parse_address
 from braid.wire.link import Link
 from braid.wire.operations import Kind, Route, SegmentRoute, TopicRoute, Topology, TopologyRequest, encode
@@ -206,10 +207,7 @@ class Routing:
     async def close(self) -> None:
         self._closed = True
         tasks = [*self._fetches.values(), *([self._watching_again] if self._watching_again is not None else [])]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel(tasks)
 
     # Asking.
 

@@ -38,6 +38,7 @@ from braid.model.cluster import SegmentRef
 from braid.model.errors import LeaseLost, MetadataError, NotServing, ShuttingDown, TopicNotFound
 from braid.model.ids import Revision
 from braid.ports.clock import Clock
+from braid.ports.tasks import cancel
 
 LOOK_S: Final = 5.0
 """Look so often even without a change: policies wait for times."""
@@ -168,8 +169,7 @@ class Leader:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel([task])
         lease, self._lease = self._lease, None
         if lease is not None and self._clock.monotonic() < lease.deadline:
             with contextlib.suppress(MetadataError, TimeoutError):

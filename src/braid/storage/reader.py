@@ -29,6 +29,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Offset
 from braid.ports.disk import Buffer
+from braid.ports.tasks import cancel
 from braid.storage.cache import HotCache
 from braid.storage.chunk import RUN_BYTES, ByteSource, Index
 from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
@@ -209,8 +210,7 @@ class LogReader:
                 await asyncio.sleep(0)  # lets it begin, also if the caller never waits for anything
                 yield batches
         finally:
-            next_read.cancel()
-            await asyncio.wait([next_read])
+            await cancel([next_read])
             self.offset = handed_out  # A caller that stopped early goes on here: batches read ahead are unread again.
 
     async def _fetch(self, limit: int, max_bytes: int) -> list[StoredBatch]:

@@ -23,6 +23,7 @@ from braid.model.names import TopicName
 from braid.model.stored_record import encode
 from braid.model.subscription import ConsumerSession
 from braid.ports.clock import Clock
+from braid.ports.tasks import cancel
 
 MAX_TRIES: Final = 5
 RETRY_S: Final = 1.0
@@ -120,8 +121,7 @@ class StoredSessions:
         self._closed = True
         task, self._removing = self._removing, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await cancel([task])
 
     async def _remove_all(self) -> None:
         while self._to_remove:

@@ -66,7 +66,7 @@ from braid.model.stored_record import decode, encode
 from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind
 from braid.model.topic import Topic
 from braid.ports.clock import Clock
-from braid.ports.tasks import all_of
+from braid.ports.tasks import all_of, cancel
 from braid.wire.operations import SegmentPositions
 
 EVERYTHING: Final = 1 << 53
@@ -311,8 +311,7 @@ class Subscriptions:
 
     async def stop(self) -> None:
         if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
+            await cancel([self._sweeping])
 
     async def _create(
         self, topic: TopicName, name: str, kind: SubscriptionKind, start: str, request_id: RequestId

@@ -44,6 +44,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch
 from braid.model.names import TopicName
+from braid.ports.tasks import cancel
 from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, encode
 
 if TYPE_CHECKING:
@@ -214,8 +215,7 @@ class CheckpointConsumer(Consumer):
         channel, task = reader.channel, self._tasks[segment]
         reader.end()
         self._ending.pop(reader, None)
-        task.cancel()
-        await asyncio.wait((task,))
+        await cancel([task])
         if channel is not None and channel.working:
             channel.abandon()
         self.check_usable()
@@ -253,10 +253,7 @@ class CheckpointConsumer(Consumer):
         self._client.forget_consumer(self)
         self._fail(closed_error("the consumer"))
         await self._end_opening()
-        for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
+        await cancel(self._tasks.values())
 
     async def _find_positions(self) -> None:
         topic = await self._client.routing.topic(self.topic)

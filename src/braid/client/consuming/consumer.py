@@ -31,6 +31,7 @@ from braid.model.batch.epochs import UNKNOWN_EPOCH, EpochStarts, begin_epoch, ep
 from braid.model.errors import BatchUnreadable, BraidError, ClientClosed, TimedOut
 from braid.model.ids import Epoch, Offset
 from braid.model.message import Message
+from braid.ports.tasks import cancel
 
 NO_MESSAGES: Final[Iterator[Message]] = iter(())
 UNREADABLE_PAUSE_S: Final = 0.01
@@ -329,8 +330,7 @@ class Consumer(ABC):
 
     async def _end_opening(self) -> None:
         if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
+            await cancel([self._opening])
 
     def on_fork(self, error: BraidError) -> None:
         """Refuse everything with this error, in a forked child."""

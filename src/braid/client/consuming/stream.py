@@ -38,7 +38,7 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from braid.client.consuming.channel import ClientChannel, SegmentGrant, checked_window
 from braid.client.consuming.consumer import Consumer, SegmentReader, closed_error, may_pass
@@ -56,7 +56,7 @@ from braid.model.errors import (
 )
 from braid.model.message import Message
 from braid.model.names import TopicName, check_name
-from braid.ports.tasks import all_of
+from braid.ports.tasks import all_of, cancel
 from braid.wire.operations import RESET, Assignment
 
 if TYPE_CHECKING:
@@ -255,17 +255,14 @@ class StreamConsumer(Consumer):
             self._ack_timer.cancel()
             self._ack_timer = None
         if self._keeper is not None:
-            await _ended(self._keeper)
+            await cancel([self._keeper])
         await self._let_go()
 
     async def _let_go(self) -> None:
         """End all tasks and channels. The readers stay: they know what the application got."""
         self._session.ignore()  # No assignment may arrive meanwhile.
         tasks = [assigned.task for assigned in self._assigned.values() if assigned.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:  # `close` may cancel the keeper here, and does the rest itself.
-            await asyncio.wait(tasks)
+        await cancel(tasks)  # `close` may cancel the keeper here, and does the rest itself.
         all_assigned, self._assigned = self._assigned, {}
         for assigned in all_assigned.values():
             if assigned.channel is not None:
@@ -398,9 +395,7 @@ class StreamConsumer(Consumer):
             if not _may_pass(failure):
                 raise
         finally:
-            for reason in reasons:  # Both before the wait: a second cancel would leave the other task running.
-                reason.cancel()
-            await asyncio.wait(reasons)
+            await cancel(reasons)
 
     async def _reposition(self, assigned: _AssignedSegment) -> None:
         """Forget the position. Wait before the next attempt only if nothing was delivered since the last change."""
@@ -470,8 +465,3 @@ def _may_go_on(reader: _StreamReader, channel: ClientChannel) -> bool:
 def _may_pass(error: BraidError) -> bool:
     """Whether trying again may help. A segment that a broker does not know is new: the controller knows it."""
     return may_pass(error) or isinstance(error, SegmentNotFound)
-
-
-async def _ended(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait((task,))

@@ -68,6 +68,7 @@ from braid.model.errors import (
 from braid.model.layout import HashRange
 from braid.model.message import MessageId
 from braid.model.names import TopicName
+from braid.ports.tasks import cancel
 from braid.wire.wakeup import cancelled_itself, wait_on, wake
 
 if TYPE_CHECKING:
@@ -221,8 +222,7 @@ class Producer:
         if self._tick is not None:
             self._tick.cancel()
         if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
+            await cancel([self._opening])
         self.in_flight.fail(ClientClosed("the producer is closed"))
         for writer in self._writers():
             await writer.stop()

@@ -29,6 +29,7 @@ from braid.metadata.history import compacted, store_closed
 from braid.metadata.store import Changes, Event
 from braid.model.errors import InvalidArgument, MetadataCompacted, MetadataUnavailable
 from braid.model.ids import Revision
+from braid.ports.tasks import cancel
 
 PROGRESS_INTERVAL_S: Final = 1.0
 SILENT_INTERVALS: Final = 3
@@ -129,8 +130,7 @@ class EtcdWatch:
 
     async def _stop(self, last: Exception) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+            await cancel([self._task])
         while not self._queue.empty():
             self._queue.get_nowait()
         self._queue.put_nowait(last)  # for a reader that waits

@@ -31,6 +31,7 @@ from braid.metadata.store import Condition, Entry, Listing, Operation, TxnResult
 from braid.model.errors import MetadataCompacted, MetadataError, MetadataUnavailable
 from braid.model.ids import Revision
 from braid.ports.clock import Clock, SystemClock
+from braid.ports.tasks import cancel
 from braid.ports.threads import Threads
 
 P = ParamSpec("P")
@@ -140,8 +141,7 @@ class SqliteStore:
         for lease in [*self._leases]:
             lease.end()
         self._history.wake_all()
-        self._follower.cancel()
-        await asyncio.wait([self._follower])
+        await cancel([self._follower])
         self._loop.remove_reader(self._session.notifications.fileno())
         try:
             await self._thread.call(self._close_files)

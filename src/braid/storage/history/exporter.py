@@ -24,6 +24,7 @@ from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, DiskFull, LogDamaged
 from braid.model.ids import Epoch
+from braid.ports.tasks import cancel
 from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
 from braid.storage.history.catalog import Catalog, ChunkDescriptor
@@ -88,8 +89,7 @@ class Exporter:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel([self._task])
             self._task = None
 
     async def _run(self) -> None:

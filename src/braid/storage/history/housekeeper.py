@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from braid.model.errors import BraidError, BrokenInvariant
 from braid.model.ids import Offset
+from braid.ports.tasks import cancel
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 
@@ -56,8 +57,7 @@ class Housekeeper:
     async def stop(self) -> None:
         """Returns when the round under way has been given up."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel([self._task])
             self._task = None
 
     async def _run(self) -> None:

@@ -19,6 +19,7 @@ import contextlib
 
 from braid.model.errors import DiskError, FileMissing
 from braid.ports.disk import Disk
+from braid.ports.tasks import cancel
 
 FIRST_FILES = 2
 MOST_FILES = 8
@@ -102,8 +103,7 @@ class PreallocatedFiles:
         if self._calm is not None:
             self._calm.cancel()
         if self._refill is not None:
-            self._refill.cancel()
-            await asyncio.wait([self._refill])
+            await cancel([self._refill])
         await self._remove(*self._ready)
         self._ready.clear()
 
