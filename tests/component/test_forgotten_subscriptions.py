@@ -17,7 +17,9 @@ from tests.kits.control import ORDERS, Machine
 from tests.kits.waiting import until
 
 HOUR_S = 3_600
-WAITS = {"retentionWaitsForSubscriptionsMs": 5 * HOUR_S * 1000}
+PAUSE_S = 900
+"""Between two records. A file is closed after 600 s, so each record has a file of its own."""
+WAITS = {"retentionWaitsForSubscriptionsMs": 5 * PAUSE_S * 1000}
 
 
 async def publish(broker: Broker, body: bytes = b"x" * 1_000) -> None:
@@ -25,11 +27,10 @@ async def publish(broker: Broker, body: bytes = b"x" * 1_000) -> None:
     await log.confirmed.reached(log.append(opaque_batch(body)).next_offset)
 
 
-async def fill(broker: Broker, hours: int) -> None:
-    """Publish a record each hour; a file is closed after ten minutes."""
-    for _ in range(hours):
+async def fill(broker: Broker, records: int) -> None:
+    for _ in range(records):
         await publish(broker)
-        await asyncio.sleep(HOUR_S)
+        await asyncio.sleep(PAUSE_S)
 
 
 async def call(broker: Broker, name: str, **arguments: Any) -> Any:
@@ -106,11 +107,12 @@ async def test_retention_waits_for_a_subscription_that_moves_however_slowly(simu
 async def test_a_burst_after_a_long_silence_waits_for_a_subscription_that_had_consumed_everything(
     simulation: Simulation,
 ) -> None:
+    """A broker stores only once an hour that a subscription has consumed everything, so this waits for hours."""
     machine = Machine(simulation)
-    broker = await opened(machine, WAITS)
+    broker = await opened(machine, {"retentionWaitsForSubscriptionsMs": 5 * HOUR_S * 1000})
     await publish(broker)
     broker.segments.get(ORDERS.path, 0).cursors.advance("billing", Offset(1))
-    await asyncio.sleep(20 * HOUR_S)
+    await asyncio.sleep(6 * HOUR_S)
     await broker.close()
     broker = await machine.start()
     await fill(broker, 4)
