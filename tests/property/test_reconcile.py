@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,30 +20,49 @@ from tests.kits.leader import applied, key_of, snapshot_of, unable
 BROKERS = ("a", "b", "c", "d", "e")
 NOW = 100.0
 
-brokers = st.sampled_from(BROKERS)
-some_brokers = st.sets(brokers).map(sorted).map(tuple)
+SOME_BROKERS = [some for count in range(len(BROKERS) + 1) for some in combinations(BROKERS, count)]
+T = TypeVar("T")
+
+some_brokers = st.sampled_from(SOME_BROKERS)
 
 
-@st.composite
-def ownerships(draw: st.DrawFn) -> Ownership:
-    """As they can be: sealed is clean, serving and draining are not, draining has a move; an accepted loss gives the
-    holders up; only a segment that is to be opened can have failed to."""
-    state = draw(st.sampled_from(OwnershipState))
+class Choices:
+    """All choices for one record, in one number: Hypothesis takes as long for each number that it draws."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def of(self, options: Sequence[T]) -> T:
+        self._number, at = divmod(self._number, len(options))
+        return options[at]
+
+
+def record_of(number: int) -> Ownership | None:
+    """Return no record, or one as it can be: sealed is clean, serving and draining are not, draining has a move; an
+    accepted loss gives the holders up; only a segment that is to be opened can have failed to."""
+    choose = Choices(number)
+    if choose.of([True, False]):
+        return None
+    state = choose.of(list(OwnershipState))
     serves = state in (OwnershipState.SERVING, OwnershipState.DRAINING)
-    clean = state is OwnershipState.SEALED or (not serves and draw(st.booleans()))
-    moves = state in (OwnershipState.DRAINING, OwnershipState.SEALED) or draw(st.booleans())
-    accept_loss = clean and state is OwnershipState.ASSIGNED and draw(st.booleans())
+    clean = state is OwnershipState.SEALED or (not serves and choose.of([False, True]))
+    moves = state in (OwnershipState.DRAINING, OwnershipState.SEALED) or choose.of([False, True])
+    accept_loss = clean and state is OwnershipState.ASSIGNED and choose.of([False, True])
     return Ownership(
         state=state,
-        owner=draw(brokers),
-        epoch=Epoch(draw(st.integers(1, 1000))),
-        move=Move(to=draw(st.sampled_from(["", *BROKERS]))) if moves else None,
-        holders=() if accept_loss else draw(some_brokers),
+        owner=choose.of(BROKERS),
+        epoch=Epoch(choose.of(range(1, 1_001))),
+        move=Move(to=choose.of(["", *BROKERS])) if moves else None,
+        holders=() if accept_loss else choose.of(SOME_BROKERS),
         clean=clean,
         accept_loss=accept_loss,
-        given_up=draw(some_brokers) if accept_loss else (),
-        failures=unable(*draw(some_brokers)) if state is OwnershipState.ASSIGNED else (),
+        given_up=choose.of(SOME_BROKERS) if accept_loss else (),
+        failures=unable(*choose.of(SOME_BROKERS)) if state is OwnershipState.ASSIGNED else (),
     )
+
+
+records = st.integers(0, (1 << 40) - 1).map(record_of)
+"""All choices together take 31 bits."""
 
 
 @st.composite
@@ -52,7 +73,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         on_owner_loss=draw(st.sampled_from(OwnerLoss)), owner_loss_after_ms=draw(st.sampled_from([0, 1_000, 60_000]))
     )
     return snapshot_of(
-        draw(st.lists(st.none() | ownerships(), min_size=1, max_size=24)),
+        draw(st.lists(records, min_size=1, max_size=24)),
         live=live,
         drained=draw(some_brokers),
         gone_since=gone,
