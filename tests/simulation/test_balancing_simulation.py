@@ -8,6 +8,7 @@ promises is checked at every step; what it is for, an even load, at the end, whe
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -143,22 +144,22 @@ class World:
     def report(self) -> None:
         now_s = self.now / SECOND_US
         meters: dict[tuple[str, SegmentRef], Meter] = {}
+        loads_of: dict[str, list[SegmentLoad]] = defaultdict(list)
         for segment, owner in self.owners.items():
             counter = round(self.counters[segment])
             meter = self.meters.get((owner, segment))
             # Between two intervals nobody looks, so a segment that arrived in between is seen from its arrival on.
-            meters[owner, segment] = Meter(counter, now_s) if meter is None else meter.seen(counter, now_s)
+            meter = meters[owner, segment] = Meter(counter, now_s) if meter is None else meter.seen(counter, now_s)
+            loads_of[owner].append(
+                SegmentLoad(
+                    topic_path=segment.topic_path, segment_id=segment.segment_id, bytes_in_per_s=round(meter.per_s)
+                )
+            )
         self.meters = meters
         for name in self.brokers:
             if self.silent_until.get(name, 0) > self.now:
                 continue
-            loads = [
-                SegmentLoad(
-                    topic_path=segment.topic_path, segment_id=segment.segment_id, bytes_in_per_s=round(meter.per_s)
-                )
-                for (owner, segment), meter in meters.items()
-                if owner == name
-            ]
+            loads = loads_of[name]
             self.reports[name] = LoadReport(
                 at=self.now,
                 cpu=0.3,
@@ -200,7 +201,13 @@ class World:
         assert len(found.moves) <= max(self.policy.moves_at_once - len(self.moving), 0)
         if any(self.silent(name) for name in self.brokers):
             assert found.moves == (), "decided on old reports"
-        before = Tally(view.brokers, view.loads, view.owned)
+        if found.moves:
+            self.carry_out(found, Tally(view.brokers, view.loads, view.owned))
+        self.last = found
+        self.met |= self.remarks()
+        return found
+
+    def carry_out(self, found: BalancePlan, before: Tally) -> None:
         busiest = max(before.bytes_per_s[broker] for broker in before.available)
         for move in found.moves:
             assert self.owners[move.segment] == move.source
@@ -211,9 +218,6 @@ class World:
             before.add(move.segment, move.target)
             assert max(before.bytes_per_s[broker] for broker in before.available) <= busiest
             self.begin(move, automatic=True)
-        self.last = found
-        self.met |= self.remarks()
-        return found
 
     def silent(self, name: str) -> bool:
         report = self.reports.get(name)
