@@ -41,6 +41,8 @@ def declared(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=;~! ]", requirement)[0].lower() for requirement in requirements} - {PROJECT["name"]}
 
 
+in_one_process = pytest.mark.xdist_group("import-layers")  # Its worker has parsed all modules.
+
 BASE = declared(PROJECT["dependencies"])
 EXTRAS = {extra: declared(wanted) for extra, wanted in PROJECT["optional-dependencies"].items()}
 
@@ -55,11 +57,13 @@ def used_by(layers: set[str]) -> set[str]:
     return set().union(*(third_party(path) for path in modules() if layer_of(path) in layers))
 
 
+@in_one_process
 def test_the_client_declares_what_its_layers_import_and_nothing_else() -> None:
     lazily = {DISTRIBUTIONS.get(name, name) for names in ONLY_WHEN_USED.values() for name in names}
     assert used_by(CLIENT_LAYERS) - lazily == BASE
 
 
+@in_one_process
 def test_the_extras_declare_what_their_layers_import() -> None:
     # fastapi-offline brings files, which no module imports; only pytest itself loads testing/pytest_plugin.py.
     used = used_by(LAYERS_OF["server"]) - BASE - {"pytest"}
