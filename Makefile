@@ -7,7 +7,7 @@ SEEDS ?= 2000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test check format simulate mutants bench bench-peers lock clean
+.PHONY: help setup demo up lint test check quick-tests format simulate mutants bench bench-peers lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage; Spark"
@@ -47,14 +47,16 @@ test: setup
 	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
 	$(MAKE) --jobs 2 --output-sync lint .venv/spark.jsa
 	$(BIN)/python -m pytest -n 2 tests
-	$(BIN)/python -m braid.testing.simulate log --seeds 60 --processes 2
-	$(BIN)/python -m benchmarks --quick
 
 # Spark's classes, for quick starts of Java in tests.
 .venv/spark.jsa: .venv/installed
 	$(BIN)/python -m tests.spark.java_archive 2> $@.log || { cat $@.log; exit 1; }
 
-check: lint
+# mypy takes one core, so the tests do not wait for it.
+check: setup
+	$(MAKE) --jobs 2 --output-sync=line lint quick-tests
+
+quick-tests: setup
 	BRAID_EXAMPLES_PERCENT=20 $(BIN)/python -m pytest -n 2 tests/unit tests/component tests/property
 	$(BIN)/python -m braid.testing.simulate log --seeds 20 --processes 2
 	$(BIN)/python -m braid.testing.simulate broker --seeds 4 --processes 2

@@ -5,5 +5,6 @@ import sys
 
 NAMES = ("batches", "storage", "metadata", "objects", "broker")
 
-for name in NAMES:
-    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)
+if __name__ == "__main__":
+    for name in NAMES:
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)

@@ -24,6 +24,8 @@ from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.log_simulation import LogCounts, simulate_log
 
 SEEDS = [3, 17, 41, 97, *range(1_000, 1_021)]
+FIRST_SEEDS = range(60)
+"""The seeds with which `simulate log` begins."""
 
 
 @functools.cache
@@ -35,6 +37,11 @@ def counted(seed: int) -> LogCounts:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_promise_breaks(seed: int) -> None:
     assert counted(seed).confirms > 0
+
+
+@pytest.mark.parametrize("seed", FIRST_SEEDS)
+def test_the_first_seeds_break_no_promise(seed: int) -> None:
+    assert simulate_log(seed).seeds == 1
 
 
 @pytest.mark.xdist_group("counted-seeds")

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     slowest: list[tuple[float, int]] = []
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes) as pool:
-        jobs = pool.imap_unordered(_Job(simulate), seeds, chunksize=4)
+        jobs = pool.imap_unordered(_Job(simulate), seeds)
         for done, (seed, seconds, counts, failure) in enumerate(jobs, 1):
             slowest = sorted([*slowest, (seconds, seed)], reverse=True)[:SHOWN_SLOW]
             total.add(counts if counts is not None else kind(seeds=1))
