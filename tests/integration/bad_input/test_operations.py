@@ -18,6 +18,7 @@ from braid.model.errors import (
     InvalidArgument,
     InvalidName,
     NotAvailable,
+    NotServing,
     OutOfSequence,
     ProtocolError,
     StaleRoute,
@@ -207,21 +208,23 @@ def test_routes_that_are_not_the_topics_are_refused(broker: WatchedBroker) -> No
     with broker.connect() as client:
         topic = make_topic(client, segments=2)
         epoch = topic.described.layout_epoch
-        for route in (
-            Route(topic.path, topic.id + 1, 0, epoch),
-            Route(topic.path, 0, 0, epoch),
-            Route(topic.path, topic.id, 2, epoch),
-            Route(topic.path, topic.id, -1, epoch),
-            Route(topic.path, topic.id, (1 << 64) - 1, epoch),
-            Route(topic.path, topic.id, 0, epoch + 1),
-            Route(topic.path, topic.id, 0, -1),
-        ):
-            with pytest.raises(StaleRoute):
+        refusals: list[tuple[Route, type[BraidError]]] = [
+            (Route(topic.path, topic.id + 1, 0, epoch), StaleRoute),
+            (Route(topic.path, 0, 0, epoch), StaleRoute),
+            (Route(topic.path, topic.id, 2, epoch), NotServing),
+            (Route(topic.path, topic.id, -1, epoch), NotServing),
+            (Route(topic.path, topic.id, (1 << 64) - 1, epoch), NotServing),
+        ]
+        for route, refused in refusals:
+            with pytest.raises(refused):
                 client.ask(Kind.PUBLISH, route, Published, a_batch())
         lower = next(key for key in (b"key-%d" % n for n in range(99)) if key_hash(key) < 0x8000)
         with pytest.raises(StaleRoute, match="key hashes"):
             client.ask(Kind.PUBLISH, topic.to(1), Published, a_batch(keys=[lower]))
         assert client.ask(Kind.PUBLISH, topic.to(0), Published, a_batch(keys=[lower])).base_offset == 0
+        for offset, other_epoch in enumerate((epoch + 1, -1), 1):  # The segment's state and range count, not the epoch.
+            route = Route(topic.path, topic.id, 0, other_epoch)
+            assert client.ask(Kind.PUBLISH, route, Published, a_batch(keys=[lower])).base_offset == offset
 
 
 def test_a_publish_that_could_never_be_confirmed_ends_the_connection(broker: WatchedBroker) -> None:
