@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.dying_jobs import Left, killed_driver
 from tests.spark.spark_kit import TIMEOUT_S, StoredBroker, spark_session
 
 GROUPS = {
@@ -45,3 +46,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredBroker]:
     """Shared by all: each test file has topics of its own. Tests that stop a broker start one for themselves."""
     with StoredBroker(tmp_path_factory.mktemp("broker")) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def killed(broker: StoredBroker, tmp_path_factory: pytest.TempPathFactory) -> Left:
+    """Three jobs whose driver was killed, each for one test to go on with."""
+    return killed_driver(broker, tmp_path_factory.mktemp("killed"))

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import braid.sync
 from braid.model.names import TopicName
@@ -134,17 +135,22 @@ def number_of(value: bytes | bytearray) -> int:
 # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def copy_all(
-    spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, sink: str = "braid", **options: Any
-) -> None:
-    """Topic to topic until nothing is left, in micro-batches of `COPIED_AT_ONCE` rows."""
-    rows = spark.readStream.format("braid").options(
-        url=url, topic=source, startingOffsets="earliest", maxRecordsPerTrigger=COPIED_AT_ONCE
-    )
-    writing = rows.load().select("key", "value").writeStream.format(sink)
-    writing = writing.options(url=url, topic=target, checkpointLocation=str(checkpoint), **options)
-    query = writing.trigger(availableNow=True).start()
+def copy_all(spark: SparkSession, url: str, source: str, target: str, checkpoint: Path) -> None:
+    """Topic to topic until nothing is left."""
+    query = start_copy(spark, url, source, target, checkpoint)
     try:
         query.awaitTermination()
     finally:
         query.stop()
+
+
+def start_copy(
+    spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, sink: str = "braid"
+) -> StreamingQuery:
+    """In micro-batches of `COPIED_AT_ONCE` rows."""
+    rows = spark.readStream.format("braid").options(
+        url=url, topic=source, startingOffsets="earliest", maxRecordsPerTrigger=COPIED_AT_ONCE
+    )
+    writing = rows.load().select("key", "value").writeStream.format(sink)
+    writing = writing.options(url=url, topic=target, checkpointLocation=str(checkpoint))
+    return writing.trigger(availableNow=True).start()

@@ -30,6 +30,7 @@ from braid.spark.stream.batch_limits import BatchLimits
 from tests.kits import poison
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
 from tests.kits.waiting import wait_until
+from tests.spark.dying_jobs import LANDED, Left
 from tests.spark.spark_kit import ROOT, WAIT_S, Sent, StoredBroker, numbered
 
 both = pytest.mark.parametrize("kind", ["parquet", "delta"])
@@ -257,25 +258,19 @@ START_S = 200.0
 """For a process with a session of its own, on a machine that has other things to do."""
 
 
-def start(*command: str, **more: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **more}
+def start(*command: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
 def test_a_driver_that_is_killed_before_its_commit_has_landed_nothing_and_the_next_run_all(
-    spark: SparkSession, broker: StoredBroker, tmp_path: Path
+    spark: SparkSession, broker: StoredBroker, killed: Left
 ) -> None:
-    topic = broker.create("lake-killed", segments=2)
-    sent = broker.fill(topic, numbered(1_000))
-    where = tmp_path / "orders"
-    program = str(ROOT / "tests" / "spark" / "dying_jobs.py")
-    killed = start(program, "lake", broker.url, topic, str(where), "parquet", DYING_FOLDER=str(tmp_path / "spark"))
-    _, said = killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, said.decode()[-2000:]
+    where = killed.table
     assert not where.exists()
-    assert len(list((tmp_path / ".orders.staging").glob("1-*/part-*.parquet"))) >= 1
-    assert lake(spark, {"topic": topic, "url": broker.url}, where, "parquet").records == 1_000
-    check_each_once(rows_of(where, "parquet"), sent)
+    assert len(list((where.parent / ".orders.staging").glob("1-*/part-*.parquet"))) >= 1
+    assert lake(spark, {"topic": LANDED, "url": broker.url}, where, "parquet").records == 1_000
+    check_each_once(rows_of(where, "parquet"), killed.landed)
 
 
 def test_following_lands_what_comes_and_ends_with_sigterm(broker: StoredBroker, tmp_path: Path) -> None:

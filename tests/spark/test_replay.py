@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import signal
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +20,8 @@ from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.source.planning import Range
 from tests.kits import poison
 from tests.kits.hand_made_topic import HandMadeTopic, Record, Shape
-from tests.spark.spark_kit import ROOT, WAIT_S, StoredBroker, numbered
+from tests.spark.dying_jobs import REPLAYED, REPLAYED_TO, Left
+from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered
 
 Copied = tuple[bytes, datetime.datetime, dict[str, bytes]]
 
@@ -213,23 +210,11 @@ def test_topics_that_cannot_be_are_refused(spark: SparkSession, broker: StoredBr
 
 
 def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(
-    spark: SparkSession, broker: StoredBroker, tmp_path: Path
+    spark: SparkSession, broker: StoredBroker, killed: Left
 ) -> None:
-    source = {"topic": broker.create("replay-killed", segments=2), "url": broker.url}
-    target = {"topic": broker.create("replay-killed-copy", segments=2), "url": broker.url}
-    broker.fill(source["topic"], numbered(1_000, keys=20))
-    program = str(ROOT / "tests" / "spark" / "dying_jobs.py")
-    killed = subprocess.run(
-        [sys.executable, program, "replay", broker.url, source["topic"], target["topic"], str(tmp_path / "state")],
-        capture_output=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            "DYING_FOLDER": str(tmp_path / "spark"),
-        },
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    source = {"topic": REPLAYED, "url": broker.url}
+    target = {"topic": REPLAYED_TO, "url": broker.url}
     assert len(records(spark, target)) == 1_000
-    report = replay(spark, source, broker, target["topic"], tmp_path / "state")
+    report = replay(spark, source, broker, REPLAYED_TO, killed.journal)
     assert (report.repeated, report.duplicates) == (1, 1_000)
     assert by_key(records(spark, target)) == by_key(records(spark, source))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,20 +14,19 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 import braid.sync
-from braid.spark.data_source import BraidDataSource
 from braid.spark.sink.input import workers_pipe
 from braid.spark.sink.options import SinkOptions
 from braid.spark.sink.rows import BLOCK_ROWS
-from braid.spark.sink.sink import StreamSink, stream_writer
 from braid.spark.sink.task import Writing, write_task
 from braid.storage.log.producers import REMEMBERED_BATCHES
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.waiting import wait_until
-from tests.spark.spark_kit import COPIED_AT_ONCE, WAIT_S, StoredBroker, copy_all, numbered, spark_session
+from tests.spark.dying_jobs import COPIED, COPIED_TO, Left
+from tests.spark.spark_kit import COPIED_AT_ONCE, WAIT_S, StoredBroker, copy_all, numbered
 
 ROWS = 50_000
 KEYS = 13
@@ -361,54 +355,11 @@ def test_a_checkpoint_that_was_set_back_is_refused_and_loses_nothing_in_silence(
     check_each_once(stored(broker.url, target), records)
 
 
-class KillingSink(StreamSink):
-    """Kills its driver when the second micro-batch is written and not yet committed."""
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        if batchId == 1:
-            for pid in json.loads(Path(os.environ["BRAID_TEST_VICTIMS"]).read_text()):
-                os.kill(pid, signal.SIGKILL)
-        super().commit(messages, batchId)
-
-
-class KillingSource(BraidDataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "braid-killing"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802
-        plain = stream_writer(dict(self.options), schema, overwrite=overwrite)
-        return KillingSink(plain._options)
-
-
-def driver(url: str, source: str, target: str, folder: str) -> None:
-    """The program of the driver that is killed."""
-    victims = Path(os.environ["BRAID_TEST_VICTIMS"])
-    with spark_session(Path(folder) / "spark") as spark:
-        java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-        victims.write_text(json.dumps([java, os.getpid()]))
-        spark.dataSource.register(KillingSource)
-        copy_all(spark, url, source, target, Path(folder) / "checkpoint", "braid-killing")
-
-
 def test_a_driver_that_is_killed_between_a_batch_and_its_commit_is_continued_by_another(
-    spark: SparkSession, broker: StoredBroker, tmp_path: Path
+    spark: SparkSession, broker: StoredBroker, killed: Left
 ) -> None:
-    source, target = broker.create("sink-killed-source"), broker.create("sink-killed-target")
-    broker.fill(source, numbered(1_000))
-    command = "import sys; from tests.spark.test_sink import driver; driver(*sys.argv[1:])"
-    environment = {**os.environ, "BRAID_TEST_VICTIMS": str(tmp_path / "victims")}
-    killed = subprocess.run(
-        [sys.executable, "-c", command, broker.url, source, target, str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        timeout=4 * WAIT_S,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2_000:]
-    checkpoint = tmp_path / "checkpoint"
-    assert (checkpoint / "offsets" / "1").exists()
-    assert not (checkpoint / "commits" / "1").exists()
-    assert count(broker.url, target) == 800
-    copy_all(spark, broker.url, source, target, checkpoint)
-    check_each_once(stored(broker.url, target), 1_000)
+    assert (killed.checkpoint / "offsets" / "1").exists()
+    assert not (killed.checkpoint / "commits" / "1").exists()
+    assert count(broker.url, COPIED_TO) == 800
+    copy_all(spark, broker.url, COPIED, COPIED_TO, killed.checkpoint)
+    check_each_once(stored(broker.url, COPIED_TO), 1_000)
