@@ -286,6 +286,24 @@ async def test_children_that_become_visible_later_are_waited_for(simulation: Sim
         assert await read(consumer, 1) == [(1, 0)]
 
 
+@pytest.mark.parametrize("resumed", [True, False])
+async def test_a_consumer_that_begins_between_a_seal_and_its_layout_waits_for_the_children(
+    resumed: bool, simulation: Simulation
+) -> None:
+    async with connected(simulation, with_records(10)) as (broker, client):
+        broker.segments[0].sealed = True
+        async with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            await read(consumer, 10)
+            assert await consumer.receive(timeout=5) is None
+            saved = consumer.checkpoint()
+        assert ConsumerCheckpoint.from_bytes(saved).positions == {0: END}
+        async with client.checkpoint_consumer("orders", start=saved if resumed else "latest") as consumer:
+            assert await consumer.receive(timeout=5) is None
+            broker.split(0, 1)
+            broker.append(1, b"child")
+            assert await read(consumer, 1) == [(1, 0)]
+
+
 async def test_a_consumer_that_never_reads_costs_one_window_for_each_segment(simulation: Simulation) -> None:
     broker = ScriptedBroker(3)
     for segment in broker.segments.values():

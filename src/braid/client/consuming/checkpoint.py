@@ -230,10 +230,13 @@ class CheckpointConsumer(Consumer):
         deadline = asyncio.get_running_loop().time() + self._client.timeout_s
         try:
             await retrying(self._find_positions, deadline, self._client.backoff())
+            sealed = await retrying(self._find_just_sealed, deadline, self._client.backoff())
             await retrying(self._read_what_may_be_read, deadline, self._client.backoff())
         except BaseException:
             self._client.forget_consumer(self)
             raise
+        for segment in sealed:
+            self._in_background(segment, partial(self._read_children, segment))
         if isinstance(self._failure, ClientClosed):  # It was closed meanwhile.
             await self.end()
             raise self._failure.again()
@@ -270,11 +273,24 @@ class CheckpointConsumer(Consumer):
         if isinstance(self._start, dict):
             self._positions = chosen_positions(topic.by_id, self._start)
             return
+        segments = await self._ask_positions(self._start if isinstance(self._start, int) else None)
+        self._positions = first_positions(self._start, segments)
+        self._epochs = epochs_before(self._positions, {each.segment: each.epochs for each in segments})
+
+    async def _ask_positions(self, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
         link = await self._client.pool.any()
-        request = PositionsRequest(self.topic, self._start if isinstance(self._start, int) else None)
-        answer = await link.ask(Kind.POSITIONS, encode(request), Positions, self._client.timeout_s)
-        self._positions = first_positions(self._start, answer.segments)
-        self._epochs = epochs_before(self._positions, {each.segment: each.epochs for each in answer.segments})
+        request = encode(PositionsRequest(self.topic, timestamp_us))
+        return (await link.ask(Kind.POSITIONS, request, Positions, self._client.timeout_s)).segments
+
+    async def _find_just_sealed(self) -> list[int]:
+        """Find the sealed segments of which nothing is left to read, and whose children the layout does not have yet:
+        nothing else would wait for these children."""
+        if isinstance(self._start, dict):
+            return []  # The other segments were left out, and so are their children.
+        topic = await self._client.routing.topic(self.topic)
+        done = {segment.id for segment in topic.active if self._positions.get(segment.id) == END}
+        positions = await self._ask_positions() if done else ()
+        return [each.segment for each in positions if each.sealed and each.segment in done]
 
     async def _read_what_may_be_read(self) -> None:
         topic = await self._client.routing.topic(self.topic)
