@@ -7,7 +7,7 @@ It sees what the store has applied, one transaction after the other, so it misse
   cannot open the segment changes nothing but the reason;
 - a segment that begins to be served is not clean;
 - SEALED comes in one transaction with the sealed state, and the last record that it names is where chunks end; SERVING
-  comes in one with the storage's begin, which takes the sealed state away;
+  comes in one with the storage's begin, which takes the sealed state away, unless the owner's disk is full;
 - the frontier of the chunks never goes back to an earlier epoch, nor back in offsets, and an epoch has one holder;
 - a cursor is written only by the epoch that has the segment (I3);
 - a record is deleted only with its topic.
@@ -51,6 +51,8 @@ class OwnershipChecker:
         self.accepted_losses = 0
         self.on_accepted_loss: Callable[[Segment, Ownership, Frontier | None], None] = lambda *_: None
         """Called with the record that is given up."""
+        self.may_hold: Callable[[str], bool] = lambda _broker: False
+        """Tells whether a broker may serve what it has not begun: readers only, because its disk is full."""
         self.on_moving: Callable[[Ownership], None] = lambda _record: None
         """Called when somebody has wished that a segment that is served move."""
         self.on_sealed: Callable[[Segment, Ownership], None] = lambda _segment, _record: None
@@ -125,7 +127,7 @@ class OwnershipChecker:
             _check_seal(segment, before, now)
             self.on_sealed(segment, new)
         if new.state is OwnershipState.SERVING and old.state is OwnershipState.ASSIGNED:
-            _check_begin(segment, before, now)
+            _check_begin(segment, before, now, held=self.may_hold(new.owner))
             if self._servers.get(segment, new.owner) != new.owner:
                 self.moves += 1
             self._servers[segment] = new.owner
@@ -175,11 +177,11 @@ def _check_seal(segment: Segment, before: _Kept, now: _Kept) -> None:
         raise PromiseBroken("I1", f"{segment} is sealed as {sealed}, chunks are at {frontier}")
 
 
-def _check_begin(segment: Segment, before: _Kept, now: _Kept) -> None:
+def _check_begin(segment: Segment, before: _Kept, now: _Kept, *, held: bool) -> None:
     assert now.record is not None
     if now.record.clean:
         raise PromiseBroken("I2", f"{segment} is served, and its record says that nothing is lost with its owner")
-    if now.sealed is not None or now.frontier is None or not now.frontier.begun:
+    if now.sealed is not None or now.frontier is None or not (now.frontier.begun or held):
         raise PromiseBroken("I1", f"{segment} is served, and its storage has not begun: {now}")
     if (now.frontier.epoch, now.frontier.holder) != (now.record.epoch, now.record.owner):
         raise PromiseBroken("I3", f"{segment} is served by {_described(now.record)}, its chunks are {now.frontier}")

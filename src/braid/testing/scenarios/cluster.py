@@ -168,6 +168,7 @@ class SimulatedCluster:
         self.ownership.on_accepted_loss = self.inspector.on_accepted_loss
         self.ownership.on_sealed = self.inspector.on_sealed
         self.ownership.on_moving = self._on_moving
+        self.ownership.may_hold = lambda broker: self.machines[broker].disk_was_full
         self.fences = FenceChecker(self.store, self.failed)
         self.fences.on_sealing = self.inspector.on_sealing
         self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=captured.note)

@@ -41,6 +41,8 @@ class BrokerMachine:
         """A fault is stopping, starting or freezing this machine."""
         self.disk_failed = False
         """Whether the disk was replaced, or has failed syncs and reads: only then may its records be given up."""
+        self.disk_was_full = False
+        """Whether the disk has had a limit: then its broker may serve readers without room to begin."""
         self.metadata: MemoryStore | None = None
         """The present process's connection to the metadata store."""
         self.objects: FaultyObjects | None = None
@@ -156,6 +158,7 @@ class BrokerMachine:
                 *failing,
             ]
         )
+        self.disk_was_full |= self.disk.faults.capacity_bytes is not None
         self.disk_failed |= bool(self.disk.faults.sync_failure or self.disk.faults.read_failure)
         self.metadata_faults = random.choice([0.0, 0.0, 0.2])
 
