@@ -7,7 +7,7 @@ SEEDS ?= 2000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test check quick-tests format simulate mutants bench bench-peers lock clean
+.PHONY: help setup demo up lint test suite check quick-tests format simulate mutants bench bench-peers lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage; Spark"
@@ -45,8 +45,12 @@ lint: setup
 
 test: setup
 	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
-	$(MAKE) --jobs 2 --output-sync lint .venv/spark.jsa
-	$(BIN)/python -m pytest -n 2 tests
+	$(MAKE) .venv/spark.jsa
+	$(MAKE) --jobs 2 --output-sync=line lint suite
+
+# Tests often wait for processes: a third worker uses the time.
+suite: setup
+	$(BIN)/python -m pytest -n 3 tests
 
 # Spark's classes, for quick starts of Java in tests.
 .venv/spark.jsa: .venv/installed

@@ -72,6 +72,14 @@ def operations(rest: BaseSchema) -> Iterator[APIOperation[Any, Any, Any, Any]]:
         yield result.ok()
 
 
+def ask_for_little(case: schemathesis.Case[Any]) -> None:
+    """A broker opens each segment that a topic gets: a thousand of them, eight times, would take minutes."""
+    for given_by_name in (case.path_parameters, case.query):
+        for name in ("segments", "into"):
+            if name in (given_by_name or {}):
+                given_by_name[name] = 2 + int(given_by_name[name]) % 3
+
+
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 @pytest.mark.parametrize("existing", [False, True], ids=["anything", "what exists"])
 def test_every_answer_is_as_the_document_says(
@@ -86,8 +94,12 @@ def test_every_answer_is_as_the_document_says(
         @BOUNDED
         def ask(case: schemathesis.Case[Any]) -> None:
             if existing:
+                if any(change in case.operation.label for change in ("/split/", "/merge/", "/repartition/")):
+                    broker.ask("DELETE", f"{ORDERS}?force=true")  # Else it would have more and more segments.
                 broker.ask("PUT", f"{ORDERS}?numInitialSegments=2")
                 broker.ask("PUT", f"{ORDERS}/subscriptions/billing")
+                if mode is GenerationMode.POSITIVE:
+                    ask_for_little(case)
             asked[case.operation.label] += 1
             case.call_and_validate(checks=CHECKED, timeout=60)
 
