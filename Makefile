@@ -46,11 +46,11 @@ lint: setup
 test: setup
 	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
 	$(MAKE) .venv/spark.jsa
-	$(MAKE) --jobs 2 --output-sync=line lint suite
+	$(MAKE) --jobs 2 lint suite
 
-# Tests often wait for processes: a third worker uses the time.
+# Tests often wait for processes: the linters use the time.
 suite: setup
-	$(BIN)/python -m pytest -n 3 tests
+	$(BIN)/python -m pytest -n 2 tests
 
 # Spark's classes, for quick starts of Java in tests.
 .venv/spark.jsa: .venv/installed
@@ -58,7 +58,7 @@ suite: setup
 
 # mypy takes one core, so the tests do not wait for it.
 check: setup
-	$(MAKE) --jobs 2 --output-sync=line lint quick-tests
+	$(MAKE) --jobs 2 lint quick-tests
 
 quick-tests: setup
 	BRAID_EXAMPLES_PERCENT=20 $(BIN)/python -m pytest -n 2 tests/unit tests/component tests/property

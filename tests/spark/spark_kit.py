@@ -113,9 +113,11 @@ class StoredBroker(BrokerProcess):
 
     def chunks(self, topic: str) -> list[dict[str, Any]]:
         """The chunks that the newest manifests list."""
-        folders = (self.folder / "history" / TopicName.parse(topic).path).glob("*/manifests")
-        newest = [max(folder.glob("*.json")) for folder in folders]
-        return [chunk for path in newest for chunk in json.loads(path.read_bytes())["chunks"]]
+        while True:
+            folders = (self.folder / "history" / TopicName.parse(topic).path).glob("*/manifests")
+            newest = [max(folder.glob("*.json")) for folder in folders]
+            with contextlib.suppress(FileNotFoundError):  # The owner has replaced a manifest just now.
+                return [chunk for path in newest for chunk in json.loads(path.read_bytes())["chunks"]]
 
     def until_chunks(self, topic: str, count: int) -> None:
         wait_until(
