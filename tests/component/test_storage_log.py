@@ -368,6 +368,8 @@ async def test_a_former_owner_says_nothing_of_what_an_ended_log_has(
             log.append(make_batch(3, producer=7, sequence=sequence))
     with pytest.raises(Fenced):
         await log.next_sequences([7])
+    with pytest.raises(Fenced):
+        log.producer_rows()
 
 
 async def test_a_producer_counts_as_stored_when_its_batches_are_confirmed(

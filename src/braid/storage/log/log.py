@@ -186,6 +186,7 @@ class Log:
         """Return what this log, which has ended, knows of its producers: for the logs that continue it."""
         if not self.seal_is_durable:
             raise LogBusy(f"the log under {self.folder} has not ended yet; try again in a moment")
+        self._check_lease()  # The log of a former owner may have ended otherwise since (I3).
         return b"".join(self._producers.rows())
 
     def inherit(self, producers: ProducerTable) -> None:
