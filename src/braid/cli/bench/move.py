@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import click
 import msgspec
@@ -86,6 +86,22 @@ def move(
     print_rows(rows, as_json=as_json)
 
 
+T = TypeVar("T")
+
+
+class Load(Protocol):
+    """What is in the topic before the measurement, and what is sent meanwhile."""
+
+    @property
+    def history_bytes(self) -> int: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def size(self) -> int: ...
+
+
 class MoveCase(msgspec.Struct, frozen=True):
     history_bytes: int
     storage: str
@@ -112,11 +128,33 @@ class MoveResult(msgspec.Struct, frozen=True, rename="camel"):
     errors: int
 
 
+class UnderLoad(NamedTuple, Generic[T]):
+    """What was done under load, and what the load saw of it."""
+
+    result: T
+    sent: int
+    producer: Steady
+    consumer: Steady
+
+
 def measure_moves(case: MoveCase, show: Callable[[str], None]) -> MoveResult:
+    found = under_load(case, lambda client: _move_often(client, case, show), show, shared=case.storage == "shared_fs")
+    return _row(case, found.result, found.sent, found.producer, found.consumer)
+
+
+def under_load(
+    load: Load,
+    work: Callable[[Client], Coroutine[Any, Any, T]],
+    show: Callable[[str], None],
+    *,
+    shared: bool = True,
+    keys: int = 1,
+) -> UnderLoad[T]:
+    """Start two brokers, fill a topic, move it once, and do the work while records are sent and received."""
     from braid.cli.bench.broker import own_cluster
     from braid.cli.bench.measure import measure_publish, worker
 
-    with own_cluster(2, shared=case.storage == "shared_fs") as cluster:
+    with own_cluster(2, shared=shared) as cluster:
         target = Target(url=cluster.url)
         ask(target, lambda client: client.admin.create_topic(TOPIC))
         show("filling")
@@ -124,23 +162,23 @@ def measure_moves(case: MoveCase, show: Callable[[str], None]) -> MoveResult:
             target,
             TOPIC,
             mode=Mode.SEND_TABLE,
-            records=max(1, case.history_bytes // FILL_RECORD_BYTES),
+            records=max(1, load.history_bytes // FILL_RECORD_BYTES),
             size=FILL_RECORD_BYTES,
             batch_bytes=FILL_BATCH_BYTES,
             warm_up=False,
         )
-        ask(target, _move)
-        with worker(SteadyReceive(target=target, topic=TOPIC, subscription=SUBSCRIPTION)) as receiver:
+        ask(target, move_all)
+        with worker(SteadyReceive(target=target, topic=TOPIC, subscription=SUBSCRIPTION, keys=keys)) as receiver:
             receiver.wait_ready()
-            with worker(SteadySend(target=target, topic=TOPIC, rate=case.rate, size=case.size)) as sender:
+            with worker(SteadySend(target=target, topic=TOPIC, rate=load.rate, size=load.size, keys=keys)) as sender:
                 sender.wait_ready()
-                times = ask(target, lambda client: _move_often(client, case, show))
+                result = ask(target, work)
                 sender.stop()
                 sent = sender.wait_done()
             received = receiver.wait_done()
     assert sent.steady is not None
     assert received.steady is not None
-    return _row(case, times, sent.records, sent.steady, received.steady)
+    return UnderLoad(result, sent.records, sent.steady, received.steady)
 
 
 async def _move_often(client: Client, case: MoveCase, show: Callable[[str], None]) -> list[tuple[int, int]]:
@@ -150,14 +188,14 @@ async def _move_often(client: Client, case: MoveCase, show: Callable[[str], None
     for number in range(case.moves):
         show(f"move {number + 1} of {case.moves}")
         began_ns = time.monotonic_ns()
-        await _move(client)
+        await move_all(client)
         times.append((began_ns, time.monotonic_ns()))
         await asyncio.sleep(case.rest_s)
     await asyncio.sleep(SETTLE_S)
     return times
 
 
-async def _move(client: Client) -> None:
+async def move_all(client: Client) -> None:
     await client.admin.move(TOPIC, timeout=MOVE_TIMEOUT_S)
 
 

@@ -18,9 +18,8 @@ import click
 import msgspec
 
 from braid.cli.bench.machine import machine_facts, machine_text
-from braid.cli.bench.move import AFTER_NS, BEFORE_NS, FILL_BATCH_BYTES, FILL_RECORD_BYTES, MOVE_TIMEOUT_S
-from braid.cli.bench.workload import Mode, Steady, SteadyReceive, SteadySend
-from braid.cli.target import Target, ask
+from braid.cli.bench.move import AFTER_NS, BEFORE_NS, TOPIC, move_all, under_load
+from braid.cli.bench.workload import Steady
 from braid.cli.terminal.output import Column, bytes_text, json_option, print_json, print_table
 from braid.cli.terminal.param_types import SIZE
 from braid.cli.terminal.spinner import status_line
@@ -28,8 +27,6 @@ from braid.cli.terminal.spinner import status_line
 if TYPE_CHECKING:
     from braid.client.client import Client
 
-TOPIC: Final = "bench"
-SUBSCRIPTION: Final = "bench"
 KEYS: Final = 1_024
 REST_S: Final = 1.0
 OF_A_MOVE: Final = 2.0
@@ -93,10 +90,6 @@ class ScaleResult(msgspec.Struct, frozen=True, rename="camel"):
     changes: list[Pauses]
 
 
-async def _move(client: Client) -> object:
-    return await client.admin.move(TOPIC, timeout=MOVE_TIMEOUT_S)
-
-
 async def _split(client: Client) -> object:
     return await client.admin.split(TOPIC, (await _active(client))[0])
 
@@ -120,7 +113,7 @@ def _repartition(count: int) -> Callable[[Client], Awaitable[object]]:
 
 
 ROUND: Final[tuple[Change, ...]] = (
-    ("move", _move),
+    ("move", move_all),
     ("split", _split),
     ("merge", _merge),
     ("1 → 4", _repartition(4)),
@@ -130,36 +123,8 @@ ROUND: Final[tuple[Change, ...]] = (
 
 
 def measure_changes(case: ScaleCase, show: Callable[[str], None]) -> ScaleResult:
-    from braid.cli.bench.broker import own_cluster
-    from braid.cli.bench.measure import measure_publish, worker
-
-    with own_cluster(2, shared=True) as cluster:
-        target = Target(url=cluster.url)
-        ask(target, lambda client: client.admin.create_topic(TOPIC))
-        show("filling")
-        measure_publish(
-            target,
-            TOPIC,
-            mode=Mode.SEND_TABLE,
-            records=max(1, case.history_bytes // FILL_RECORD_BYTES),
-            size=FILL_RECORD_BYTES,
-            batch_bytes=FILL_BATCH_BYTES,
-            warm_up=False,
-        )
-        ask(target, _move)
-        receive = SteadyReceive(target=target, topic=TOPIC, subscription=SUBSCRIPTION, keys=KEYS)
-        with worker(receive) as receiver:
-            receiver.wait_ready()
-            send = SteadySend(target=target, topic=TOPIC, rate=case.rate, size=case.size, keys=KEYS)
-            with worker(send) as sender:
-                sender.wait_ready()
-                times = ask(target, lambda client: _change_often(client, case, show))
-                sender.stop()
-                sent = sender.wait_done()
-            received = receiver.wait_done()
-    assert sent.steady is not None
-    assert received.steady is not None
-    return _row(case, times, sent.records, sent.steady, received.steady)
+    found = under_load(case, lambda client: _change_often(client, case, show), show, keys=KEYS)
+    return _row(case, found.result, found.sent, found.producer, found.consumer)
 
 
 async def _change_often(client: Client, case: ScaleCase, show: Callable[[str], None]) -> list[tuple[str, int, int]]:
