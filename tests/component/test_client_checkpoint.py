@@ -14,6 +14,7 @@ from braid.client.consuming.checkpoint import (
     CheckpointConsumer,
     ConsumerCheckpoint,
     Position,
+    chosen_positions,
     epochs_before,
     first_positions,
     kept_positions,
@@ -101,6 +102,14 @@ def test_positions_follow_the_layout() -> None:
         kept_positions([1], {0: 7})
     with pytest.raises(NotServing, match="segment 2 of the topic yet"):
         kept_positions([0, 1], {0: END, 1: 4, 2: 0})  # Of a broker whose layout is older than the checkpoint.
+
+
+def test_descendants_of_what_was_named_are_read_from_their_beginning() -> None:
+    children: dict[int, tuple[int, ...]] = {0: (2, 3), 1: (4,), 2: (), 3: (4,), 4: ()}
+    assert chosen_positions(children, {0: 7}) == {0: 7, 1: END, 2: 0, 3: 0, 4: 0}
+    assert chosen_positions(children, {0: 7, 4: 5}) == {0: 7, 1: END, 2: 0, 3: 0, 4: 5}
+    assert chosen_positions(children, {2: 1}) == {0: END, 1: END, 2: 1, 3: END, 4: END}
+    assert kept_positions([2, 5, 6], {2: 1}, left_out={6}) == {2: 1, 5: 0, 6: END}
 
 
 def test_first_positions() -> None:

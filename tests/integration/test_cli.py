@@ -376,6 +376,37 @@ def test_without_follow_the_end_is_where_the_topic_ended_at_the_start(url: str) 
     assert lines(url, "consume", "ends", "-s", "other") == [b"1"]
 
 
+def test_following_a_segment_goes_on_with_its_children_and_no_others(url: str) -> None:
+    run(url, "topic", "create", "followed", "--segments", "2")
+    keys = [b"%d" % number for number in range(40)]
+
+    def produce(word: bytes) -> None:
+        run(
+            url,
+            "produce",
+            "followed",
+            "--key-separator",
+            ":",
+            given=b"".join(key + b":" + word + b"\n" for key in keys),
+        )
+
+    with started(url, "consume", "followed", "--segment", "0", "--follow", "--json", stdout=subprocess.PIPE) as looking:
+        assert looking.stdout is not None
+        produce(b"before")
+        before = {
+            json.loads(looking.stdout.readline())["key"] for _ in lines(url, "consume", "followed", "--segment", "0")
+        }
+        run(url, "topic", "split", "followed", "1")
+        run(url, "topic", "split", "followed", "0")
+        produce(b"after")
+        after = [json.loads(looking.stdout.readline()) for _ in before]
+        assert {each["key"] for each in after} == before
+        assert {each["segment"] for each in after} == {4, 5}
+        looking.send_signal(signal.SIGINT)
+        assert looking.wait(WAIT_S) == 0
+        assert looking.stdout.read() == b"", "no record of other segments"
+
+
 def test_two_consumers_share_a_subscription_and_both_end(url: str, tmp_path: Path) -> None:
     run(url, "topic", "create", "shared", "--segments", "4")
     given = [b"%d:%d" % (number, number) for number in range(20_000)]

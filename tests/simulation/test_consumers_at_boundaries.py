@@ -491,3 +491,40 @@ async def test_a_running_checkpoint_consumer_follows_changes_without_asking(simu
         await topic.send(1)
         await topic.take(consumer, len(KEYS))
         assert topic.once
+
+
+async def test_the_children_of_named_segments_are_read_and_no_others(simulation: Simulation) -> None:
+    async with orders(simulation, segments=2) as topic:
+        await topic.send(1)
+        seen: set[int] = set()
+
+        async def read(consumer: CheckpointConsumer) -> None:
+            while (message := await consumer.receive(timeout=5)) is not None:
+                seen.add(message.segment)
+
+        async with topic.client.checkpoint_consumer("orders", start={0: 0}) as consumer:
+            await topic.admin.split("orders", 1)  # Into 2 and 3, which are left out.
+            await topic.admin.split("orders", 0)  # Into 4 and 5.
+            await topic.send(1)
+            await read(consumer)
+            assert seen == {0, 4, 5}
+            saved = consumer.checkpoint()
+        await topic.admin.split("orders", 3)
+        await topic.admin.merge("orders", 5, 2)  # 8 has hashes of both.
+        await topic.send(1)
+        async with topic.client.checkpoint_consumer("orders", start=saved) as consumer:
+            await read(consumer)
+            assert seen == {0, 4, 5, 8}, "a restored consumer follows the same hashes"
+
+
+async def test_a_segment_that_was_split_before_it_was_named_is_followed_too(simulation: Simulation) -> None:
+    async with orders(simulation) as topic:
+        await topic.send(1)
+        await topic.admin.split("orders", 0)
+        await topic.send(1)
+        async with topic.client.checkpoint_consumer("orders", start={0: 0}) as consumer:
+            await topic.take(consumer, 2 * len(KEYS))
+        assert topic.once
+        async with topic.client.checkpoint_consumer("orders", start={1: 0}) as consumer:
+            children = [await consumer.receive(timeout=5) for _ in range(len(KEYS))]
+        assert {message.segment for message in children if message is not None} == {1}, "its parent is left out"

@@ -11,6 +11,10 @@ as long as the layout has the segment: without it, a restored consumer would rea
 epoch of the record before each offset, as far as it is known. By these, the owner of a segment notices a consumer that
 has read records which are lost (model/batch/epochs.py).
 
+A consumer that was given offsets of some segments reads these, and follows them when they are split and merged: it
+reads each later segment that holds hashes of theirs. The checkpoint then has these ranges as `hashes`. The segments
+that are left out have the position END.
+
 Order across layouts: a segment is read only when each of its ancestors was read to its end (I4). A pure function of
 segments and positions, `readable_segments`, says which segments may be read.
 """
@@ -20,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -65,11 +69,14 @@ class ConsumerCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="came
     positions: dict[int, Position]
     epochs: dict[int, Epoch] = {}
     """Of the records before the positions; a position without an epoch is not checked."""
+    hashes: tuple[tuple[int, int], ...] = ()
+    """The first and last hashes of the ranges that are read; empty: all."""
 
     def to_bytes(self) -> bytes:
         fields = msgspec.to_builtins(self)
-        if not self.epochs:
-            del fields["epochs"]
+        for optional in ("epochs", "hashes"):
+            if not fields[optional]:
+                del fields[optional]
         return msgspec.json.encode(fields)
 
     @classmethod
@@ -111,10 +118,13 @@ def readable_segments(parents: Mapping[int, Iterable[int]], positions: Mapping[i
     return tuple(segment for segment in unread if ancestors_read(segment))
 
 
-def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -> dict[int, Position]:
+def kept_positions(
+    segments: Iterable[int], positions: Mapping[int, Position], left_out: Collection[int] = ()
+) -> dict[int, Position]:
     """Return positions for exactly the segments of a layout. A new segment begins at its first record, because its
-    parents are read before it. A segment that is gone must have been read to its end. `NotServing` if the layout is
-    older than the positions: the newest segment of a topic is always in its layout."""
+    parents are read before it; if it is one of `left_out`, nothing of it is read. A segment that is gone must have been
+    read to its end. `NotServing` if the layout is older than the positions: the newest segment of a topic is always in
+    its layout."""
     known = set(segments)
     lost = sorted(segment for segment, position in positions.items() if position != END and segment not in known)
     if lost and max(positions) > max(known, default=-1):
@@ -124,15 +134,22 @@ def kept_positions(segments: Iterable[int], positions: Mapping[int, Position]) -
             f"the topic has no segment {', '.join(map(str, lost))} any more, and it was not read to its end: what was "
             "left of it is gone; begin at 'earliest' to read what there is"
         )
-    return {segment: positions.get(segment, 0) for segment in sorted(known)}
+    return {segment: positions.get(segment, END if segment in left_out else 0) for segment in sorted(known)}
 
 
-def chosen_positions(segments: Iterable[int], offsets: Mapping[int, int]) -> dict[int, Position]:
-    """Return positions of all segments, if only some are to be read."""
-    known = set(segments)
-    if missing := sorted(offsets.keys() - known):
-        raise SegmentNotFound(f"the topic has no segment {missing[0]}; it has {', '.join(map(str, sorted(known)))}")
-    return {segment: offsets.get(segment, END) for segment in sorted(known)}
+def chosen_positions(children: Mapping[int, Iterable[int]], offsets: Mapping[int, int]) -> dict[int, Position]:
+    """Return positions of all segments, if only some and their descendants are to be read. `children` has the children
+    of each segment."""
+    if missing := sorted(offsets.keys() - children.keys()):
+        raise SegmentNotFound(f"the topic has no segment {missing[0]}; it has {', '.join(map(str, sorted(children)))}")
+    positions: dict[int, Position] = {}
+    to_visit = [*offsets]
+    while to_visit:
+        segment = to_visit.pop()
+        if segment not in positions:
+            positions[segment] = offsets.get(segment, 0)
+            to_visit += (child for child in children[segment] if child in children)
+    return {segment: positions.get(segment, END) for segment in sorted(children)}
 
 
 def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> dict[int, Position]:
@@ -181,6 +198,8 @@ class CheckpointConsumer(Consumer):
         """The positions of segments that are not being read: they wait for their ancestors, or have ended."""
         self._epochs: dict[int, Epoch] = {}
         """The epochs that came with the first positions."""
+        self._hashes: tuple[tuple[int, int], ...] = ()
+        """The ranges that are read; empty: all."""
         self._readers: dict[int, SegmentReader] = {}
         self._ending: dict[SegmentReader, None] = {}
         """Readers whose last delivery is on its way to the application."""
@@ -201,6 +220,7 @@ class CheckpointConsumer(Consumer):
             topic_id=self._topic_id,
             positions=positions,
             epochs={segment: epoch for segment, epoch in epochs.items() if epoch and positions.get(segment) != END},
+            hashes=self._hashes,
         ).to_bytes()
 
     async def seek(self, segment: int, offset: int) -> None:
@@ -267,11 +287,16 @@ class CheckpointConsumer(Consumer):
                     f"the checkpoint is of topic {self._start.topic} with id {self._start.topic_id}; that topic was "
                     f"deleted and created again with id {topic.topic_id}, so the checkpoint's offsets mean nothing"
                 )
-            self._positions = kept_positions(topic.by_id, self._start.positions)
+            self._hashes = self._start.hashes
+            self._positions = kept_positions(topic.by_id, self._start.positions, self._left_out(topic))
             self._epochs = self._start.epochs
             return
         if isinstance(self._start, dict):
-            self._positions = chosen_positions(topic.by_id, self._start)
+            children = {segment.id: segment.children for segment in topic.route.segments}
+            self._positions = chosen_positions(children, self._start)
+            if END in self._positions.values():
+                named = (topic.segment(segment) for segment in sorted(self._start))
+                self._hashes = tuple((segment.first_hash, segment.last_hash) for segment in named)
             return
         segments = await self._ask_positions(self._start if isinstance(self._start, int) else None)
         self._positions = first_positions(self._start, segments)
@@ -285,10 +310,9 @@ class CheckpointConsumer(Consumer):
     async def _find_just_sealed(self) -> list[int]:
         """Find the sealed segments of which nothing is left to read, and whose children the layout does not have yet:
         nothing else would wait for these children."""
-        if isinstance(self._start, dict):
-            return []  # The other segments were left out, and so are their children.
         topic = await self._client.routing.topic(self.topic)
-        done = {segment.id for segment in topic.active if self._positions.get(segment.id) == END}
+        left_out = self._left_out(topic)
+        done = {segment.id for segment in topic.active if self._positions.get(segment.id) == END} - left_out
         positions = await self._ask_positions() if done else ()
         return [each.segment for each in positions if each.sealed and each.segment in done]
 
@@ -297,7 +321,7 @@ class CheckpointConsumer(Consumer):
         if topic.topic_id != self._topic_id:
             raise TopicNotFound(f"topic {self.topic} was deleted and created again; its positions mean nothing now")
         positions = self._positions | {segment: reader.taken for segment, reader in self._readers.items()}
-        positions = kept_positions(topic.by_id, positions)
+        positions = kept_positions(topic.by_id, positions, self._left_out(topic))
         parents = {segment.id: segment.parents for segment in topic.route.segments}
         for segment in readable_segments(parents, positions):
             if segment not in self._readers:
@@ -307,6 +331,16 @@ class CheckpointConsumer(Consumer):
                 reader = self._readers[segment] = SegmentReader(segment, position, epoch)
                 self._in_background(segment, partial(self._read, reader))
         self._positions = {each: position for each, position in positions.items() if each not in self._readers}
+
+    def _left_out(self, topic: TopicMap) -> set[int]:
+        """Return the segments that hold nothing of the ranges that are read."""
+        if not self._hashes:
+            return set()
+        return {
+            each.id
+            for each in topic.route.segments
+            if not any(first <= each.last_hash and each.first_hash <= last for first, last in self._hashes)
+        }
 
     def _in_background(self, segment: int, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks[segment] = asyncio.get_running_loop().create_task(self._or_fail(work), name=f"segment {segment}")
