@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from braid import sync
-from braid.client.blocking.consumer import BlockingStreamConsumer
+from braid.client.blocking.consumer import BlockingConsumer, BlockingStreamConsumer
 from braid.client.blocking.producer import MAX_GATHERED_RECORDS
 from braid.model.errors import (
     ClientClosed,
@@ -29,7 +29,7 @@ from braid.model.errors import (
     TopicExists,
     TopicNotFound,
 )
-from braid.model.message import MessageId
+from braid.model.message import Message, MessageId
 from tests.kits.broker import broker_in_a_thread
 
 pytestmark = pytest.mark.processes
@@ -429,6 +429,51 @@ def test_a_segment_that_goes_to_another_consumer_is_not_handed_out_further(tmp_p
                 assert set(by_name["b"]) == set(second.segments)
             assert len(got) == len(sent)
             assert set(got) == sent
+
+
+def test_a_split_and_a_merge_are_ridden_out_with_every_key_in_order(tmp_path: Path) -> None:
+    keys = [b"key-%d" % number for number in range(6)]
+    rounds = 4
+
+    def complete(numbers: dict[bytes, list[int]]) -> bool:
+        return all(numbers[key] == list(range(rounds * 20)) for key in keys)
+
+    def taken(consumer: BlockingConsumer[Any], numbers: dict[bytes, list[int]]) -> Iterator[Message]:
+        while sum(map(len, numbers.values())) < rounds * 20 * len(keys):
+            message = consumer.receive(timeout=20)
+            assert message is not None, f"only {numbers} came"
+            assert message.key is not None
+            numbers[message.key].append(int(message.value))
+            yield message
+
+    with cluster(tmp_path) as (_, client):
+        streamed: dict[bytes, list[int]] = {key: [] for key in keys}
+        changes: tuple[Callable[[], object], ...] = (
+            lambda: client.admin.split("orders", 0),
+            lambda: client.admin.split("orders", 1),
+            lambda: client.admin.merge("orders", 3, 4),
+            lambda: None,
+        )
+        with client.producer("orders") as producer, client.stream_consumer("orders", "billing") as consumer:
+            for turn, change in enumerate(changes):
+                for number in range(turn * 20, (turn + 1) * 20):
+                    for key in keys:
+                        producer.submit(b"%d" % number, key=key)
+                change()  # While batches are under way.
+            producer.flush()
+            for message in taken(consumer, streamed):
+                consumer.ack(message)
+            assert consumer.segments == (2, 5)
+        assert complete(streamed)
+        read: dict[bytes, list[int]] = {key: [] for key in keys}
+        with client.checkpoint_consumer("orders") as reader:
+            first = taken(reader, read)
+            for _ in range(150):
+                next(first)
+            saved = reader.checkpoint()
+        with client.checkpoint_consumer("orders", start=saved) as reader:
+            list(taken(reader, read))
+        assert complete(read)
 
 
 def test_importing_it_does_not_import_arrow() -> None:
