@@ -18,8 +18,7 @@ from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
-from braid.metadata import paths
-from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete
+from braid.cluster.segment_keys import delete_segment_keys
 from braid.model.errors import BraidError, MetadataUncertain
 from braid.model.names import SegmentName
 from braid.ports.tasks import TaskScope, cancel
@@ -100,28 +99,15 @@ class SegmentRemoval:
                 await self._owners.view.changed_since(seen, RETRY_S)
 
     async def _remove(self, name: SegmentName) -> None:
-        path, descriptor = name.topic.path, name.descriptor
-        topic, known = self._topics.find(path), self._owners.known(name)
+        topic, known = self._topics.find(name.topic.path), self._owners.known(name)
         if topic is None or known is None:
             return
         if known.value.owner == self._context.broker_id:
             await self._segments.drop(name)
         if self._context.mode is not StorageMode.LOCAL:
             await self._delete_objects(name, topic.id)
-        below = [
-            entry.key
-            for prefix in (paths.segment_storage_prefix(path, descriptor), paths.segment_prefix(path, descriptor))
-            for entry in (await self._context.store.list(prefix)).entries
-        ]
-        key = paths.ownership(path, descriptor)
-        keys = [each for each in below if each != key]
-        unchanged = Compare(key, known.revision)
         with contextlib.suppress(MetadataUncertain):  # The view will show whether the keys are gone.
-            for first in range(0, len(keys), MAX_TXN_OPERATIONS - 1):
-                some = keys[first : first + MAX_TXN_OPERATIONS - 1]
-                if not (await self._context.store.txn([unchanged], [Delete(each) for each in some])).succeeded:
-                    return
-            await self._context.store.txn([unchanged], [Delete(key)])
+            await delete_segment_keys(self._context.store, name, known)
 
     async def _delete_objects(self, name: SegmentName, topic_id: int) -> None:
         """Delete the segment's objects, but none of a later topic of the same name."""

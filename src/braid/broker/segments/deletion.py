@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from braid.broker.keyed_locks import KeyedLocks
@@ -27,8 +27,9 @@ from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
+from braid.cluster.segment_keys import delete_keys, delete_segment_keys
 from braid.metadata import paths
-from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete
+from braid.metadata.store import Compare
 from braid.metadata.view import Known
 from braid.model.errors import BraidError, Fenced, ForeignFile, MetadataUncertain
 from braid.model.names import SegmentName, TopicName
@@ -159,7 +160,7 @@ class Deletion:
                 paths.topic_storage_prefix(name.path),
                 paths.topic_prefix(name.path),
             ):
-                await self._delete_keys([entry.key for entry in (await self._store.list(prefix)).entries], mark)
+                await delete_keys(self._store, [entry.key for entry in (await self._store.list(prefix)).entries], mark)
             self._check(mark, self._leads)
             await self._topics.remove(name)
 
@@ -173,19 +174,9 @@ class Deletion:
     async def _remove(self, name: SegmentName, known: Known[Ownership], mark: Compare, may: Callable[[], bool]) -> None:
         """Remove all that shared storage and the metadata have of a segment, its ownership record last."""
         self._check(mark, may)
-        key = paths.ownership(name.topic.path, name.descriptor)
         await self._delete_objects(segment_folder(name.topic.path, name.descriptor), mark, may)
-        below = [
-            entry.key
-            for prefix in (
-                paths.segment_storage_prefix(name.topic.path, name.descriptor),
-                paths.segment_prefix(name.topic.path, name.descriptor),
-            )
-            for entry in (await self._store.list(prefix)).entries
-            if entry.key != key
-        ]
         with contextlib.suppress(MetadataUncertain):  # The view will show whether the keys are gone.
-            await self._delete_keys([*below, key], mark, Compare(key, known.revision))
+            await delete_segment_keys(self._store, name, known, mark)
 
     async def _delete_objects(self, folder: str, mark: Compare, may: Callable[[], bool]) -> None:
         if self._context.mode is StorageMode.LOCAL:
@@ -195,12 +186,6 @@ class Deletion:
             await self._context.objects.delete(stat.name)
         self._check(mark, may)
         await self._context.objects.delete_below(folder)  # When this has returned, a crash brings nothing back.
-
-    async def _delete_keys(self, keys: Sequence[str], *conditions: Condition) -> None:
-        """Delete keys in this order."""
-        room = MAX_TXN_OPERATIONS - len(conditions)
-        for first in range(0, len(keys), room):
-            await self._store.txn([*conditions], [Delete(key) for key in keys[first : first + room]])
 
     def _check(self, mark: Compare, may: Callable[[], bool]) -> None:
         path = paths.topic_of_layout(mark.key)
