@@ -31,6 +31,7 @@ from braid.wire import operations
 from tests.kits.control import ORDERS, faults
 from tests.kits.layouts import merge, split
 from tests.kits.subscriptions import KEY, STREAM, World
+from tests.kits.waiting import until
 
 
 @pytest.mark.parametrize(("start", "offsets"), [("earliest", [30, 0]), ("latest", [100, 100])])
@@ -298,15 +299,31 @@ async def test_a_subscription_that_lacks_a_cursor_gets_one_at_the_earliest_recor
     at all segments."""
     world = await World.make(simulation)
     await world.create()
+    await lose_cursor(world)
     segment = world.segments.get(ORDERS.path, 0)
-    key = await world.store.get(KEY)
-    assert key is not None
-    await world.store.txn([], [Delete(KEY)])
-    await segment.cursors.remove("billing")
-    await world.store.txn([], [Put(KEY, key.value)])
     assert await world.subs.sweep() == 0
     assert segment.cursors.offset("billing") == segment.earliest
     assert await world.stored_cursors() == 2
+    await world.topics.view.stop()
+
+
+async def lose_cursor(world: World) -> None:
+    key = await world.store.get(KEY)
+    assert key is not None
+    await world.store.txn([], [Delete(KEY)])
+    await world.segments.get(ORDERS.path, 0).cursors.remove("billing")
+    await world.store.txn([], [Put(KEY, key.value)])
+
+
+async def test_a_sweep_that_the_store_did_not_answer_is_made_again(simulation: Simulation) -> None:
+    """A child of a transition gets its cursors by a sweep. Without them the transition would wait for ever."""
+    world = await World.make(simulation)
+    await world.create()
+    await lose_cursor(world)
+    world.store.fault = faults(Fault.UNAVAILABLE)
+    world.subs.sweep_later(ORDERS.path)
+    await until(lambda: world.offsets() == [0, 0])
+    await world.subs.stop()
     await world.topics.view.stop()
 
 

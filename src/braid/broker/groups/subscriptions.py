@@ -76,6 +76,8 @@ LATEST: Final = "latest"
 MAX_TRIES: Final = 5
 RETRY_S: Final = 0.05
 """How long a creation waits for the view of the topic to catch up."""
+SWEEP_AGAIN_S: Final = 1.0
+"""How long a sweep waits that failed, before it begins again: children of a transition get their cursors by it."""
 REMOVE_PATIENCE_S: Final = 2.0
 """How long a deletion waits for each segment. If it does not reach a segment, the owner sweeps the cursor."""
 
@@ -305,8 +307,10 @@ class Subscriptions:
             path, _ = self._to_sweep.popitem()
             try:
                 await self.sweep(path)
-            except BraidError as error:  # The next opening of a segment of the topic tries again.
-                _log.warning("cursors without a subscription may be left in topic %s: %s", path, error)
+            except BraidError as error:
+                _log.warning("cursors of topic %s may not fit its subscriptions yet: %s", path, error)
+                self._to_sweep[path] = None
+                await asyncio.sleep(SWEEP_AGAIN_S)
         self._sweeping = None
 
     async def stop(self) -> None:
