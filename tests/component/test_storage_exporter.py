@@ -42,6 +42,21 @@ from tests.kits.storage import (
 from tests.kits.waiting import until
 
 
+class SlowObjects(MemoryObjects):
+    """Creates no chunk until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+        self.waiting = False
+
+    async def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        if name.endswith(".chunk"):
+            self.waiting = True
+            await self.go_on.wait()
+        await super().create(name, parts)
+
+
 class NotingObjects(MemoryObjects):
     """Notes creations and reads; raises what it is told to, once."""
 
@@ -340,3 +355,16 @@ async def test_chunks_whose_names_have_no_topic_id_stay_readable_and_can_be_join
     assert await read_offsets(segment) == list(range(40))
     assert await segment.sweep() == 0, "what was replaced stays for a while"
     await segment.close()
+
+
+async def test_a_log_can_end_while_its_files_are_exported(world: World) -> None:
+    """Producers wait for the end, and a large file takes long."""
+    objects = SlowObjects()
+    segment = await world.a.start(objects=objects).open()
+    await fill(segment, 10)
+    await segment.log.rotate()
+    await until(lambda: objects.waiting)
+    assert await segment.end_log() == 10
+    assert segment.catalog.end == 10
+    objects.go_on.set()
+    await until(lambda: segment.catalog.next_offset == 10)

@@ -187,7 +187,12 @@ def test_a_crash_at_any_step_of_ending_a_log_leaves_it_open_or_ended_for_ever(mo
             a, b = scene.broker("a"), scene.broker("b")
             segment = await a.open()
             await scene.publish(segment, 6)
-            died = await ends_at(a, step, moment, ending, work=lambda: a.run(segment.end_log()))
+
+            async def end_log() -> None:
+                assert await segment.end_log() == 6
+                await segment.log.rotate()
+
+            died = await ends_at(a, step, moment, ending, work=lambda: a.run(end_log()))
             ended = (await scene.catalog()).end
             assert ended in (None, 6)
             assert died or ended == 6
@@ -195,7 +200,7 @@ def test_a_crash_at_any_step_of_ending_a_log_leaves_it_open_or_ended_for_ever(mo
                 a.kill()
             segment = await a.open()
             assert segment.log.sealed or ended is None
-            assert await segment.end_log() == 6
+            await end_log()
             await segment.exporter.export_closed()
             a.kill()
             segment = await b.open()  # without consent to a loss

@@ -10,6 +10,7 @@ import pytest
 
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
+from braid.model.batch.identity import NOT_KNOWN
 from braid.model.errors import (
     ConditionFailed,
     LogClosed,
@@ -18,7 +19,7 @@ from braid.model.errors import (
     ObjectStoreUnavailable,
     RecoveryUnsafe,
 )
-from braid.model.ids import Epoch, Revision
+from braid.model.ids import Epoch, Offset, Revision
 from braid.model.topic import Durability
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
@@ -27,10 +28,11 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.context import LogConfig
 from braid.storage.log.preallocated import PreallocatedFiles
+from braid.storage.log.producers import ROW_BYTES, ProducerTable
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import MAX_INHERITED_BYTES, SegmentStorage, StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.kits.owner_changes import send
@@ -45,6 +47,7 @@ from tests.kits.storage import (
     World,
     fill,
     make_batch,
+    make_header,
     read_all,
     read_offsets,
 )
@@ -153,6 +156,7 @@ async def test_an_ended_log_needs_neither_its_owner_nor_consent_once_chunks_hold
     if rotated_before:
         await segment.log.rotate()
     assert await segment.end_log() == 10
+    await segment.log.rotate()
     await segment.exporter.export_closed()
     for broker in (world.b, world.a.start(), world.b.start()):
         await segment.abandon()
@@ -194,10 +198,36 @@ async def test_a_seal_that_a_crash_kept_from_the_catalog_is_noted_when_the_log_i
     assert (segment.log.sealed, segment.catalog.end) == (True, 10)
 
 
+def producers(count: int) -> ProducerTable:
+    """Return the table of a log to which so many producers have sent a batch of 5 records."""
+    table = ProducerTable()
+    for number in range(count):
+        table.apply(make_header(5, producer=number + 1), Offset(5 * number))
+    return table
+
+
+@pytest.mark.parametrize("count", [1, MAX_INHERITED_BYTES // ROW_BYTES, MAX_INHERITED_BYTES // ROW_BYTES + 1])
+async def test_a_log_goes_on_with_the_producers_of_the_logs_before_it_whoever_owns_it(world: World, count: int) -> None:
+    segment = await world.a.open()
+    await segment.inherit([producers(count)], (), ())
+    assert (segment.catalog.producers is None) == (count * ROW_BYTES <= MAX_INHERITED_BYTES), "few need no object"
+    segment = await world.a.crash().open()
+    await segment.hand_over()
+    segment = await world.b.open()
+    assert await segment.log.next_sequences([1, count, count + 1]) == [5, 5, NOT_KNOWN]
+    await fill(segment, 10)
+    segment = await world.b.crash().open()
+    await segment.hand_over()
+    assert (segment.catalog.producers, segment.catalog.inherited) == (None, b""), "the footer of the chunk has it"
+    segment = await world.a.open()
+    assert await segment.log.next_sequences([1, count, count + 1]) == [5, 5, NOT_KNOWN]
+
+
 async def test_a_sealed_log_stays_sealed_when_its_last_chunk_has_expired(world: World) -> None:
     segment = await world.a.open()
     await fill(segment, 10)
     await segment.end_log()
+    await segment.log.rotate()
     await segment.exporter.export_closed()
     await segment.apply_retention(RetentionPolicy(max_age_s=-1))
     successor = await world.b.open()
@@ -218,6 +248,7 @@ async def test_what_the_caller_adds_is_written_once_when_chunks_hold_an_ended_lo
     await fill(segment, 10)
     objects.faults = Faults(fails_before=1)
     await segment.end_log()
+    await segment.log.rotate()
     with pytest.raises(ObjectStoreUnavailable):
         await segment.exporter.export_closed()
     assert segment.catalog.end == 10

@@ -363,6 +363,7 @@ async def test_an_ended_segment_that_storage_holds_does_not_wait_for_its_dead_ow
         assert not record_of(brokers).clean
         segment = brokers.running["a"].segment_host.segments.get(PATH, 0)
         await segment.storage.end_log()
+        segment.storage.export_end()
         await until(lambda: record_of(brokers).clean)
         brokers.kill("a")
         await until(lambda: brokers.owner(0) in ("b", "c"))

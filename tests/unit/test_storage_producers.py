@@ -188,6 +188,15 @@ def test_batches_of_this_log_follow_those_of_the_logs_before_it() -> None:
     assert again.check(make_header(5, producer=7, sequence=45)) == Duplicate(None, Offset(0))
 
 
+def test_of_a_drawn_id_only_the_last_batch_is_inherited() -> None:
+    """It has all that a retry needs, and a table that many logs have handed on stays small."""
+    table = inherited([table_of(*TEN_BATCHES, *((WRITER, era(1, 5 * each), 5, 50 + 5 * each) for each in range(3)))])
+    assert [struct.unpack_from("<QQ", row) for row in table.rows()] == [
+        (7, 45),
+        *((WRITER, era(1, 5 * each)) for each in range(3)),
+    ]
+
+
 def test_a_log_can_continue_several_logs_and_be_continued() -> None:
     first, second = table_of((7, 0, 5, 0), (8, 0, 1, 5)), table_of((9, 0, 2, 0))
     table = inherited([inherited([first, second]), table_of((10, 0, 1, 77))])

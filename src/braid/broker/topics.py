@@ -198,10 +198,11 @@ class Topics:
     ) -> bool:
         """Go on with a transition: replace the topic's record. Return False if the topic has changed meanwhile, or
         another condition does not hold: look again."""
-        topic, revision = await self._existing(name, "changed")
-        if topic.transition is None or topic.transition.id != transition_id:
+        known = self._table.known(name.path)
+        topic = self.find(name.path)
+        if known is None or topic is None or topic.transition is None or topic.transition.id != transition_id:
             return False
-        return await self._replace(name, revision, change(topic), conditions, operations)
+        return await self._replace(name, known.revision, change(topic), conditions, operations)
 
     async def prune(self, name: TopicName, segment_id: SegmentId, conditions: Sequence[Condition]) -> bool:
         """Drop a sealed segment from the layout. Return False if it is gone, or if something was faster: look again."""
@@ -229,7 +230,8 @@ class Topics:
         conditions: Sequence[Condition] = (),
         operations: Sequence[Operation] = (),
     ) -> bool:
-        """Return True when the view shows the new record. False if nothing was written, or if that is not known."""
+        """Return True when the view shows the new record. False if nothing was written, or if that is not known. The
+        view then shows what was in the way."""
         key = paths.layout(name.path)
         try:
             result = await self._store.txn(
@@ -237,8 +239,7 @@ class Topics:
             )
         except MetadataUncertain:
             return False
-        if result.succeeded:
-            await self.view.caught_up(result.revision)
+        await self.view.caught_up(result.revision)
         return result.succeeded
 
     async def mark_deleting(self, name: TopicName, topic_id: int | None = None) -> Topic:

@@ -23,6 +23,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -62,6 +63,10 @@ from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader, ObjectBytes, Sources
 from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
 from braid.storage.retention import Aged, RetentionPolicy, expired, held_back, reclaimable, removable
+
+MAX_INHERITED_BYTES: Final = 16 << 10
+"""A larger producer table that a log begins with becomes an object. Storing an object takes longer than a transaction,
+and producers wait for it."""
 
 
 class StorageMode(Enum):
@@ -240,11 +245,16 @@ class SegmentStorage:
         self, rider: Callable[[Offset], tuple[Sequence[Condition], Sequence[Operation]]] | None = None
     ) -> Offset:
         """End the log for ever: no owner appends anything to it any more. Return the offset at which it ends. One
-        transaction notes the end, and does what `rider` returns for it. If this fails, call it again."""
+        transaction notes the end, and does what `rider` returns for it. If this fails, call it again. Producers wait
+        for this; `export_end` does the rest."""
         end = await self.log.seal()
-        await self.exporter.note_end(*(rider(end) if rider is not None else ((), ())))
-        await self.log.rotate()  # The last file is exported now, not when it is old.
+        await self.catalog.note_end(end, *(rider(end) if rider is not None else ((), ())))
         return end
+
+    def export_end(self) -> None:
+        """Have the last file of an ended log exported in the background now, not when the file is old."""
+        self.log.close_file()
+        self.exporter.look()
 
     async def inherit(
         self, tables: Sequence[ProducerTable], conditions: Sequence[Condition], operations: Sequence[Operation]
@@ -252,6 +262,12 @@ class SegmentStorage:
         """Begin with what the logs that this one continues know of their producers. Nothing was appended yet. When this
         returns, the next owner knows it too. If this fails, call it again."""
         producers = inherited(tables)
+        rows = b"".join(producers.rows())
+        kept = rows if len(rows) <= MAX_INHERITED_BYTES else await self._store_inherited(producers)
+        await self.catalog.inherit(kept, conditions, operations)
+        self.log.inherit(producers)
+
+    async def _store_inherited(self, producers: ProducerTable) -> ProducerObject:
         footer = Footer(
             Offset(0),
             Offset(0),
@@ -267,8 +283,8 @@ class SegmentStorage:
         stored = await store_producers(
             self._context.objects, self._objects_folder, footer, self.log.epoch, self._topic_id
         )
-        await self.catalog.inherit(stored, conditions, operations)
-        self.log.inherit(producers)
+        assert stored is not None
+        return stored
 
     async def finish(self) -> None:
         """Close the log and export all of it. If this fails, call it again."""
@@ -498,7 +514,11 @@ async def _continue(
         continued = RecoveredLog(next_offset=start.offset)
     continued.sealed = continued.sealed or catalog.end is not None
     if not continued.producers_complete and catalog.objects:
-        _add_earlier(continued, await _last_footer(context, catalog, history))
+        footer = await _last_footer(context, catalog, history)
+        _add_producers(continued, footer.producers)
+        continued.sealed = continued.sealed or footer.sealed
+    elif not continued.producers_complete:
+        _add_producers(continued, ProducerTable.from_rows(catalog.inherited))
     if start.source is RecoverySource.LOCAL:
         _close_exported(continued, catalog)
         await repair(context.disk, folder, continued)
@@ -566,11 +586,10 @@ async def _remove(disk: Disk, path: str) -> None:
         await disk.remove(path)
 
 
-def _add_earlier(recovered: RecoveredLog, footer: Footer) -> None:
-    """Add to the local files what history says of producers and of a seal."""
-    recovered.producers = footer.producers.extended(recovered.producers)
-    recovered.unclosed = [Unclosed(each.file, footer.producers.extended(each.producers)) for each in recovered.unclosed]
-    recovered.sealed = recovered.sealed or footer.sealed
+def _add_producers(recovered: RecoveredLog, earlier: ProducerTable) -> None:
+    """Add to the local files what is known of producers before them."""
+    recovered.producers = earlier.extended(recovered.producers)
+    recovered.unclosed = [Unclosed(each.file, earlier.extended(each.producers)) for each in recovered.unclosed]
 
 
 async def _check_history(context: StorageContext, catalog: Catalog, history: str) -> None:

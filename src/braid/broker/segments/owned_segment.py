@@ -105,6 +105,7 @@ class OwnedSegment:
         self.inherited = bool(record.inherited) or storage.log.end > 0
         """Whether the log has records, or has begun with its parents' producer tables."""
         self.serving = True
+        self._exports_end = False
         self.takes_publishes = False
         """Whether publishes go to the log: the layout has the segment. Of a SEALED one, the log has ended and only
         answers retries (I6)."""
@@ -125,6 +126,9 @@ class OwnedSegment:
             if info is not None:
                 can_judge = self.inherited or not info.parent_ids  # What was stored before (I10).
                 self.takes_publishes = self.storage.log.sealed or (info.is_active and can_judge)
+                if self.storage.log.sealed and not info.is_active and not self._exports_end:
+                    self._exports_end = True  # Not before the children take publishes: producers wait for them.
+                    self.storage.export_end()
 
     def stop_serving(self) -> None:
         self.serving = False

@@ -92,6 +92,9 @@ class Frontier(StoredRecord, frozen=True, rename="camel"):
     the frontier back shows which of them happened."""
     producers: ProducerObject | None = None
     """Where the producer table is that reaches `next_offset`. None: in the newest chunk's footer, or there is none."""
+    inherited: bytes = b""
+    """What the logs that this one continues know of their producers (`ProducerTable.rows`), if it is little; otherwise
+    `producers` names an object. The first chunk's footer carries it on."""
     epochs: EpochStarts = ()
     """Which epoch has written which offsets; see epochs.py."""
     end: Offset | None = None
@@ -189,6 +192,10 @@ class Catalog:
         return self.frontier.producers if self.frontier is not None else None
 
     @property
+    def inherited(self) -> bytes:
+        return self.frontier.inherited if self.frontier is not None else b""
+
+    @property
     def objects(self) -> list[ChunkDescriptor | ProducerObject]:
         """Return every object that the catalog refers to."""
         return [*self.chunks, *([self.producers] if self.producers is not None else [])]
@@ -213,6 +220,7 @@ class Catalog:
                 continues=self.last_writer,
                 next_offset=self.next_offset,
                 producers=self.producers,
+                inherited=self.inherited,
                 epochs=self.epochs,
                 end=self.end,
                 unknown=old.unknown if old is not None else UNSET,
@@ -262,7 +270,7 @@ class Catalog:
                     f"at {frontier.next_offset}"
                 )
             await self._write(
-                msgspec.structs.replace(frontier, next_offset=chunk.next_offset, producers=None),
+                msgspec.structs.replace(frontier, next_offset=chunk.next_offset, producers=None, inherited=b""),
                 [Put(paths.chunk(*self._keys, chunk.base_offset), encode(chunk))],
             )
             self.chunks.append(chunk)
@@ -301,15 +309,18 @@ class Catalog:
                 await self._write(msgspec.structs.replace(frontier, end=end), operations, conditions)
 
     async def inherit(
-        self, producers: ProducerObject | None, conditions: Sequence[Condition], operations: Sequence[Operation]
+        self, producers: ProducerObject | bytes, conditions: Sequence[Condition], operations: Sequence[Operation]
     ) -> None:
-        """Note with which producer table this log begins, in one transaction with the caller's operations."""
+        """Note with which producer table this log begins, an object or the table itself, in one transaction with the
+        caller's operations."""
         async with self._turn:
             await self._settle()
             frontier = self._own()
             if frontier.next_offset:
                 raise BrokenInvariant(f"I10: a log with records cannot begin with the producers of others: {frontier}")
-            await self._write(msgspec.structs.replace(frontier, producers=producers), operations, conditions)
+            rows, stored = (producers, None) if isinstance(producers, bytes) else (b"", producers)
+            begun = msgspec.structs.replace(frontier, producers=stored, inherited=rows)
+            await self._write(begun, operations, conditions)
 
     async def remove(self, chunks: Sequence[ChunkDescriptor], producers: ProducerObject | None = None) -> None:
         """Drop the oldest chunks, in as many transactions as it takes; their objects are deleted afterwards.

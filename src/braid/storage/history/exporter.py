@@ -87,6 +87,10 @@ class Exporter:
         """Export in the background from now on, whenever a file closes."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def look(self) -> None:
+        """Look whether there is something to export, or to note."""
+        self._file_closed.set()
+
     async def stop(self) -> None:
         if self._task is not None:
             await cancel([self._task])
@@ -200,12 +204,6 @@ class Exporter:
             text = f"{file.name} has been damaged at offset {expected} and is not exported: {error}"
             raise LogDamaged(text, expected, file.next_offset) from error
         return footer
-
-    async def note_end(self, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()) -> None:
-        """Note the end of a sealed log in the catalog, together with what the caller has to do about it."""
-        async with self._turn:
-            await self._catalog.note_end(self._log.end, conditions, operations)
-            await self._note_end()
 
     async def _note_end(self) -> None:
         if not self._log.seal_is_durable:

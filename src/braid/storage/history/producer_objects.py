@@ -1,12 +1,12 @@
 """The producer table as an object of its own, for a log whose newest chunk is gone.
 
-A log that continues others has no chunk when it takes over their tables: it names such an object from the start
-(`SegmentStorage.inherit`). In any other log, the footer of the newest chunk carries the table (log/producers.py), and
-the next owner reads it there. Retention may delete that chunk, and the next owner must still recognise what producers
-send again (I10). So an owner that is about to delete the newest chunk first stores the chunk's footer without its
-batches, and names the object in the transaction that removes the chunk (`Frontier.producers`). The next chunk carries
-the table again, and the object is then left to the sweep. A crash before the transaction leaves an object that no
-catalog refers to, which the sweep finds too.
+A log that continues others has no chunk when it takes over their tables: its frontier holds them, or names such an
+object from the start if they are large (`SegmentStorage.inherit`). In any other log, the footer of the newest chunk
+carries the table (log/producers.py), and the next owner reads it there. Retention may delete that chunk, and the next
+owner must still recognise what producers send again (I10). So an owner that is about to delete the newest chunk first
+stores the chunk's footer without its batches, and names the object in the transaction that removes the chunk
+(`Frontier.producers`). The next chunk carries the table again, and the object is then left to the sweep. A crash before
+the transaction leaves an object that no catalog refers to, which the sweep finds too.
 """
 
 from __future__ import annotations

@@ -316,6 +316,10 @@ class Log:
         if self._failure is not None:
             raise self._failure.again()
 
+    def close_file(self) -> None:
+        """Have the current file closed, if it has records. Does not wait for it."""
+        self._commit.want_rotation()
+
     async def close(self) -> None:
         """Stop in order: write and sync everything, close the file, leave a checkpoint. Closing twice is fine."""
         if self._state is _LogState.CLOSED or self._failure is not None:

@@ -196,7 +196,8 @@ def inherited(tables: Collection[ProducerTable]) -> ProducerTable:
     newest_first = dict.fromkeys(producer for rank in by_rank for producer in rank if producer is not None)
     for producer in reversed(list(newest_first)[:MAX_PRODUCERS]):
         found = [other._batches[producer] for other in tables if producer in other._batches]
-        batches = [(first, ELSEWHERE, records) for first, _, records in found[0]]
+        known = list(found[0]) if is_derived(producer) else [found[0][-1]]  # A drawn id belongs to one log, and ends.
+        batches = [(first, ELSEWHERE, records) for first, _, records in known]
         if len(found) > 1 and not _one_origin(producer, found):
             batches = [_closed_era(max(known[-1][0] for known in found))]
         table._batches[producer] = deque(batches, REMEMBERED_BATCHES)

@@ -1,0 +1,84 @@
+"""How long producers wait for a change of the layout: in steps that follow each other, not in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from braid.metadata import paths
+from braid.metadata.store import Condition, Operation, Put
+from braid.model.topic import Topic
+from braid.model.transition import TransitionStep
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.waiting import until
+
+ONE_WAY_S = 0.05
+"""How long a request takes to get to the metadata store, and its answer to come back."""
+
+
+class Pause:
+    """Notes what is written between the step SEALING and the commit."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self.began_at = self.ended_at = 0.0
+        self.transactions: list[list[str]] = []
+        """The keys of each."""
+        self._clock = brokers.simulation.clock
+        brokers.store.observe(self._on_txn)
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.began_at
+
+    def _on_txn(self, _conditions: Sequence[Condition], operations: Sequence[Operation]) -> None:
+        keys = [operation.key for operation in operations]
+        puts = {operation.key: operation.value for operation in operations if isinstance(operation, Put)}
+        if paths.layout(PATH) in puts:
+            transition = Topic.from_json(puts[paths.layout(PATH)]).transition
+            if transition is None and self.began_at:
+                self.ended_at = self._clock.monotonic()
+            elif transition is not None and transition.step is TransitionStep.SEALING:
+                self.began_at = self._clock.monotonic()
+        elif self.began_at and not self.ended_at:
+            self.transactions.append(keys)
+
+
+async def paused_by(brokers: Brokers, before: int, change: str, **arguments: Any) -> Pause:
+    async with brokers.client() as client:
+        await brokers.call("a", "create_topic", topic="orders", segments=before)
+        await until(lambda: all(brokers.owner(segment) for segment in range(before)))
+        async with client.producer("orders") as producer:
+            await producer.send_many([(b"%d" % number, b"value") for number in range(100)])
+        for name in brokers.running:
+            brokers.store_of(name).delay_s = lambda: ONE_WAY_S
+        pause = Pause(brokers)
+        await brokers.call("a", change, topic="orders", **arguments)
+        return pause
+
+
+CHANGES = pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 7), (7, 1)], ids=lambda count: str(count))
+
+
+@CHANGES
+async def test_producers_wait_for_three_transactions_however_many_segments_change(
+    simulation: Simulation, before: int, after: int
+) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers:
+        pause = await paused_by(brokers, before, "repartition_topic", segments=after)
+        assert pause.seconds < 3.5 * ONE_WAY_S, "the parents' ends, the children's inheritance, the commit"
+
+
+@CHANGES
+async def test_a_change_of_the_layout_writes_once_for_each_segment_before_producers_go_on(
+    simulation: Simulation, before: int, after: int
+) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers:
+        pause = await paused_by(brokers, before, "repartition_topic", segments=after)
+        of_segments = [keys for keys in pause.transactions if any("/chunks/" in key for key in keys)]
+        assert len(of_segments) == before + after
+        assert all(len(keys) == 2 and keys[1].endswith("/ownership") for keys in of_segments), (
+            "tails are exported afterwards"
+        )
