@@ -13,8 +13,9 @@ import pytest
 
 from braid.client.producing.open_batch import Receipt
 from braid.client.producing.producer import Producer
+from braid.client.producing.repeatable_producer import Written
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import ClientClosed, NotAvailable, NotServing, PermissionDenied, TimedOut, TopicNotFound
+from braid.model.errors import ClientClosed, NotServing, PermissionDenied, TimedOut, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import FULL_RANGE, HashRange
 from braid.model.message import MessageId
@@ -453,23 +454,31 @@ async def test_hundreds_of_changes_leave_no_writer_behind(simulation: Simulation
         assert len(producer.partitioner.writers) == len(segments)
 
 
-@pytest.mark.parametrize("shown", [False, True])
-async def test_a_producer_with_a_fixed_identity_says_that_the_layout_has_changed(
-    shown: bool, simulation: Simulation
-) -> None:
-    block = pa.table({"value": [b"x"]})
+async def test_a_producer_with_a_fixed_identity_goes_on_with_the_children(simulation: Simulation) -> None:
+    block = pa.table({"value": [b"x"], "key": pa.array([b"key-0"], pa.binary())})
     async with (
         producing(simulation) as (world, producer),
         producer.client.repeatable_producer("orders", app="app", part=0, era=1) as repeatable,
     ):
         await repeatable.add(block)
         world.broker.seal(PATH, 0)
-        if shown:
-            show(world, [0], LOW, HIGH)
         await repeatable.add(block)
-        with pytest.raises(NotAvailable, match="layout of topic public/default/orders has changed"):
-            await repeatable.finish()
-        assert world.values() == [b"x"]
+        finishing = asyncio.create_task(repeatable.finish())
+        await asyncio.sleep(0.1)
+        assert not finishing.done()
+        show(world, [0], LOW, HIGH)
+        assert await finishing == Written(2, 0, False)
+        assert (world.values(0), world.values(2)) == ([b"x"], [b"x"])
+
+
+async def test_a_producer_with_a_fixed_identity_does_not_wait_for_ever_for_a_layout(simulation: Simulation) -> None:
+    async with (
+        producing(simulation) as (world, producer),
+        producer.client.repeatable_producer("orders", app="app", part=0, era=1) as repeatable,
+    ):
+        world.broker.seal(PATH, 0)
+        with pytest.raises(TimedOut, match="no layout has shown its children"):
+            await repeatable.add(pa.table({"value": [b"x"]}))
 
 
 async def test_a_topic_that_is_deleted_while_records_wait_for_a_layout_fails_them(simulation: Simulation) -> None:

@@ -119,7 +119,7 @@ async def test_an_ended_segment_answers_retries_and_says_of_other_batches_that_t
     async with publishing(simulation) as wire:
         for sequence in range(2):
             await wire.publish(1, 0, producer=7, sequence=sequence)
-        assert await wire.stored(1, 7, 8) == Stored((2, -1), False)
+        assert await wire.stored(1, 7, 8) == Stored((2, -1), False, (0, -1))
         await wire.broker.segments.get(ORDERS.path, 1).storage.end_log()
         for later in (False, True):  # Before and after the layout says so; on a route that the connection knows.
             assert await wire.publish(1, 0, producer=7, sequence=1) == Published(1, True)
@@ -129,7 +129,7 @@ async def test_an_ended_segment_answers_retries_and_says_of_other_batches_that_t
             with pytest.raises(SegmentSealed) as refusal:
                 await wire.publish(1, 0, producer=8)
             assert (refusal.value.end, refusal.value.next_sequence) == (2, -1)
-            assert await wire.stored(1, 7, 8) == Stored((2, -1), True)
+            assert await wire.stored(1, 7, 8) == Stored((2, -1), True, (0, -1))
             if not later:
                 await wire.write(split(wire.layout, 1))
 

@@ -62,7 +62,7 @@ def vectors() -> list[Vector]:
         op.SegmentRoute(0, 0x0000, 0x7FFF, True, (), (), "127.0.0.1:6660", 3),
         op.SegmentRoute(1, 0x8000, 0xFFFF, True, (), (), "", 0),
     )
-    topology = op.Topology(42, (op.TopicRoute(ORDERS, TOPIC_ID, 1, segments, "127.0.0.1:6661"),))
+    topology = op.Topology(42, (op.TopicRoute(ORDERS, TOPIC_ID, 1, segments, "127.0.0.1:6661", 2),))
     gone = op.Topology(43, (op.TopicRoute(ORDERS, 0, 0, (), ""),))
     out_of_range = {"earliest": 1000, "end": 1235}
     positions = (
@@ -98,7 +98,7 @@ def vectors() -> list[Vector]:
         Vector("stored", "how far does segment 1 have these producers?", client, Kind.STORED,
                op.StoredRequest(ORDERS, TOPIC_ID, 1, (7_001, 7_002)), 16),
         Vector("stored-reply", "17 records of the first, nothing of the second; more may follow", broker, Kind.STORED,
-               op.Stored((17, -1), False), 16, REPLY),
+               op.Stored((17, -1), False, (0, -1)), 16, REPLY),
         Vector("join", "become a consumer", client, Kind.JOIN,
                op.Join(ORDERS, "billing", "worker-1", "earliest", "stream", True), 5),
         Vector("join-reply", "", broker, Kind.JOIN, op.Joined(17, TOPIC_ID, True), 5, REPLY),

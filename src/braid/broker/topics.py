@@ -210,8 +210,7 @@ class Topics:
         info = topic.layout.segments.get(segment_id)
         if info is None or info.is_active or info.parent_ids:
             return False
-        pruned = msgspec.structs.replace(topic, layout=topic.layout.pruned(segment_id))
-        return await self._replace(name, revision, pruned, conditions)
+        return await self._replace(name, revision, topic.pruned(segment_id), conditions)
 
     async def _existing(self, name: TopicName, to_be: str) -> tuple[Topic, Revision]:
         """Read the topic from the store. When this returns, the view has caught up."""

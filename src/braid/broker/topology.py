@@ -105,6 +105,7 @@ class TopologyView:
             topic.layout.epoch,
             tuple(routes),
             instead_of_own or controller if controller == self.own_address else controller,
+            topic.first_segments,
         )
 
     def _address(self, record: Ownership, instead_of_own: str) -> str:

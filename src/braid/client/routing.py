@@ -159,12 +159,14 @@ class Routing:
             return False
         return True
 
-    async def until(self, path: str, condition: Callable[[TopicMap], bool]) -> None:
-        """Wait until the condition holds for the map of this topic. Brokers push each map, so nothing asks for it."""
+    async def until(self, path: str, condition: Callable[[TopicMap], bool]) -> TopicMap:
+        """Wait until the condition holds for the map of this topic, and return the map. Brokers push each map, so
+        nothing asks for it."""
         topic = await self.topic(path)
         while not condition(topic):
             await self._next_map(path)
             topic = self._maps[path]
+        return topic
 
     async def later_layout(self, path: str, than_epoch: int, timeout_s: float) -> bool:
         """Wait until the map has a layout of an epoch above `than_epoch`. False after the timeout."""

@@ -76,6 +76,7 @@
     ├── ProducerFull                    more was submitted than may wait to be confirmed: await flush()
     ├── TimedOut                        the client gave up; whether it happened is not known. Also a TimeoutError
     ├── RepeatDiffers                   what is written again is not what was written the first time
+    ├── RepeatTooLate                   whether this was written before cannot be known any more
     ├── InvalidConfig
     ├── JobFailed                       Spark ended a job for a reason of its own
     ├── TableMismatch                   the table is not one that the topic can land in
@@ -452,6 +453,10 @@ class TimedOut(BraidError, TimeoutError, code="timed-out"):
 
 
 class RepeatDiffers(BraidError, code="repeat-differs"):
+    pass
+
+
+class RepeatTooLate(BraidError, code="repeat-too-late"):
     pass
 
 

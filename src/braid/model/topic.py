@@ -148,6 +148,8 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """The topic no longer exists for clients; its keys and objects are being removed."""
     transition: Transition | None = None
     """The change of layout that is under way."""
+    known_first_segments: int = 0
+    """`first_segments`, once the layout has dropped one of them."""
 
     @property
     def segments(self) -> Mapping[SegmentId, SegmentInfo]:
@@ -157,6 +159,12 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         if self.transition is None:
             return self.layout.segments
         return {**self.layout.segments, **self.transition.pending(self.layout)}
+
+    @property
+    def first_segments(self) -> int:
+        """How many segments the topic had when it was created. Their ids are the lowest: 0, 1, 2, …"""
+        first = (info.segment_id for info in self.layout.segments.values() if not info.created_at_epoch)
+        return self.known_first_segments or 1 + max(first)
 
     @property
     def ever_memory(self) -> bool:
@@ -184,6 +192,11 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     def committed(self) -> Topic:
         """Return the topic with the layout to which its transition leads."""
         return structs.replace(self, layout=self._in_flight.applied(self.layout), transition=None)
+
+    def pruned(self, segment_id: SegmentId) -> Topic:
+        """Return the topic without a sealed segment, whose records are gone."""
+        layout = self.layout.pruned(segment_id)
+        return structs.replace(self, layout=layout, known_first_segments=self.first_segments)
 
     def aborted(self) -> Topic:
         if self._in_flight.step is not TransitionStep.CREATING:

@@ -157,7 +157,7 @@ class ScriptedBroker:
             for number in range(segments)
         )
         self.generation += 1
-        self.topics[path] = TopicRoute(path, topic_id, layout_epoch, routes)
+        self.topics[path] = TopicRoute(path, topic_id, layout_epoch, routes, "", segments)
         for number in range(segments):
             self.logs.setdefault((path, number), Log())
 
@@ -275,7 +275,8 @@ class _Peer:
                 broker.stored.append(request)
                 log = broker.owned_log(request.topic, request.topic_id, request.segment)
                 found = tuple(log.producers.next_sequence(each) for each in request.producers)
-                self._answer(frame, encode(Stored(found, log.ended)))
+                eras = tuple(log.producers.last_era(each) for each in request.producers)
+                self._answer(frame, encode(Stored(found, log.ended, eras)))
             case Kind.ADMIN:
                 self._admin(frame)
             case _:

@@ -132,6 +132,8 @@ class TopicRoute(_Body, frozen=True):
     segments: tuple[SegmentRoute, ...]
     controller: str = ""
     """Where consumers of ordered subscriptions join: `host:port`, or HERE; empty while it may be any broker."""
+    first_segments: int = 0
+    """How many segments the topic had when it was created; their ids are the lowest. 0: the broker does not say."""
 
 
 class Topology(_Body, frozen=True):
@@ -180,6 +182,9 @@ class Stored(_Body, frozen=True):
     """One for each producer: everything below it is stored. NOT_KNOWN and SEVERAL_LOGS: see model/batch/identity.py."""
     ended: bool
     """Whether the log has ended for ever: the numbers are final."""
+    eras: tuple[int, ...] = ()
+    """One for each producer: the era of its last batch, also if that was in another log; NOT_KNOWN if there is none.
+    Drawn ids have no eras: theirs mean nothing."""
 
 
 class Join(_Body, frozen=True):

@@ -113,7 +113,8 @@ class Questions:
         if found.id != request.topic_id:
             raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
         log = segment_in_layout(self._services, topic.path, found, request.segment).storage.log
-        return encode(Stored(tuple(await log.next_sequences(request.producers)), log.seal_is_durable))
+        next_sequences = tuple(await log.next_sequences(request.producers))
+        return encode(Stored(next_sequences, log.seal_is_durable, tuple(log.last_eras(request.producers))))
 
     async def _on_admin(self, frame: Frame, principal: Principal) -> bytes:
         if len(frame.body) > MAX_CALL_BYTES:

@@ -30,8 +30,8 @@ began before the change may have the rest of a slice for it.
 Deadlines, the limit of unconfirmed bytes and `flush` do not notice any of this: they count batches, and these stay
 those that the program gave, or are pieces of them.
 
-A producer with a fixed identity cannot follow: another process must be able to reproduce its numbers, and the numbers
-depend on the layout. It fails (`Producer.topic_map`).
+A producer with a fixed identity follows in another way: another process must be able to reproduce its batches
+(repeatable_producer.py).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -61,14 +61,15 @@ from braid.model.errors import (
     BraidError,
     ClientClosed,
     InvalidArgument,
-    NotAvailable,
     ProducerFull,
+    TimedOut,
     TopicNotFound,
 )
 from braid.model.layout import HashRange
 from braid.model.message import MessageId
 from braid.model.names import TopicName
 from braid.ports.tasks import cancel
+from braid.wire.operations import SegmentRoute
 from braid.wire.wakeup import cancelled_itself, wait_on, wake
 
 if TYPE_CHECKING:
@@ -93,15 +94,14 @@ class Producer:
         client: Client,
         topic: TopicName,
         options: ProducerOptions,
-        identify: Callable[[int], ProducerIdentity] | None = None,
+        identify: Callable[[TopicMap, int], ProducerIdentity] | None = None,
     ) -> None:
-        """`identify` returns the fixed identity of the producer in the topic of this id. Without it, ids are random."""
+        """`identify` returns the fixed identity of the producer in a segment. Without it, ids are random, and the
+        producer follows the layout by itself."""
         self.client: Final = client
         self.topic: Final = topic
         self.options: Final = options
         self.codec: Final = CODECS[options.compression]
-        self.identity: ProducerIdentity | None = None
-        """The fixed identity, if there is one; known when the producer is open."""
         self._identify = identify
         self.in_flight: Final = InFlightBytes(options.max_in_flight_bytes, self._on_crowded)
         self.partitioner = Partitioner()
@@ -113,8 +113,8 @@ class Producer:
         self._retired: dict[SegmentWriter, None] = {}
         """Writers of segments that have ended, until they have handed over."""
         self._topic_id = 0
-        self.layout_epoch = 0
-        """The layout of the writers."""
+        self.layout: TopicMap
+        """The map whose active segments have the writers. Known when the producer is open."""
         self._full_bytes = options.max_batch_bytes
         self._last_number = options.max_batch_records - 1
         self._large_bytes = options.max_batch_bytes // 2
@@ -139,7 +139,6 @@ class Producer:
             deadline = asyncio.get_running_loop().time() + self.options.timeout_s
             topic = await retrying(lambda: self.client.routing.topic(self.topic.path), deadline, self.client.backoff())
             self._topic_id = topic.topic_id
-            self.identity = self._identify(topic.topic_id) if self._identify is not None else None
             self._follow(topic)
         finally:
             self._opening = None
@@ -147,22 +146,45 @@ class Producer:
     def _follow(self, topic: TopicMap) -> None:
         """Go on with a writer for each active segment of this map."""
         known = {writer.segment: writer for writer in self.partitioner.writers}
-        writers = [
-            known[segment.id]
-            if segment.id in known
-            else SegmentWriter(self, segment.id, HashRange(segment.first_hash, segment.last_hash))
-            for segment in topic.active
-        ]
+        writers = [known.get(segment.id) or self._new_writer(topic, segment) for segment in topic.active]
         ended = [writer for writer in known.values() if writer not in writers]
         for writer in ended:
             writer.close_open()
         keyless = self.client.random.randrange(len(writers))  # many short-lived producers spread evenly
         self.partitioner = Partitioner(writers, topic.starts, keyless)
-        self.layout_epoch = topic.route.layout_epoch
+        self.layout = topic
         self._only = self.partitioner.only
         self._on_crowded(self.in_flight.crowded)
         self._retired |= dict.fromkeys(ended)
-        retire(ended, writers)
+        if self._identify is None:
+            retire(ended, writers)
+
+    def _new_writer(self, topic: TopicMap, segment: SegmentRoute) -> SegmentWriter:
+        identity = self._identify(topic, segment.id) if self._identify is not None else None
+        return SegmentWriter(self, segment.id, HashRange(segment.first_hash, segment.last_hash), identity)
+
+    def writer_of_ended(self, segment: SegmentRoute) -> SegmentWriter:
+        """Make a writer with a fixed identity to a segment that has ended, and recognises what it has."""
+        writer = self._new_writer(self.layout, segment)
+        self._retired[writer] = None
+        return writer
+
+    async def follow_after(self, ended: Collection[int]) -> None:
+        """Wait for a layout in which these segments have ended, and go on with it; only with a fixed identity."""
+
+        def later(topic: TopicMap) -> bool:
+            return topic.topic_id != self._topic_id or not any(segment.id in ended for segment in topic.active)
+
+        path, timeout_s = self.topic.path, self.options.timeout_s
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                topic = await retrying(lambda: self.client.routing.until(path, later), deadline, self.client.backoff())
+        except TimeoutError:
+            raise TimedOut(
+                f"segment {min(ended)} of {path} has ended, and for {timeout_s:g} s no layout has shown its children"
+            ) from None
+        self._follow(self._checked(topic))
 
     def _writers(self) -> list[SegmentWriter]:
         """Return all writers that may have batches; heirs come after their parents."""
@@ -415,6 +437,10 @@ class Producer:
     def topic_id(self) -> int:
         return self._topic_id
 
+    @property
+    def layout_epoch(self) -> int:
+        return self.layout.route.layout_epoch
+
     # Called by the writers.
 
     def new_id(self) -> int:
@@ -461,21 +487,18 @@ class Producer:
         topic = await routing.topic(path)
         if topic.topic_id != self._topic_id:
             topic = await routing.refresh(path)
-        if topic.topic_id != self._topic_id:
-            raise TopicNotFound(
-                f"topic {path} was deleted, and another of the same name was created: make a new producer for it"
-            )
-        if topic.route.layout_epoch > self.layout_epoch:
-            if self.identity is not None:
-                raise self.cannot_follow()
+        self._checked(topic)
+        if topic.route.layout_epoch > self.layout_epoch and self._identify is None:
             self._follow(topic)
         return topic
 
-    def cannot_follow(self) -> NotAvailable:
-        return NotAvailable(
-            f"the layout of topic {self.topic.path} has changed, and a producer with a fixed identity cannot follow "
-            f"it: its records are numbered by segment, and those of the old layout have ended"
-        )
+    def _checked(self, topic: TopicMap) -> TopicMap:
+        if topic.topic_id != self._topic_id:
+            raise TopicNotFound(
+                f"topic {self.topic.path} was deleted, and another of the same name was created: make a new producer "
+                f"for it"
+            )
+        return topic
 
     def watch_deadlines(self) -> None:
         if self._tick is None:

@@ -29,7 +29,7 @@ and hands the rest to the writers of other segments (layout_change.py).
 
 A producer with a fixed identity (repeatable_producer.py) has writers that never take another id, because another
 process must be able to reproduce the same numbers. Such a writer cannot renumber or skip a batch. Its first failure
-fails every waiting batch and every later one.
+fails every waiting batch and every later one. The end of its segment is such a failure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from braid.client.producing.retry_decision import (
 )
 from braid.client.routing import OwnerSearch
 from braid.model.batch.header import Codec, parse_header, renumber
-from braid.model.batch.identity import ERA_RECORDS
+from braid.model.batch.identity import ERA_RECORDS, ProducerIdentity
 from braid.model.errors import (
     BatchTooLarge,
     BraidError,
@@ -91,13 +91,17 @@ LINGER_SLACK_S: Final = 0.0005
 
 
 class SegmentWriter:
-    def __init__(self, producer: Producer, segment: int, hashes: HashRange) -> None:
+    def __init__(
+        self, producer: Producer, segment: int, hashes: HashRange, identity: ProducerIdentity | None = None
+    ) -> None:
         self.segment: Final = segment
         self.hashes: Final = hashes
         self.parents: set[SegmentWriter] = set()
         """Retired writers that have not handed over yet. Until they have, this writer sends nothing."""
         self.open: ProducerBatch | None = None
         """The batch that takes records."""
+        self.failure: BraidError | None = None
+        """The error that ended this writer; only with a fixed identity."""
         self._producer = producer
         self._options = producer.options
         self._codec = producer.codec
@@ -106,11 +110,9 @@ class SegmentWriter:
         """Batches that take no more records and were never sent, so they have no number yet."""
         self._sent: deque[ProducerBatch] = deque()
         """Numbered batches: the oldest unconfirmed batch and all after it."""
-        self._identity = producer.identity
-        self._id = self._identity.id if self._identity is not None else producer.new_id()
-        self._next_sequence = self._identity.first_sequence if self._identity is not None else 0
-        self._ended: BraidError | None = None
-        """The error that ended this writer; only with a fixed identity."""
+        self._identity = identity
+        self._id = identity.id if identity is not None else producer.new_id()
+        self._next_sequence = identity.first_sequence if identity is not None else 0
         self._link: Link | None = None
         self._route = b""
         self._round = 0
@@ -149,8 +151,8 @@ class SegmentWriter:
         """Open a batch. Unless it waits for more records, it leaves at the end of the loop's iteration."""
         producer = self._producer
         producer.check_room()
-        if self._ended is not None:
-            raise self._ended.again()
+        if self.failure is not None:
+            raise self.failure.again()
         now = self._loop.time()
         batch = self.open = ProducerBatch(
             self.segment, now, now + self._options.timeout_s, producer.client.clock.now_us()
@@ -293,7 +295,7 @@ class SegmentWriter:
 
     def _check_era(self, batch: ProducerBatch) -> None:
         if self._identity is not None:
-            numbered = self._next_sequence - self._identity.first_sequence
+            numbered = self._next_sequence - self._identity.first_sequence + self._identity.number
             if numbered + batch.count > ERA_RECORDS:
                 raise InvalidArgument(
                     f"{numbered} records were written to segment {self.segment} in era {self._identity.era}, and "
@@ -373,6 +375,9 @@ class SegmentWriter:
         """Decide about the batches of a round in which every batch has its reply."""
         self._leave_round()
         sealed = next((batch.answer for batch in self._sent if isinstance(batch.answer, SegmentSealed)), None)
+        if sealed is not None and self._identity is not None:
+            self.fail_all(sealed)
+            return
         if sealed is not None:
             self._settle_ended(sealed.next_sequence, asked=False)
             self.dispatch()
@@ -530,9 +535,6 @@ class SegmentWriter:
 
     def _settle_ended(self, next_sequence: int, *, asked: bool) -> None:
         """Settle the batches whose fate is known now that the log has ended."""
-        if self._identity is not None:
-            self.fail_all(self._producer.cannot_follow())
-            return
         sent = [batch for batch in self._sent if batch.data is not None]
         actions = decide_ended([_outcome(batch) for batch in sent], next_sequence, asked=asked)
         for batch, action in zip(sent, actions):
@@ -591,7 +593,7 @@ class SegmentWriter:
         """Fail every batch of this writer."""
         self.close_open()
         if self._identity is not None:
-            self._ended = self._ended or error
+            self.failure = self.failure or error
         for batch in (*self._sent, *self._closed_batches):
             self._settle(batch, 0, error)
         self._sent.clear()

@@ -35,8 +35,12 @@ SEVERAL_LOGS: Final = -2
 
 
 class ProducerIdentity(msgspec.Struct, frozen=True):
+    """The identity of a producer in one segment."""
+
     id: int
     era: int
+    number: int = 0
+    """Of its first record in this era and segment."""
 
     def __post_init__(self) -> None:
         if not DERIVED <= self.id < 2 * DERIVED:
@@ -46,7 +50,7 @@ class ProducerIdentity(msgspec.Struct, frozen=True):
 
     @property
     def first_sequence(self) -> int:
-        return self.era << ERA_BITS
+        return (self.era << ERA_BITS) + self.number
 
 
 def derived_id(*parts: str | int) -> int:

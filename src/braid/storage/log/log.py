@@ -273,6 +273,10 @@ class Log:
         self._check_lease()
         return found
 
+    def last_eras(self, producers: Sequence[int]) -> list[int]:
+        """Return the era of the last batch of each of these producers (`ProducerTable.last_era`)."""
+        return [self._producers.last_era(each) for each in producers]
+
     def commit(self) -> None:
         """Begin to store what was appended. While the disk is busy, the commit follows by itself."""
         self._commit.begin()

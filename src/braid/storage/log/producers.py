@@ -131,6 +131,11 @@ class ProducerTable:
         first_sequence, _, records = known[-1]
         return first_sequence + records if known[-1] != _closed_era(first_sequence) else SEVERAL_LOGS
 
+    def last_era(self, producer: int) -> int:
+        """Return the era of the last batch of a derived producer, here or in a log that this log continues."""
+        known = self._batches.get(ProducerId(producer))
+        return era_of(known[-1][0]) if known is not None else NOT_KNOWN
+
     def has_later_era(self, header: BatchHeader) -> bool:
         """Tell whether the producer, a derived one, has come to a later era than this batch belongs to."""
         known = self._batches.get(header.producer_id)
