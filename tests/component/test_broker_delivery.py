@@ -8,6 +8,7 @@ import pytest
 
 from braid.broker.metrics import TopicMetrics
 from braid.broker.segments.delivery import DeliveryChannel, ReadAhead
+from braid.broker.unsent_bytes import UnsentBytes
 from braid.model.errors import Fenced
 from braid.model.ids import Offset
 from braid.storage.segment import SegmentStorage
@@ -27,6 +28,7 @@ def channel_of(segment: SegmentStorage, connection: Connection, offset: int) -> 
         subscription=None,
         read_bytes=1 << 20,
         read_ahead=ReadAhead(1 << 20),
+        unsent_bytes=UnsentBytes(1 << 20),
         metrics=TopicMetrics(),
         on_end=lambda _: None,
     )

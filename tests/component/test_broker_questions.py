@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 
-from braid.broker.auth import ANONYMOUS
-from braid.broker.broker import Broker
 from braid.broker.connections.questions import MAX_CALL_BYTES, MAX_QUESTIONS
-from braid.broker.connections.session import Session
 from braid.broker.turns import Turns
-from braid.client.client import Client, connect
 from braid.model.errors import InvalidArgument
 from braid.testing.sim.loop import Simulation
 from braid.wire.connection import WRITE_HIGH_WATER_BYTES
 from braid.wire.frame import Flags
-from braid.wire.operations import MAGIC, VERSION, AdminReply, AdminRequest, Hello, Kind, TopologyRequest, decode, encode
-from tests.kits.control import Machine
+from braid.wire.operations import AdminReply, AdminRequest, Kind, TopologyRequest, decode, encode
+from tests.kits.rude_clients import LONG, rude, running
 from tests.kits.waiting import until
-from tests.kits.wire import Recorder
 
-LONG = "x" * 100_000
 QUESTIONS = 1_000
-
-
-@contextlib.asynccontextmanager
-async def running(simulation: Simulation) -> AsyncIterator[tuple[Machine, Broker, Client]]:
-    """With a topic whose description is long."""
-    machine = Machine(simulation)
-    broker = await machine.start()
-    client = connect(
-        "braid://machine:6660", network=machine.host, clock=simulation.clock, random=simulation.random, timeout=30.0
-    )
-    async with client:
-        arguments = {"topic": "long", "properties": {"note": LONG}}
-        await broker.front_door.calls.call("create_topic", arguments, ANONYMOUS)
-        yield machine, broker, client
-    await broker.close()
-
-
-async def rude(machine: Machine, broker: Broker) -> tuple[Recorder, asyncio.Transport, Session]:
-    """A connection that has said hello and reads no more."""
-    recorder = Recorder()
-    transport, _ = await machine.host.connect("machine", 6660, lambda: recorder.connection)
-    recorder.connection.send(Kind.HELLO, encode(Hello(MAGIC, VERSION, VERSION, "rude")), request=1)
-    await recorder.until(lambda: recorder.frames)
-    recorder.frames.clear()
-    transport.pause_reading()
-    session = next(each for each in broker.front_door.server._sessions if each.client == "rude")
-    return recorder, transport, session
 
 
 async def test_answers_that_nobody_reads_take_bounded_memory_and_come_when_they_are_read(

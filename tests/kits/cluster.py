@@ -21,6 +21,7 @@ from braid.broker.segments.segment_access import SegmentAccesses, answer_for
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.broker.turns import Turns
+from braid.broker.unsent_bytes import UnsentBytes
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
@@ -56,6 +57,7 @@ class Node:
         self.limits, self.metrics, self.access = Limits(), BrokerMetrics(), Access(None)
         self.turns = Turns()
         self.unfinished_frames = UnfinishedFrames(self.limits.max_unfinished_bytes, asyncio.get_running_loop().time)
+        self.unsent_bytes = UnsentBytes(self.limits.max_unsent_bytes)
         self.store = cluster.store.client(name)
         self.view = View(self.store)
         self.topics = Topics(self.view, cluster.simulation.clock, cluster.simulation.random)

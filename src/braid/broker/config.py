@@ -29,6 +29,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_unfinished_bytes: int = 64 << 20
     """For all connections: frames that have begun and are not complete. Beyond it the broker reads only from those that
     hold little, and from the one that began first."""
+    max_unsent_bytes: int = 64 << 20
+    """For all connections: bytes that clients have not taken yet. From the half on, connections with unsent bytes get
+    nothing more, others get small pieces, and those that have stood still longest are ended."""
     max_channels: int = 4_096
     """Per connection."""
     max_consumers: int = 1_024

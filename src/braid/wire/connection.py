@@ -6,7 +6,8 @@ not copied to be joined with others. Frames that are many bytes together leave i
 before the next of many senders looks at it, and together they exceed the high-water mark by one frame, not by one each.
 
 Two limits keep a peer from costing unbounded memory (I12): the reader's frame limit, and the transport's write buffer.
-An owner of many connections bounds their unfinished frames together (`on_unfinished`).
+An owner of many connections bounds their unfinished frames together (`on_unfinished`), and their unsent bytes
+(`on_large_write`, `set_high_water`).
 Above the high-water mark, senders that can wait do so in `drained`, and `on_congestion` tells the handler, which may
 stop reading. A client must not stop reading because it cannot write: with both ends waiting for the other to read,
 nothing would ever move again. The broker may; so only the broker does.
@@ -56,10 +57,14 @@ class Connection(asyncio.BufferedProtocol):
         *,
         frame_limit: int = FIRST_FRAME_BYTES,
         on_unfinished: Callable[[int], None] | None = None,
+        on_large_write: Callable[[], None] | None = None,
     ) -> None:
-        """`on_unfinished` hears how many bytes an unfinished frame holds, whenever that changes; 0 when it is whole."""
+        """`on_unfinished` hears how many bytes an unfinished frame holds, whenever that changes; 0 when it is whole.
+        `on_large_write` hears of writes after which many bytes may wait for the peer."""
         self._handler = handler
         self._on_unfinished = on_unfinished
+        self._on_large_write = on_large_write
+        self._high_water_bytes = WRITE_HIGH_WATER_BYTES
         self._held_bytes = 0
         self.frames = FrameReader(frame_limit)
         self.peer = "?"
@@ -140,6 +145,8 @@ class Connection(asyncio.BufferedProtocol):
             data = b"".join(out) if len(out) > 1 else out[0]
             self.sent_bytes += len(data)
             write(data)
+            if len(data) > JOIN_BYTES and self._on_large_write is not None:
+                self._on_large_write()
             return
         self._large = False
         small: list[Buffer] = []
@@ -154,6 +161,8 @@ class Connection(asyncio.BufferedProtocol):
             write(part)
         if small:
             write(b"".join(small) if len(small) > 1 else small[0])
+        if self._on_large_write is not None:
+            self._on_large_write()
 
     def cork(self) -> None:
         """Promise a `flush` before the iteration ends, so that frames until then need not schedule one."""
@@ -171,7 +180,13 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def waiting_bytes(self) -> int:
         """Return how many bytes the peer has not taken yet."""
-        return self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() if self._made else 0
+
+    def set_high_water(self, size: int) -> None:
+        """Be congested while more than this waits for the peer, and until three quarters of it are taken."""
+        self._high_water_bytes = size
+        if self._made:
+            self._transport.set_write_buffer_limits(high=size)
 
     def pause_reading(self) -> None:
         if not self.closing:
@@ -230,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._made = True
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport.set_write_buffer_limits(high=self._high_water_bytes)
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.heard_at = self._loop.time()
         if not self.closing:

@@ -47,6 +47,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedBroker
                 note = {"note": "x" * 800_000}
                 client.admin("create_topic", topic="healthy", policies={"durability": "memory"})
                 client.admin("create_topic", topic="long", properties=note)
+                client.admin("create_topic", topic="large", policies={"durability": "memory"})
             yield broker
             assert tracebacks(broker.log) == []
             assert re.search(r"\blease\b", broker.log) is None, "the lease was never in danger"
@@ -118,6 +119,21 @@ def answers_that_nobody_reads(broker: WatchedBroker, stack: contextlib.ExitStack
     time.sleep(ATTACK_S)
 
 
+def a_crowd_that_reads_nothing(broker: WatchedBroker, stack: contextlib.ExitStack) -> None:
+    """Half of it asks for long answers, the other half for long deliveries."""
+    with broker.connect() as client:
+        path = "public/default/large"
+        if not client.admin("topic_stats", topic=path)["segments"]["0"]["endOffset"]:
+            for _ in range(8):
+                client.ask(Kind.PUBLISH, MadeTopic(path, client.topic(path)).route, Published, a_batch(bytes(1 << 20)))
+        opening = encode(MadeTopic(path, client.topic(path)).open(credit=1 << 30))
+    question = encode_frame(Kind.ADMIN, encode(AdminRequest("get_topic", {"topic": "long"})), request=1)
+    for _ in range(150):
+        stack.enter_context(broker.connect()).socket.sendall(question * 12)
+        stack.enter_context(broker.connect()).socket.sendall(encode_frame(Kind.OPEN, opening, request=1))
+    time.sleep(2 * ATTACK_S)
+
+
 def frames_that_never_end(broker: WatchedBroker, stack: contextlib.ExitStack) -> None:
     crowd = [stack.enter_context(broker.connect()).socket for _ in range(40)]
     for each in crowd:
@@ -153,6 +169,7 @@ ATTACKS: list[Attack] = [
     connections_without_hello,
     texts_of_megabytes,
     answers_that_nobody_reads,
+    a_crowd_that_reads_nothing,
     frames_that_never_end,
     joins_without_end,
     long_heads,

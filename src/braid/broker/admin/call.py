@@ -55,6 +55,11 @@ class AdminCall(msgspec.Struct, frozen=True, kw_only=True):
         if "run" in vars(cls):
             CALLS[re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()] = cls
 
+    @classmethod
+    def only_reads(cls) -> bool:
+        routes = cls.http if isinstance(cls.http, tuple) else (cls.http,)
+        return bool(routes) and all(route.method == "GET" for route in routes)
+
     @abstractmethod
     async def run(self, services: CallServices, principal: Principal) -> Any:
         """The result: one of `results.py`, or anything else that JSON has a form for."""

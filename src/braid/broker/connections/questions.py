@@ -4,6 +4,10 @@ An answer may be ten thousand times as long as its question. So a connection has
 the same time, none begins while the peer does not read, and all connections take turns (turns.py). Questions of one
 kind do not wait for those of another: a client that waits for moves can still ask for routes.
 
+While clients leave much unread (unsent_bytes.py), a long answer waits: the question is asked again when there is room.
+A call that changes something does not begin before there is room for its answer. If others have taken that room
+meanwhile, the connection ends: its client then knows that it must ask what has become of the call.
+
 The session (session.py) runs each question in a task, counts it, and sends the answer or the error.
 """
 
@@ -14,11 +18,12 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from braid.broker.admin.call import CALLS
 from braid.broker.auth import Action, Principal
 from braid.broker.connections.membership import Memberships
 from braid.broker.connections.services import Services, segment_in_layout
 from braid.broker.topology import encoded_topology
-from braid.model.errors import InvalidArgument, Overloaded, TopicNotFound
+from braid.model.errors import ConnectionLost, InvalidArgument, Overloaded, TopicNotFound
 from braid.model.names import TopicName
 from braid.wire.connection import Connection
 from braid.wire.frame import Frame
@@ -60,12 +65,33 @@ class Questions:
 
     async def answer(self, frame: Frame, principal: Principal) -> bytes:
         """Return the answer to a question of one of the kinds in `ANSWERS`, when its turn has come."""
+        unsent = self._services.unsent_bytes
         async with self._answering[frame.kind]:
+            while True:
+                await self._turn()
+                answer = await ANSWERS[frame.kind](self, frame, principal)
+                size = len(answer)
+                if size <= unsent.share:
+                    return answer
+                if _changes(frame):
+                    self._check_room(size)
+                    return answer
+                del answer  # It is not held while it waits.
+                while size > unsent.share:
+                    await unsent.risen()
+
+    def _check_room(self, size: int) -> None:
+        """End the connection if the answer to a call that is done cannot be held."""
+        if size > self._services.unsent_bytes.left:
+            error = ConnectionLost("clients have left too much unread for another answer to be held")
+            self._connection.abort(error)
+            raise error
+
+    async def _turn(self) -> None:
+        await self._services.turns.take()
+        while self._connection.congested:  # The turn goes unused.
+            await self._connection.drained()
             await self._services.turns.take()
-            while self._connection.congested:  # The turn goes unused.
-                await self._connection.drained()
-                await self._services.turns.take()
-            return await ANSWERS[frame.kind](self, frame, principal)
 
     async def _on_topology(self, frame: Frame, principal: Principal) -> bytes:
         request = decode(TopologyRequest, frame.body)
@@ -120,8 +146,24 @@ class Questions:
         if len(frame.body) > MAX_CALL_BYTES:
             raise InvalidArgument(f"a call of {len(frame.body)} bytes is above the limit of {MAX_CALL_BYTES}")
         request = decode(AdminRequest, frame.body)
+        if not _only_reads(request):
+            while self._services.unsent_bytes.left < MAX_CALL_BYTES:
+                await self._services.unsent_bytes.risen()
+                await self._turn()
         result = await self._services.calls.call(request.call, request.arguments, principal)
         return encode(AdminReply(result))
+
+
+def _changes(frame: Frame) -> bool:
+    """Whether the answer to a question tells of a change, so that it cannot simply be asked again."""
+    if frame.kind == Kind.ADMIN:
+        return not _only_reads(decode(AdminRequest, frame.body))
+    return frame.kind in (Kind.JOIN, Kind.LEAVE)
+
+
+def _only_reads(request: AdminRequest) -> bool:
+    call = CALLS.get(request.call)
+    return call is None or call.only_reads()
 
 
 ANSWERS: Final[Mapping[int, Callable[[Questions, Frame, Principal], Coroutine[Any, Any, bytes]]]] = {

@@ -14,6 +14,7 @@ from typing import Final
 from braid.broker.connections.services import Services
 from braid.broker.connections.session import Session
 from braid.broker.topology import encoded_topology
+from braid.broker.unsent_bytes import PATIENCE_S
 from braid.model.errors import BraidError, ConnectionLost, InvalidConfig, Overloaded, ShuttingDown, Unauthenticated
 from braid.ports.clock import Clock
 from braid.ports.network import Address, Listener, Network, listen_failure
@@ -131,6 +132,8 @@ class Server:
         if isinstance(late := unfinished.late(now), Session):
             held = f"unfinished frames hold {unfinished.bytes} bytes, and that of this connection came too slowly"
             self._turn_away(late, Overloaded(f"{held}; send it again, or in smaller batches"))
+        self._services.unsent_bytes.count()
+        stuck: list[tuple[float, Session]] = []
         for session in list(self._sessions):
             if session.connection.closing:
                 continue
@@ -138,10 +141,7 @@ class Server:
                 self._turn_away(session, Unauthenticated("the token has expired; connect again with a new one"))
                 continue
             if session.paused:  # The broker does not read from this client, so its silence says nothing.
-                if (stuck_s := session.stuck_s(now)) > SILENT_PERIODS * limits.heartbeat_s:
-                    error = ConnectionLost(f"the client has read nothing of what is queued for it for {stuck_s:.0f} s")
-                    self._services.metrics.connections_refused[error.code] += 1
-                    session.connection.abort(error)
+                stuck.append((session.stuck_s(now), session))
                 continue
             silent_s = now - session.framed_at
             if session.principal is None:
@@ -152,6 +152,22 @@ class Server:
             patience_s += session.connection.frames.partial_bytes / SLOWEST_BYTES_PER_S
             if silent_s > patience_s:
                 self._turn_away(session, ConnectionLost(f"no whole frame came for {silent_s:.0f} s"))
+        self._end_stuck(stuck)
+
+    def _end_stuck(self, paused: list[tuple[float, Session]]) -> None:
+        """End connections that have read nothing for too long, the longest first. That is earlier while clients leave
+        much unread."""
+        unsent = self._services.unsent_bytes
+        for stuck_s, session in sorted(paused, key=lambda each: each[0], reverse=True):
+            patience_s = SILENT_PERIODS * self._services.limits.heartbeat_s
+            if unsent.pressed:
+                patience_s = min(patience_s, PATIENCE_S)
+            if stuck_s <= patience_s:
+                break
+            error = ConnectionLost(f"the client has read nothing of what is queued for it for {stuck_s:.0f} s")
+            self._services.metrics.connections_refused[error.code] += 1
+            session.connection.abort(error)
+            unsent.forget(session.connection)
 
     async def stop_listening(self) -> None:
         if self._listener is not None:

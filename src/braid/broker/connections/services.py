@@ -20,6 +20,7 @@ from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
 from braid.broker.turns import Turns
+from braid.broker.unsent_bytes import UnsentBytes
 from braid.model.errors import NotServing
 from braid.model.topic import Topic
 
@@ -42,6 +43,7 @@ class Services(Protocol):
     read_ahead: ReadAhead
     turns: Turns
     unfinished_frames: UnfinishedFrames
+    unsent_bytes: UnsentBytes
     ready: bool
     closing: bool
 

@@ -90,7 +90,10 @@ class Session:
         self._limits: Final = services.limits
         self._metrics: Final = services.metrics
         self._on_end = on_end
-        self.connection: Connection = Connection(self, on_unfinished=self._on_unfinished)
+        self.connection: Connection = Connection(
+            self, on_unfinished=self._on_unfinished, on_large_write=self._on_large_write
+        )
+        services.unsent_bytes.add(self.connection)
         self.principal: Principal | None = None
         self.client = ""
         self._loop = asyncio.get_running_loop()
@@ -204,11 +207,15 @@ class Session:
         self._congested = congested
         self._pause_or_resume()
         if not congested:
+            self._services.unsent_bytes.note(self.connection)
             for channel, _ in list(self._channels.values()):
                 channel.pump()
 
     def _on_unfinished(self, held: int) -> None:
         self._services.unfinished_frames.note(self, held)
+
+    def _on_large_write(self) -> None:
+        self._services.unsent_bytes.note(self.connection)
 
     def wait_for_room(self, waits: bool) -> None:
         self._waits_for_room = waits
@@ -216,6 +223,7 @@ class Session:
 
     def on_lost(self, error: BraidError) -> None:  # noqa: ARG002
         self._services.unfinished_frames.note(self, 0)
+        self._services.unsent_bytes.forget(self.connection)
         for task in self._tasks:
             task.cancel()
         for channel, _ in list(self._channels.values()):
@@ -390,6 +398,7 @@ class Session:
             subscription=request.subscription or None,
             read_bytes=self._limits.read_bytes,
             read_ahead=self._services.read_ahead,
+            unsent_bytes=self._services.unsent_bytes,
             metrics=self._metrics.topic(topic.path),
             on_end=self._forget_channel,
         )

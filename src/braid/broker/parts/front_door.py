@@ -23,6 +23,7 @@ from braid.broker.segments.delivery import ReadAhead
 from braid.broker.segments.segment_access import Ask
 from braid.broker.topology import TopologyView
 from braid.broker.turns import Turns
+from braid.broker.unsent_bytes import UnsentBytes
 from braid.model.errors import InvalidConfig
 from braid.ports.network import Address
 from braid.wire.operations import HERE
@@ -50,6 +51,7 @@ class FrontDoor:
         self.read_ahead = ReadAhead(config.limits.max_read_ahead_bytes)
         self.turns = Turns()
         self.unfinished_frames = UnfinishedFrames(config.limits.max_unfinished_bytes, asyncio.get_running_loop().time)
+        self.unsent_bytes = UnsentBytes(config.limits.max_unsent_bytes)
         self.ready = False
         """Whether clients are let in."""
         self.closing = False

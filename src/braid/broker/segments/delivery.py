@@ -17,6 +17,7 @@ from typing import Final
 
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
+from braid.broker.unsent_bytes import UnsentBytes
 from braid.model.errors import BraidError, BrokenInvariant, DiskError
 from braid.model.ids import Offset
 from braid.storage.reader import LogReader, StoredBatch
@@ -58,6 +59,7 @@ class DeliveryChannel:
         subscription: str | None,
         read_bytes: int,
         read_ahead: ReadAhead,
+        unsent_bytes: UnsentBytes,
         metrics: TopicMetrics,
         on_end: Callable[[DeliveryChannel], None],
     ) -> None:
@@ -75,10 +77,13 @@ class DeliveryChannel:
         self._credit = credit
         self._needed = 0
         """The size of a batch that needs more credit than there is."""
+        self._held_back = 0
+        """The size of a batch that is too large to be sent while clients leave much unread."""
         self._blocked_at = -1
         """A watermark above this channel's offset, with no whole batch between the two."""
         self._read_bytes = read_bytes
         self._read_ahead = read_ahead
+        self._unsent_bytes = unsent_bytes
         self._metrics = metrics
         self._on_end = on_end
         self._reading: asyncio.Task[None] | None = None
@@ -143,19 +148,25 @@ class DeliveryChannel:
             self._on_end(self)
 
     def _may_send(self) -> bool:
-        return self._credit > 0 and self._credit >= self._needed and not self._connection.congested
+        return (
+            self._credit > 0
+            and self._credit >= self._needed
+            and not self._connection.congested
+            and self._held_back <= self._unsent_bytes.share
+        )
 
     def _allowed_bytes(self) -> int:
-        return min(self._credit, self._read_bytes)
+        return min(self._credit, self._read_bytes, self._unsent_bytes.share)
 
     def _send(self, batches: Sequence[StoredBatch]) -> None:
-        """Send as many of these batches, which begin at this channel's offset, as the credit allows."""
+        """Send as many of these batches, which begin at this channel's offset, as credit and unsent bytes allow."""
         if self.ended:
             return
+        allowed = min(self._credit, self._unsent_bytes.share)
         size = records = count = 0
         payload = []
         for header, data in batches:
-            if size + len(data) > self._credit:
+            if size + len(data) > allowed:
                 break
             size += len(data)
             payload.append(data)
@@ -163,10 +174,9 @@ class DeliveryChannel:
             count += 1
             self.offset = header.next_offset
         if not payload:
-            self._needed = len(batches[0].data)
-            self._connection.send(Kind.NEED, encode(Need(self.number, self._needed)))
+            self._wait_for(len(batches[0].data))
             return
-        self._needed = 0
+        self._needed = self._held_back = 0
         self._credit -= size
         end = self._storage.log.confirmed.value
         self._connection.send(Kind.DELIVER, encode(Delivery(self.number, end)), payload)
@@ -174,6 +184,15 @@ class DeliveryChannel:
         self._metrics.delivered_records += records
         self._metrics.delivered_bytes += size
         self.delivered_bytes += size
+
+    def _wait_for(self, size: int) -> None:
+        """Send nothing before a batch of this size may be sent."""
+        if size > self._credit:
+            self._needed = size
+            self._connection.send(Kind.NEED, encode(Need(self.number, size)))
+        else:
+            self._held_back = size
+            self._unsent_bytes.call_when_room(size, self.pump)
 
     async def _catch_up(self) -> None:
         """Read and send until this channel has caught up with the cache, or has to wait. While one piece is sent, the
@@ -197,7 +216,7 @@ class DeliveryChannel:
                 ahead = self._begin_ahead(reader, sum(len(batch.data) for batch in batches))
                 self._send(batches)
                 if self.offset != batches[-1].header.next_offset:
-                    break  # The credit ended on the way: what is read ahead does not come next.
+                    break  # It may not send all of them: what is read ahead does not come next.
                 self._connection.flush()
                 if self._connection.congested:
                     await self._connection.drained()

@@ -330,11 +330,14 @@ class StreamEnd(asyncio.Transport):
             raise BufferOverrun(
                 f"I12: {len(self._buffer)} bytes wait to be sent from {self.address}; obey pause_writing"
             )
+        self._pause_if_high()
+        self.send_soon()
+
+    def _pause_if_high(self) -> None:
         if len(self._buffer) > self._high and not self._pausing:
             self._pausing = True
             assert self._protocol is not None
             self._protocol.pause_writing()
-        self.send_soon()
 
     def write_eof(self) -> None:
         self._end_asked = True
@@ -380,6 +383,7 @@ class StreamEnd(asyncio.Transport):
         self._low = low if low is not None else self._high // 4
         if not 0 <= self._low <= self._high:
             raise ValueError(f"high ({self._high}) must be at least low ({self._low}), and low at least 0")
+        self._pause_if_high()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return self._low, self._high
