@@ -321,6 +321,20 @@ async def test_a_change_of_state_under_the_same_owner_and_epoch_does_not_fence(s
     assert await stored(store) == 10
 
 
+async def test_no_cursor_is_stored_after_its_segment_was_sealed(simulation: Simulation) -> None:
+    """A sweep had a subscription's cursor to place while the segment was handed over."""
+    store = MemoryStore(simulation.clock)
+    cursors = (await opened(store)).cursors
+    await cursors.place(Placing("billing", Offset(0)))
+    sealed = Ownership(state=OwnershipState.SEALED, owner="broker-1", epoch=Epoch(1))
+    await store.txn([], [Put(paths.ownership(ORDERS.path, NAME.descriptor), sealed.to_json())])
+    for write in (cursors.place(Placing("mailer", Offset(0))), cursors.place(Placing("billing", Offset(3)))):
+        with pytest.raises(Fenced, match="sealed"):
+            await write
+    assert await stored(store) == 0
+    assert await stored(store, "mailer") is None
+
+
 @pytest.mark.parametrize(("owner", "epoch"), [("broker-2", 1), ("broker-1", 2), ("", 0)])
 async def test_whoever_owns_the_cursors_is_told_once_that_they_are_fenced(
     owner: str, epoch: int, simulation: Simulation

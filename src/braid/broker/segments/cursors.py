@@ -505,18 +505,19 @@ class Cursors:
         self._last_placement = max(self._last_placement, listing.revision)
 
     def _check_ownership(self, entry: Entry | None) -> None:
-        """Compare this revision of the record from now on, if it still names this owner and epoch; else `Fenced`."""
+        """Compare this revision of the record from now on, if this owner and epoch still hold it; else `Fenced`."""
         record = Ownership.from_json(entry.value) if entry is not None else None
-        if entry is not None and record is not None and record.epoch == self._epoch:
+        if entry is not None and record is not None:
             self._owner = self._owner or record.owner
-            if record.owner == self._owner:
+            if record.is_held_by(self._owner, self._epoch):
                 self._ownership = Compare(entry.key, entry.revision)
                 return
-        now = (
-            f"another owner now, {record.owner} in epoch {record.epoch}" if record is not None else "no owner any more"
-        )
-        self._fenced = Fenced(f"cursors of {self.name} cannot be written in epoch {self._epoch}: the segment has {now}")
-        if self._on_fenced is not None:
+        sealed = record is not None and (record.owner, record.epoch) == (self._owner, self._epoch)
+        now = "is sealed" if sealed else "has no owner any more"
+        if record is not None and not sealed:
+            now = f"has another owner now, {record.owner} in epoch {record.epoch}"
+        self._fenced = Fenced(f"cursors of {self.name} cannot be written in epoch {self._epoch}: the segment {now}")
+        if self._on_fenced is not None and not sealed:  # The owner knows what it has sealed itself.
             self._on_fenced(self._fenced)
         raise self._fenced.again()
 
