@@ -162,9 +162,10 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def first_segments(self) -> int:
-        """How many segments the topic had when it was created. Their ids are the lowest: 0, 1, 2, …"""
+        """How many segments the topic had when it was created. Their ids are the lowest: 0, 1, 2, … It is 0 if an
+        earlier build has dropped all of them from the layout."""
         first = (info.segment_id for info in self.layout.segments.values() if not info.created_at_epoch)
-        return self.known_first_segments or 1 + max(first)
+        return self.known_first_segments or 1 + max(first, default=-1)
 
     @property
     def ever_memory(self) -> bool:
