@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from braid.cluster.ownership import owner_step
 from braid.metadata import paths
 from braid.metadata.store import Condition, Operation, Put
 from braid.model.topic import Topic
@@ -82,3 +83,30 @@ async def test_a_change_of_the_layout_writes_once_for_each_segment_before_produc
         assert all(len(keys) == 2 and keys[1].endswith("/ownership") for keys in of_segments), (
             "tails are exported afterwards"
         )
+
+
+async def decisions_of(simulation: Simulation, monkeypatch: pytest.MonkeyPatch, after: int) -> int:
+    """Return how often owners look at a segment while one segment becomes so many."""
+    count = 0
+    decide = owner_step.decide
+
+    def counted(*arguments: Any, **options: Any) -> owner_step.OwnerAction:
+        nonlocal count
+        count += 1
+        return decide(*arguments, **options)
+
+    async with running_brokers(simulation, ("a", "b")) as brokers:
+        await brokers.call("a", "create_topic", topic="orders", segments=1)
+        await until(lambda: bool(brokers.owner(0)))
+        with monkeypatch.context() as patch:
+            patch.setattr(owner_step, "decide", counted)
+            await brokers.call("a", "repartition_topic", topic="orders", segments=after)
+    return count
+
+
+async def test_owners_look_at_a_segment_a_few_times_however_many_change(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look at each change of its record, and not at all segments of the topic."""
+    for after in (8, 64):
+        assert await decisions_of(simulation, monkeypatch, after) < 16 * after

@@ -50,6 +50,8 @@ class TopologyView:
         self._members = members
         self._controller = controller
         self._encoded: dict[str, bytes] = {}
+        self._shown: dict[SegmentKey, tuple[str, bool, int]] = {}
+        """What routes show of each record: owner, whether it serves, and its epoch."""
         topics.on_change.append(self.changed)
         owners.table.on_change.append(self._on_owner)
         members.brokers.on_change.append(self._on_member)
@@ -118,7 +120,19 @@ class TopologyView:
     # Changes in the view.
 
     def _on_owner(self, key: SegmentKey) -> None:
-        self.changed(key[0])
+        """Announce only what a route shows: a change of the layout writes each record several times."""
+        shown = self._part_of_route(key)
+        if shown != self._shown.pop(key, None):
+            self.changed(key[0])
+        if shown is not None:
+            self._shown[key] = shown
+
+    def _part_of_route(self, key: SegmentKey) -> tuple[str, bool, int] | None:
+        path, descriptor = key
+        topic, record = self._topics.find(path), self._owners.table.get(key)
+        if topic is None or record is None or SegmentName.at(path, descriptor).id not in topic.layout.segments:
+            return None  # The topic's own change announces a segment that comes into its layout.
+        return record.owner, record.state is OwnershipState.SERVING, record.epoch
 
     def _on_member(self, broker_id: str) -> None:
         """A registration came, changed or went, and with it the address of all segments that the broker owns. Changes

@@ -60,6 +60,9 @@ class HashRange(StoredRecord, frozen=True):
     def __str__(self) -> str:
         return f"{self.start:04x}-{self.end:04x}"
 
+    def overlaps(self, other: HashRange) -> bool:
+        return self.start <= other.end and other.start <= self.end
+
     def overlap(self, other: HashRange) -> HashRange | None:
         start, end = max(self.start, other.start), min(self.end, other.end)
         return HashRange(start, end) if start <= end else None
@@ -199,7 +202,7 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
         segments = dict(self.segments)
         for parent_id in parent_ids:
             parent = self.segment(parent_id)
-            children = tuple(child for child, hashes in ranges.items() if parent.hash_range.overlap(hashes) is not None)
+            children = tuple(child for child, hashes in ranges.items() if parent.hash_range.overlaps(hashes))
             segments[parent.segment_id] = msgspec.structs.replace(
                 parent, state=SegmentState.SEALED, child_ids=children, sealed_at_epoch=epoch
             )
@@ -211,9 +214,7 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
 
     def child(self, parent_ids: Collection[SegmentId], segment_id: SegmentId, hashes: HashRange) -> SegmentInfo:
         """Return the segment that will take these hashes over from those of the parents that have them now."""
-        parents = tuple(
-            parent for parent in sorted(parent_ids) if self.segment(parent).hash_range.overlap(hashes) is not None
-        )
+        parents = tuple(parent for parent in sorted(parent_ids) if self.segment(parent).hash_range.overlaps(hashes))
         return SegmentInfo(segment_id, hashes, parent_ids=parents, created_at_epoch=LayoutEpoch(self.epoch + 1))
 
     def pruned(self, segment_id: int) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
@@ -131,7 +132,7 @@ class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
         return structs.replace(policies, **given)
 
 
-class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel", dict=True):
     """The value of the topic's key. The key has the topic's name, the value everything else."""
 
     id: int
@@ -151,7 +152,7 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     known_first_segments: int = 0
     """`first_segments`, once the layout has dropped one of them."""
 
-    @property
+    @cached_property
     def segments(self) -> Mapping[SegmentId, SegmentInfo]:
         """All segments that this topic has, by id: those of the layout, and the children of a transition, which the
         layout does not show yet. Whatever places, opens, copies or removes segments, or gives them cursors, walks

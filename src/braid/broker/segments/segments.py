@@ -191,12 +191,19 @@ class Segments:
         await asyncio.gather(*(tried.wait() for (topic, _), tried in list(self._tried.items()) if topic == path))
 
     def _on_record(self, key: SegmentKey) -> None:
-        path, descriptor = key
-        topic = self._topics.find(path)
-        if topic is not None and topic.transition is not None:
-            self._reconcile_topic(path)  # A child waits for the ends of its parents.
-        else:
-            self._reconcile(path, descriptor)
+        self._reconcile(*key)
+        record = self._owners.table.get(key)
+        if record is not None and record.ended_at is not None:
+            self._reconcile_children(SegmentName.at(*key))
+
+    def _reconcile_children(self, parent: SegmentName) -> None:
+        """Look at the segments that a transition lets wait for the end of this one."""
+        topic = self._topics.find(parent.topic.path)
+        if topic is not None and topic.transition is not None and parent.id in topic.transition.parents:
+            for child in topic.transition.child_ids:
+                if parent.id in topic.segments[child].parent_ids:
+                    name = SegmentName.of(parent.topic, topic.segments[child])
+                    self._reconcile(name.topic.path, name.descriptor)
 
     def _reconcile_topic(self, path: str) -> None:
         for segment in self.of_topic(path):
