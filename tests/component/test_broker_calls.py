@@ -202,6 +202,12 @@ async def test_a_segment_that_is_not_served_shows_that_its_numbers_are_not_known
             "5000 offsets are given; 4096",
         ),
         ("seek_subscription", {"topic": "there", "subscription": "billing", "timestamp": 1 << 60}, "milliseconds"),
+        (
+            "seek_subscription",
+            {"topic": "there", "subscription": "billing", "timestamp": 1 << 50},
+            "this one is too high",
+        ),
+        ("seek_subscription", {"topic": "there", "subscription": "billing", "timestamp": 1_700_000_000}, "before 1973"),
         ("skip_subscription", {"topic": "there", "subscription": "billing", "segment": 0}, "together"),
         ("skip_subscription", {"topic": "there", "subscription": "billing", "segment": 0, "count": 0}, "1 or more"),
         ("explode", {}, "the calls are abort_transition"),
@@ -305,7 +311,11 @@ async def test_seeking_and_skipping(simulation: Simulation) -> None:
         assert (await call("create_subscription", **of_billing, start="latest"))["backlog"] == 0
         assert await call("seek_subscription", **of_billing, to="earliest") == {"offsets": {"0": 0, "1": 0}}
         assert await call("seek_subscription", **of_billing, offsets={"0": 7}) == {"offsets": {"0": 7}}
-        assert await call("seek_subscription", **of_billing, timestamp=1 << 50) == {"offsets": {"0": 10, "1": 5}}
+        in_the_future = 200_000_000_000_000
+        assert await call("seek_subscription", **of_billing, timestamp=in_the_future) == {"offsets": {"0": 10, "1": 5}}
+        assert await call("seek_subscription", **of_billing, timestamp=0) == {"offsets": {"0": 0, "1": 0}}
+        meant = {"timestamp": 1_500, "unit": "ms"}
+        assert await call("seek_subscription", **of_billing, **meant) == {"offsets": {"0": 10, "1": 5}}
         assert await call("seek_subscription", **of_billing, timestamp=-1) == {"offsets": {"0": 0, "1": 0}}
         assert await call("skip_subscription", **of_billing, segment=1, count=2) == {"offsets": {"1": 2}}
         assert (await call("get_subscription", **of_billing))["backlog"] == 13

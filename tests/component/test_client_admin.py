@@ -264,6 +264,17 @@ async def test_a_seek_to_a_place_that_can_be_mistaken_is_refused(mistaken: Any, 
         await client.admin.seek("orders", "billing", mistaken)
 
 
+async def test_a_seek_to_a_datetime_of_the_first_years_says_that_it_is_meant() -> None:
+    calls = Calls(identify_subscription=[KNOWN] * 2, seek_subscription=[{}] * 2)
+    async with connected(calls) as client:
+        await client.admin.seek("x", "s", datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC))
+        await client.admin.seek("x", "s", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
+    assert [(each["timestamp"], each.get("unit")) for each in calls.of("seek_subscription")] == [
+        (31_536_000_000, "ms"),
+        (1_767_225_600_000, None),
+    ]
+
+
 @pytest.mark.parametrize("mistaken", [10**30, object()])
 async def test_an_argument_that_no_frame_can_hold_is_refused(mistaken: Any) -> None:
     client = connect("braid://broker:6660", network=SimulatedNetwork(Random(1)).host("client"))

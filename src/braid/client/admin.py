@@ -35,7 +35,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import random_id
 from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT
-from braid.model.subscription import DEFAULT_START
+from braid.model.subscription import DEFAULT_START, MISTAKEN_MS, check_seek_ms
 from braid.wire.link import within
 from braid.wire.operations import AdminReply, AdminRequest, Kind, decode, encode
 
@@ -48,10 +48,6 @@ _UNKNOWN_OUTCOME: Final = (ConnectionLost, MetadataUncertain, TimedOut)
 """After these errors, the call may have been carried out."""
 _NOTHING_SPECIAL: Final[Mapping[type[BraidError], Callable[[BraidError], None]]] = {}
 MOVE_TIMEOUT_S: Final = 60.0
-_MAX_MS: Final = 253_402_300_799_999
-"""The end of the year 9999. Microseconds of this era are higher."""
-_MISTAKEN_MS: Final = range(1, 10**11)
-"""The years 1970 to 1973. Seconds of this era, and most offsets, are among these numbers."""
 
 
 class Admin:
@@ -322,14 +318,10 @@ class Admin:
                 if to.tzinfo is None:
                     raise InvalidArgument(f"seek to {to}, a time without a zone: give it one, such as datetime.UTC")
                 arguments["timestamp"] = round(to.timestamp() * 1_000)
+                if arguments["timestamp"] in MISTAKEN_MS:
+                    arguments["unit"] = "ms"
             case int():
-                if to > _MAX_MS:
-                    raise InvalidArgument(f"seek to {to}: a number is milliseconds since 1970; this one is too high")
-                if to in _MISTAKEN_MS:
-                    raise InvalidArgument(
-                        f"seek to {to}: a number is milliseconds since 1970, and this one lies before 1973; multiply "
-                        f"seconds by 1,000, and name offsets by segment, as {{0: {to}}}"
-                    )
+                check_seek_ms(to)
                 arguments["timestamp"] = to
             case Mapping():
                 arguments["offsets"] = {str(segment): offset for segment, offset in to.items()}

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from braid.model.errors import InvalidArgument
 from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId
 from braid.model.stored_record import StoredRecord
 
@@ -74,3 +75,22 @@ class ConsumerSession(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 
     joined_at: int
     """µs since 1970."""
+
+
+MAX_MS: Final = 253_402_300_799_999
+"""The end of the year 9999. Microseconds of this era are higher."""
+MISTAKEN_MS: Final = range(1, 10**11)
+"""The years 1970 to 1973. Seconds of this era, and most offsets, are among these numbers."""
+
+
+def check_seek_ms(timestamp: int, *, meant: bool = False) -> None:
+    """Raise if a subscription cannot be set to this time, or if the number is another unit's, unless it is `meant`."""
+    if abs(timestamp) > MAX_MS:
+        number = str(timestamp) if abs(timestamp) < 10**30 else "a huge number"
+        side = "high" if timestamp > 0 else "low"
+        raise InvalidArgument(f"seek to {number}: a number is milliseconds since 1970; this one is too {side}")
+    if timestamp in MISTAKEN_MS and not meant:
+        raise InvalidArgument(
+            f"seek to {timestamp}: a number is milliseconds since 1970, and this one lies before 1973; multiply "
+            f"seconds by 1,000, and name offsets by segment, as {{0: {timestamp}}}"
+        )

@@ -84,6 +84,8 @@ MALFORMED: dict[str, tuple[str, str, Any]] = {
     "a seek to nowhere": ("POST", f"{BILLING}/seek", None),
     "a seek to two places": ("POST", f"{BILLING}/seek?to=earliest&timestamp=5", None),
     "a seek to a negative time": ("POST", f"{BILLING}/seek?timestamp=-1", None),
+    "a seek to seconds": ("POST", f"{BILLING}/seek?timestamp=1700000000", None),
+    "a seek to microseconds": ("POST", f"{BILLING}/seek?timestamp=1700000000000000", None),
     "a seek to a word": ("POST", f"{BILLING}/seek?to=middle", None),
     "a seek to a negative offset": ("POST", f"{BILLING}/seek", {"offsets": {"0": -1}}),
     "a seek of a segment that is no number": ("POST", f"{BILLING}/seek", {"offsets": {"zero": 1}}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
@@ -28,10 +28,7 @@ from braid.model.batch.header import MAX_EPOCH
 from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.names import check_name
-from braid.model.subscription import DEFAULT_START, SubscriptionKind
-
-MAX_TIMESTAMP_MS: Final = 1 << 53
-"""What every JSON parser reads exactly."""
+from braid.model.subscription import DEFAULT_START, SubscriptionKind, check_seek_ms
 
 Milliseconds = Annotated[
     int, Meta(ge=0, le=MAX_NUMBER, description="Milliseconds since 1970: the first records at or after it.")
@@ -161,13 +158,17 @@ class SeekSubscription(_PlaceSubscription, frozen=True):
         "POST",
         SUBSCRIPTION + "/seek",
         operation="seek",
-        query=("timestamp", "to"),
+        query=("timestamp", "unit", "to"),
         body=("offsets", "epochs"),
         status=NO_CONTENT,
         errors=(404, 409),
     )
     to: End | None = None
     timestamp: Annotated[int | None, Rest(Milliseconds)] = None
+    unit: Annotated[
+        Literal["ms"] | None,
+        Meta(description="Given: the timestamp is meant, also if it lies before 1973, as other units do."),
+    ] = None
     offsets: Annotated[dict[str | int, int] | None, Rest(OffsetsBySegment)] = None
     epochs: Annotated[dict[str | int, int] | None, Rest(EpochsBySegment)] = None
 
@@ -184,8 +185,7 @@ class SeekSubscription(_PlaceSubscription, frozen=True):
             case str(place), None, None:
                 return await subscriptions.seek_to(name, subscription, place, self.request)
             case None, int(timestamp_ms), None:
-                if abs(timestamp_ms) > MAX_TIMESTAMP_MS:
-                    raise InvalidArgument(f"{timestamp_ms} is no time in milliseconds since 1970")
+                check_seek_ms(timestamp_ms, meant=self.unit is not None)
                 return await subscriptions.seek_to_time(name, subscription, timestamp_ms * 1_000, self.request)
             case None, None, dict(places) if places:
                 offsets = {segment: Offset(offset) for segment, offset in by_segment(places, "offsets").items()}
