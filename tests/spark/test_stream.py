@@ -23,6 +23,7 @@ from braid.spark.connection import SourceConnection
 from braid.spark.source.options import SourceOptions
 from braid.spark.stream.topic_watch import FRESH_S, TopicWatch
 from braid.storage.history.manifest import SegmentManifest, TopicManifest
+from tests.kits.waiting import wait_until
 from tests.spark.spark_kit import StoredBroker, numbered
 from tests.spark.stream_kit import EARLIEST, MicroBatch, Query, Row
 
@@ -276,7 +277,7 @@ def test_available_now_reads_what_is_there_and_ends(broker: StoredBroker) -> Non
 
 
 class Family:
-    """A topic that was split and merged again, in storage only: 0 → (1, 2) → 3. No broker makes one yet."""
+    """A topic that was split and merged again, in storage only: 0 → (1, 2) → 3."""
 
     topic = "public/default/family"
 
@@ -415,6 +416,49 @@ def test_new_segments_are_read_from_their_beginning_by_a_running_query(family: F
         second = query.some()
         assert min(second.rows).offset == 0
         assert {row.segment for row in second.rows} == {1, 2}
+
+
+def test_a_running_query_crosses_changes_of_the_layout_in_order(broker: StoredBroker) -> None:
+    topic = broker.create("changing")
+    pairs = numbered(1_500)
+    journal: list[str] = []
+    found: list[MicroBatch] = []
+    options: dict[str, object] = {**EARLIEST, "maxRecordsPerTrigger": 130, "minPartitions": 2, "subscription": "spark"}
+    with braid.sync.connect(broker.url, timeout=60) as client:
+        for turn, change in enumerate(("split 0", "split 1", "merge 4 2", "repartition 3", "repartition 1")):
+            sent = pairs[turn * 300 : (turn + 1) * 300]
+            broker.fill(topic, sent[:150])
+            with Query(broker.url, topic, journal, **options) as query:
+                found.append(query.some())
+                name, *numbers = change.split()
+                getattr(client.admin, name)(topic, *map(int, numbers))
+                broker.fill(topic, sent[150:])
+                found.append(query.some())
+                assert query.again() == found[-1], "a micro-batch that is repeated is the same"
+        with Query(broker.url, topic, journal, **options) as query:
+            assert query.again() == found[-1]
+            found += query.all()
+            assert query.next() is None
+        layout = client.admin.layout(topic)["segments"]
+        wait_until(lambda: client.admin.subscription(topic, "spark")["backlog"] == 0, "the subscription has moved")
+    check_order(found)
+    check_keys(found, pairs)
+    sealed = {number for number, segment in layout.items() if segment["state"] == "SEALED"}
+    assert {number for number, position in found[-1].end["positions"].items() if position == "END"} == sealed
+    with Query(broker.url, topic, journal[:1]) as query:
+        later = [*query.all()]
+    check_keys([found[0], *later], pairs)  # A checkpoint of the first layout is still good.
+
+
+def check_keys(batches: list[MicroBatch], pairs: list[tuple[bytes | None, bytes]]) -> None:
+    """Each record is there once, and those of a key are in order."""
+    found: dict[bytes | None, list[bytes]] = {}
+    wanted: dict[bytes | None, list[bytes]] = {}
+    for row in (row for batch in batches for row in batch.rows):
+        found.setdefault(row.key, []).append(row.value)
+    for key, value in pairs:
+        wanted.setdefault(key, []).append(value)
+    assert found == wanted
 
 
 # ── the subscription ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors.exceptions.captured import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id, window
+from pyspark.sql.streaming.query import StreamingQuery
 
 import braid.sync
 from braid.spark import register
@@ -155,6 +156,47 @@ def test_a_running_query_is_not_disturbed_when_the_segments_of_both_its_topics_m
             by_key.setdefault(bytes(row.key), []).append(number_of(row.value))
         assert by_key == {b"key-%d" % key: list(range(key, 1_000, 10)) for key in range(10)}
         assert copied.where("epoch > 2").count(), "nothing was written behind a move"
+
+
+def test_a_query_goes_on_through_splits_and_merges_of_both_its_topics_and_repeats_nothing(
+    spark: SparkSession, broker: StoredBroker, tmp_path: Path
+) -> None:
+    source, target = broker.create("changing-source"), broker.create("changing-target", 2)
+    checkpoint = tmp_path / "checkpoint"
+
+    def start() -> StreamingQuery:
+        rows = spark.readStream.format("braid").options(
+            url=broker.url, topic=source, startingOffsets="earliest", maxRecordsPerTrigger=150
+        )
+        writer = rows.load().select("key", "value").writeStream.format("braid")
+        return writer.options(url=broker.url, topic=target, checkpointLocation=str(checkpoint)).start()
+
+    with braid.sync.connect(broker.url, timeout=60) as client, client.producer(source) as producer:
+        query = start()
+        try:
+            producer.send_many(numbered(1_000)[:400])
+            client.admin.split(source, 0)
+            client.admin.merge(target, 0, 1)
+            producer.send_many(numbered(1_000)[400:600])
+            client.admin.split(target, 2)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        lose_last_commit(checkpoint)
+        client.admin.merge(target, 3, 4)
+        client.admin.repartition(source, 3)
+        query = start()
+        try:
+            producer.send_many(numbered(1_000)[600:])
+            client.admin.split(target, 5)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    copied = spark.read.format("braid").options(url=broker.url, topic=target).load()
+    by_key: dict[bytes, list[int]] = {}
+    for row in copied.orderBy("segment", "offset").collect():  # Children have higher ids than their parents.
+        by_key.setdefault(bytes(row.key), []).append(number_of(row.value))
+    assert by_key == {b"key-%d" % key: list(range(key, 1_000, 10)) for key in range(10)}
 
 
 def test_micro_batches_without_records_for_the_watermark_repeat_nothing(
