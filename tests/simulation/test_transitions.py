@@ -342,7 +342,7 @@ async def test_a_child_whose_owner_is_gone_for_good_before_the_commit_is_given_t
         commit = Topics.advance
 
         async def advance(topics: Topics, name: Any, transition: int, change: Any, *more: Any) -> bool:
-            if change is (Topic.sealing if step is TransitionStep.CREATING else Topic.committed):
+            if (change is Topic.sealing) is (step is TransitionStep.CREATING):
                 await held.wait()
             return await commit(topics, name, transition, change, *more)
 

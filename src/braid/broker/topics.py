@@ -23,8 +23,8 @@ from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists,
 from braid.model.ids import NO_REQUEST, RequestId, Revision, SegmentId, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
-from braid.model.stored_record import decode
-from braid.model.topic import PolicyChanges, Topic, TopicPolicies
+from braid.model.stored_record import decode, encode
+from braid.model.topic import NamespacePolicies, PolicyChanges, StoredOverride, Topic, TopicPolicies
 from braid.model.transition import CommittedTransition, LayoutPlan, Transition
 from braid.ports.clock import Clock
 
@@ -48,6 +48,15 @@ class Topics:
             )
         )
         """By a topic's path: the last change of its layout, until clients and subscriptions have left the parents."""
+        self._namespaces: Table[str, NamespacePolicies] = view.add(
+            Table(
+                paths.NAMESPACES_PREFIX,
+                paths.path_of_namespace,
+                lambda data: decode(NamespacePolicies, data, "a namespace's record"),
+                paths.namespace,
+            )
+        )
+        """By `tenant/namespace`."""
         self._clock = clock
         self._random = random
 
@@ -160,8 +169,53 @@ class Topics:
                 return changed
         raise _unknown(f"whether topic {name} was changed")
 
+    async def set_auto_scale(self, name: TopicName, override: StoredOverride | None) -> None:
+        """Replace what a topic says of its auto-scaling. Doing it again is fine. `TopicNotFound`"""
+        for _ in range(MAX_TRIES):
+            topic, revision = await self._existing(name, "changed")
+            changed = msgspec.structs.replace(topic, auto_scale=override)
+            if changed == topic or await self._replace(name, revision, changed):
+                return
+        raise _unknown(f"whether the auto-scaling of topic {name} was changed")
+
+    # Namespaces.
+
+    def has_namespace_policies(self, path: str) -> bool:
+        """Tell whether the namespace of a topic, or this namespace, has policies, readable or not."""
+        namespace = namespace_of(path)
+        return namespace in self._namespaces or self._namespaces.unreadable(namespace) is not None
+
+    def namespace_policies(self, path: str) -> NamespacePolicies:
+        """Return the policies of a topic's namespace, or of this namespace. `RecordUnreadable`"""
+        namespace = namespace_of(path)
+        if (error := self._namespaces.unreadable(namespace)) is not None:
+            raise error.again()
+        return self._namespaces.get(namespace) or NamespacePolicies()
+
+    async def set_namespace_auto_scale(self, path: str, override: StoredOverride | None) -> None:
+        """Replace what a namespace says of auto-scaling. Doing it again is fine."""
+        key = paths.namespace(path)
+        for _ in range(MAX_TRIES):
+            entry = await self._store.get(key)
+            policies = decode(NamespacePolicies, entry.value) if entry is not None else NamespacePolicies()
+            changed = msgspec.structs.replace(policies, auto_scale=override)
+            revision = entry.revision if entry is not None else Revision(0)
+            if changed == policies:
+                return await self.view.caught_up(revision)
+            operation = Delete(key) if changed == NamespacePolicies() else Put(key, encode(changed))
+            written = await self._try([Compare(key, revision)], operation)
+            if written is not None:
+                return await self.view.caught_up(written)
+        raise _unknown(f"whether the auto-scaling of namespace {path} was changed")
+
+    # Changes of a layout.
+
     async def begin_transition(
-        self, name: TopicName, plan: Callable[[Layout], LayoutPlan], request_id: RequestId = NO_REQUEST
+        self,
+        name: TopicName,
+        plan: Callable[[Layout], LayoutPlan],
+        request_id: RequestId = NO_REQUEST,
+        conditions: Sequence[Condition] = (),
     ) -> Transition | CommittedTransition:
         """Write the intent to change a topic's layout as `plan` says. `TransitionRunning` while another one is under
         way. If an earlier try of this request began it, that one is returned, committed or not."""
@@ -184,7 +238,7 @@ class Topics:
                 created_at=self._clock.now_us(),
                 created_by=request_id,
             )
-            if await self._replace(name, revision, begun) and begun.transition is not None:
+            if await self._replace(name, revision, begun, conditions) and begun.transition is not None:
                 return begun.transition
         raise _unknown(f"whether the layout of topic {name} is being changed")
 
@@ -284,6 +338,11 @@ class Topics:
         except MetadataUncertain:
             return None
         return result.revision if result.succeeded else None
+
+
+def namespace_of(path: str) -> str:
+    """Return `tenant/namespace` of a topic's path, or of a namespace's."""
+    return "/".join(path.split("/")[:2])
 
 
 def _exists(name: TopicName, found: Topic) -> TopicExists:

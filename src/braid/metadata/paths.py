@@ -6,6 +6,7 @@
     /cluster/drains/{id}                               the wish that a broker own nothing, until it is activated again
     /cluster/secret                                    by which brokers know each other
     /cluster/id                                        random; a storage prefix is marked with it
+    /namespaces/{tenant}/{namespace}                   a namespace's policies
     /topics/{topic}                                    layout
     /topics/{topic}/controller                         controller leader, under a lease
     /topics/{topic}/transition                         the last transition, from its commit until it is finalized
@@ -37,6 +38,7 @@ CLUSTER_ID = "/cluster/id"
 DRAINS_PREFIX = "/cluster/drains/"
 BROKERS_PREFIX = "/brokers/"
 LOADS_PREFIX = "/loads/"
+NAMESPACES_PREFIX = "/namespaces/"
 TOPICS_PREFIX = "/topics/"
 SEGMENTS_PREFIX = "/segments/"
 STORAGE_PREFIX = "/storage/"
@@ -90,6 +92,18 @@ def drain(broker_id: str) -> str:
 
 def broker_of_drain(key: str) -> str:
     return unquote(key.removeprefix(DRAINS_PREFIX))
+
+
+# Namespaces.
+
+
+def namespace(path: str) -> str:
+    """Return the key of a namespace's policies; its path is `tenant/namespace`, as in a topic's path."""
+    return NAMESPACES_PREFIX + path
+
+
+def path_of_namespace(key: str) -> str:
+    return key.removeprefix(NAMESPACES_PREFIX)
 
 
 # Topics.
@@ -179,6 +193,12 @@ def consumer_of(key: str) -> tuple[str, str] | None:
         case ["", "topics", _, _, _, "subscriptions", subscription_name, "consumers", name]:
             return unquote(subscription_name), unquote(name)
     return None
+
+
+def consumer_key_of(key: str) -> tuple[str, str, str] | None:
+    """Topic path, subscription and name of the consumer that this key describes; None for any other key."""
+    topic, found = topic_of(key), consumer_of(key)
+    return (topic, *found) if topic is not None and found is not None else None
 
 
 # Segments.

@@ -181,6 +181,16 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
                 to_visit += self.segments[parent].parent_ids
         return tuple(sorted(found))
 
+    @cached_property
+    def merge_depths(self) -> Mapping[SegmentId, int]:
+        """How many segments of each line of ancestors were merged of others, at most, the segment itself included; as
+        far as the layout still holds them."""
+        depths: dict[SegmentId, int] = {}
+        for segment in sorted(self.segments.values(), key=lambda each: each.created_at_epoch):  # Parents first.
+            above = max((depths[parent] for parent in segment.parent_ids), default=0)
+            depths[segment.segment_id] = above + (len(segment.parent_ids) > 1)
+        return depths
+
     def lineage(self, segment_id: int) -> tuple[SegmentId, ...]:
         """The segment, its ancestors and its descendants: every segment that a key of its range may have been in, or
         is. Lowest id first."""

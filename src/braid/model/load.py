@@ -10,12 +10,15 @@ segments a broker serves and however long their names are; the rest is in the su
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Annotated, Final
 
 import msgspec
 
 from braid.model.ids import SegmentId
+from braid.model.layout import HashRange
 from braid.model.stored_record import StoredRecord, decode, encode
 
 MAX_REPORTED_SEGMENTS: Final = 256
@@ -117,3 +120,31 @@ class Meter(msgspec.Struct, frozen=True):
         kept: float = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
         rate = (total - self.total) / elapsed_s
         return Meter(total, at_s, self.level * kept + rate * (1 - kept), self.weight * kept + 1 - kept)
+
+
+class KeyHashLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How a segment's records spread over its key hashes, lately. Shares are of all its records."""
+
+    records: float
+    """That this is known of; older ones count less."""
+    split_at: int | None = None
+    """The first hash of the upper part, if both parts are to have the same load, as nearly as can be; None if no record
+    has a key, or if the segment has a single hash."""
+    lower_share: float = 0.0
+    """The part below `split_at`, without records that have no key."""
+    upper_share: float = 0.0
+    hottest: HashRange | None = None
+    """The few hashes, often one, that have most."""
+    hottest_share: float = 0.0
+
+
+def halving_cell(loads: Sequence[float]) -> int:
+    """Return the cell before which half of the load is, as nearly as can be: at least 1, below the number of cells,
+    which are two or more. Where empty cells leave a choice, it is the middle one."""
+    below = [*accumulate(loads)]
+    half = below[-1] / 2
+    first = min(bisect_left(below, half), len(loads) - 1)
+    candidates = [cell for cell in (first, first + 1) if 1 <= cell < len(loads)]
+    best = min(candidates, key=lambda cell: abs(below[cell - 1] - half))
+    lowest, end = bisect_left(below, below[best - 1]) + 1, bisect_right(below, below[best - 1])
+    return (lowest + min(end, len(loads) - 1)) // 2

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from functools import cached_property
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from braid.model.batch.header import MAX_RAW_BYTES, MAX_RECORDS
 from braid.model.errors import BrokenInvariant, InvalidArgument
 from braid.model.ids import NO_REQUEST, RequestId, SegmentId
-from braid.model.layout import Layout, SegmentInfo
+from braid.model.layout import MAX_SEGMENTS, Layout, SegmentInfo
 from braid.model.stored_record import StoredRecord, decode, encode
 from braid.model.transition import ChildSegment, LayoutPlan, Transition, TransitionStep
 
@@ -132,6 +133,120 @@ class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
         return structs.replace(policies, **given)
 
 
+MAX_DAG_DEPTH: Final = 1_000
+MAX_AUTO_SCALE_S: Final = 604_800
+"""A week."""
+MAX_RATE: Final = 1 << 50
+
+# The names are those of Pulsar's policy. These limits are documentation, too; `AutoScalePolicy` checks them.
+ScalingSegments = Annotated[int, _between(1, MAX_SEGMENTS)]
+DagDepth = Annotated[int, _between(0, MAX_DAG_DEPTH), Meta(description="Merges in a segment's line of ancestors.")]
+ScalingSeconds = Annotated[int, _between(0, MAX_AUTO_SCALE_S)]
+SplitRate = Annotated[int, _between(1, MAX_RATE), Meta(description="Of one segment. Above it, the segment is split.")]
+MergeRate = Annotated[
+    int, _between(0, MAX_RATE), Meta(description="Of one segment. Below all of these it is cold; 0: never.")
+]
+
+
+class AutoScalePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a topic's segments are split and merged by themselves. Rates are for one segment and second."""
+
+    enabled: bool = False
+    min_segments: ScalingSegments = 1
+    max_segments: ScalingSegments = 64
+    """That take writes. A topic that an operator has given more or fewer is left as it is."""
+    max_dag_depth: DagDepth = 10
+    """A segment with so many merges among its ancestors is not merged again: it bounds what a load that comes and goes
+    can cost. Splits are not limited by it."""
+    split_cooldown_seconds: ScalingSeconds = 60
+    """After any split. Until then the children's rates show what the split has changed."""
+    merge_cooldown_seconds: ScalingSeconds = 300
+    """After any merge."""
+    merge_window_seconds: ScalingSeconds = 300
+    """For so long both segments were cold before they are merged."""
+    split_msg_rate_in_threshold: SplitRate = 10_000
+    """Records."""
+    split_bytes_rate_in_threshold: SplitRate = 50_000_000
+    split_bytes_rate_out_threshold: SplitRate = 250_000_000
+    merge_msg_rate_in_threshold: MergeRate = 1_000
+    merge_bytes_rate_in_threshold: MergeRate = 5_000_000
+    merge_bytes_rate_out_threshold: MergeRate = 25_000_000
+
+    def __post_init__(self) -> None:
+        for name, least, most in _AUTO_SCALE_LIMITS:
+            if not least <= getattr(self, name) <= most:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}; it must be {least:,} to {most:,}")
+        if self.min_segments > self.max_segments:
+            raise InvalidArgument(
+                f"min_segments is {self.min_segments}, above max_segments, which is {self.max_segments}"
+            )
+        for rate in _AUTO_SCALE_RATES:
+            merge, split = getattr(self, f"merge_{rate}_threshold"), getattr(self, f"split_{rate}_threshold")
+            if 2 * merge > split:  # Two cold segments, merged, must not be hot.
+                raise InvalidArgument(
+                    f"merge_{rate}_threshold is {merge:,}, more than half of split_{rate}_threshold, which is "
+                    f"{split:,}: merged segments would have to be split again"
+                )
+
+
+_AUTO_SCALE_RATES: Final = ("msg_rate_in", "bytes_rate_in", "bytes_rate_out")
+_AUTO_SCALE_LIMITS: Final = (
+    ("min_segments", 1, MAX_SEGMENTS),
+    ("max_segments", 1, MAX_SEGMENTS),
+    ("max_dag_depth", 0, MAX_DAG_DEPTH),
+    ("split_cooldown_seconds", 0, MAX_AUTO_SCALE_S),
+    ("merge_cooldown_seconds", 0, MAX_AUTO_SCALE_S),
+    ("merge_window_seconds", 0, MAX_AUTO_SCALE_S),
+    *((f"split_{rate}_threshold", 1, MAX_RATE) for rate in _AUTO_SCALE_RATES),
+    *((f"merge_{rate}_threshold", 0, MAX_RATE) for rate in _AUTO_SCALE_RATES),
+)
+
+
+class AutoScaleOverride(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What a topic or a namespace says of its auto-scaling; it takes the rest from the level above it."""
+
+    enabled: bool | UnsetType = UNSET
+    min_segments: ScalingSegments | UnsetType = UNSET
+    max_segments: ScalingSegments | UnsetType = UNSET
+    max_dag_depth: DagDepth | UnsetType = UNSET
+    split_cooldown_seconds: ScalingSeconds | UnsetType = UNSET
+    merge_cooldown_seconds: ScalingSeconds | UnsetType = UNSET
+    merge_window_seconds: ScalingSeconds | UnsetType = UNSET
+    split_msg_rate_in_threshold: SplitRate | UnsetType = UNSET
+    split_bytes_rate_in_threshold: SplitRate | UnsetType = UNSET
+    split_bytes_rate_out_threshold: SplitRate | UnsetType = UNSET
+    merge_msg_rate_in_threshold: MergeRate | UnsetType = UNSET
+    merge_bytes_rate_in_threshold: MergeRate | UnsetType = UNSET
+    merge_bytes_rate_out_threshold: MergeRate | UnsetType = UNSET
+
+
+StoredOverride = dict[str, Any]
+"""The JSON of an override, with whatever another build has in it."""
+
+
+def auto_scale_policy(broker: AutoScalePolicy, *overrides: StoredOverride | None) -> AutoScalePolicy:
+    """Return the policy that results; the last override wins: broker, namespace, topic. `InvalidArgument` if the
+    combination cannot be."""
+    given: dict[str, Any] = {}
+    for override in overrides:
+        try:
+            known = {name: value for name, value in (override or {}).items() if name in _OVERRIDES}
+            found = structs.asdict(msgspec.convert(known, AutoScaleOverride))
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"a policy of auto-scaling is wrong: {error}") from None
+        given |= {name: value for name, value in found.items() if value is not UNSET}
+    return structs.replace(broker, **given)
+
+
+_OVERRIDES: Final = frozenset(AutoScaleOverride.__struct_encode_fields__)
+
+
+class NamespacePolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    """The value of a namespace's key."""
+
+    auto_scale: StoredOverride | None = None
+
+
 class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel", dict=True):
     """The value of the topic's key. The key has the topic's name, the value everything else."""
 
@@ -151,6 +266,11 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel", dict=True):
     """The change of layout that is under way."""
     known_first_segments: int = 0
     """`first_segments`, once the layout has dropped one of them."""
+    auto_scale: StoredOverride | None = None
+    split_at: int = 0
+    """µs since 1970: when the last change that left more segments than before was committed; 0: never."""
+    merged_at: int = 0
+    """µs since 1970: when the last change that left fewer segments was committed; 0: never."""
 
     @cached_property
     def segments(self) -> Mapping[SegmentId, SegmentInfo]:
@@ -191,9 +311,16 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel", dict=True):
         """Return the topic with its transition past the point where it could be aborted."""
         return structs.replace(self, transition=structs.replace(self._in_flight, step=TransitionStep.SEALING))
 
-    def committed(self) -> Topic:
-        """Return the topic with the layout to which its transition leads."""
-        return structs.replace(self, layout=self._in_flight.applied(self.layout), transition=None)
+    def committed(self, at: int = 0) -> Topic:
+        """Return the topic with the layout to which its transition leads. `at` is now, in µs since 1970."""
+        parents, children = len(self._in_flight.parents), len(self._in_flight.children)
+        return structs.replace(
+            self,
+            layout=self._in_flight.applied(self.layout),
+            transition=None,
+            split_at=at if children > parents else self.split_at,
+            merged_at=at if children < parents else self.merged_at,
+        )
 
     def pruned(self, segment_id: SegmentId) -> Topic:
         """Return the topic without a sealed segment, whose records are gone."""

@@ -10,7 +10,7 @@ to do, their owners do by themselves (broker/segments/succession.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from braid.broker.groups.subscriptions import Subscriptions
@@ -20,7 +20,7 @@ from braid.cluster.leader import Leader
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
-from braid.metadata.store import Put
+from braid.metadata.store import Condition, Put
 from braid.model.cluster import TRANSITIONS
 from braid.model.errors import BraidError, TimedOut, TransitionRefused
 from braid.model.ids import NO_REQUEST, RequestId, SegmentId
@@ -69,7 +69,11 @@ class Transitions:
     # On any broker.
 
     async def begin(
-        self, name: TopicName, plan: Callable[[Layout], LayoutPlan], request_id: RequestId = NO_REQUEST
+        self,
+        name: TopicName,
+        plan: Callable[[Layout], LayoutPlan],
+        request_id: RequestId = NO_REQUEST,
+        conditions: Sequence[Condition] = (),
     ) -> Transition | CommittedTransition:
         """Begin to change a topic's layout. A request that is repeated gets what it has begun."""
         for broker, registration in sorted(self._members.brokers.all().items()):
@@ -78,7 +82,7 @@ class Transitions:
                     f"the layout of topic {name} cannot be changed: broker {broker} runs version "
                     f"{registration.version or 'unknown'}, which does not know such changes; upgrade it first"
                 )
-        return await self._topics.begin_transition(name, plan, request_id)
+        return await self._topics.begin_transition(name, plan, request_id, conditions)
 
     async def abort(self, name: TopicName) -> None:
         """Take back a transition whose parents still take writes. Its children are removed."""
@@ -156,7 +160,11 @@ class Transitions:
             return await self._topics.advance(name, transition.id, Topic.sealing, [fence])
         mark = transition.mark(self._clock.now_us())
         put = Put(paths.transition(name.path), encode(mark))
-        committed = await self._topics.advance(name, transition.id, Topic.committed, [fence], [put])
+
+        def commit(topic: Topic) -> Topic:
+            return topic.committed(mark.committed_at)
+
+        committed = await self._topics.advance(name, transition.id, commit, [fence], [put])
         if committed:
             parents, children = (", ".join(map(str, each)) for each in (transition.parents, transition.ranges))
             _log.info("topic %s: segments %s are replaced by %s", name, parents, children)
