@@ -127,7 +127,7 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
         assert first == {
             "segmentId": 0, "hashRange": {"start": 0, "end": 0x7FFF}, "state": "ACTIVE", "owner": "broker-1",
             "epoch": 1, "earliestOffset": 0, "endOffset": 10, "records": 10, "bytesInPerS": 0, "bytesOutPerS": 0,
-            "unavailable": None,
+            "recordsInPerS": 0, "hotKeyHashes": None, "hotKeyShare": None, "unavailable": None,
         }  # fmt: skip
         billing = await call("get_subscription", topic="orders", subscription="billing")
         assert billing == {
@@ -252,23 +252,6 @@ async def test_replicas_are_said_to_come_later(policies: dict[str, Any], simulat
         with pytest.raises(NotAvailable, match="replicas come in a later version"):
             await call("create_topic", topic="orders", policies=policies)
         assert broker.topics.all() == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("get_auto_scale_policy", {"topic": "orders"}),
-        ("set_auto_scale_policy", {"topic": "orders", "policy": {"minSegments": 1}}),
-        ("delete_auto_scale_policy", {"topic": "orders"}),
-        ("create_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
-        ("delete_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
-        ("terminate_segment", {"topic": "orders", "descriptor": "0000-ffff-0"}),
-    ],
-)
-async def test_what_later_versions_do_says_so(name: str, arguments: dict[str, Any], simulation: Simulation) -> None:
-    async with served(simulation) as (_broker, call):
-        with pytest.raises(NotAvailable, match="not in this version yet"):
-            await call(name, **arguments)
 
 
 async def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_from(simulation: Simulation) -> None:

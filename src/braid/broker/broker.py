@@ -213,4 +213,5 @@ def _load_of(segment: OwnedSegment) -> SegmentReading:
         segment.delivered_bytes,
         stored,
         backlog * stored // max(end - earliest, 1),  # As if all records of the segment were equally long.
+        segment.publishes.taken_records,
     )

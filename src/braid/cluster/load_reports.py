@@ -44,6 +44,17 @@ class SegmentReading(NamedTuple):
     history_bytes: int
     backlog_bytes: int = 0
     """Bytes that its subscriptions have not consumed, added up."""
+    records_in: int = 0
+
+
+class MeasuredRates(NamedTuple):
+    """Of one segment that this broker serves."""
+
+    bytes_in_per_s: int
+    bytes_out_per_s: int
+    records_in_per_s: int
+    measured: bool
+    """Whether the counters were read twice: before that, the rates are 0."""
 
 
 class Reading(NamedTuple):
@@ -63,15 +74,16 @@ class Rates:
     """Makes rates of successive readings."""
 
     def __init__(self) -> None:
-        self._meters: dict[SegmentKey, tuple[Meter, Meter]] = {}
+        self._meters: dict[SegmentKey, tuple[Meter, Meter, Meter]] = {}
+        """Of bytes in, bytes out and records in."""
         self._records = Meter(0, 0.0)
         self._cpu = Meter(0, 0.0)
         self._first = True
 
-    def of_segment(self, topic_path: str, segment_id: int) -> tuple[int, int]:
-        """Return the bytes per second, in and out, of a segment that this broker serves; 0 before they are measured."""
-        bytes_in, bytes_out = self._meters.get((topic_path, segment_id), (_UNMEASURED, _UNMEASURED))
-        return round(bytes_in.per_s), round(bytes_out.per_s)
+    def of_segment(self, topic_path: str, segment_id: int) -> MeasuredRates:
+        meters = self._meters.get((topic_path, segment_id), (_UNMEASURED, _UNMEASURED, _UNMEASURED))
+        bytes_in, bytes_out, records_in = (round(meter.per_s) for meter in meters)
+        return MeasuredRates(bytes_in, bytes_out, records_in, meters[0].weight > 0)
 
     def report(self, reading: Reading, *, cpu_s: float, now_s: float, at_us: int) -> LoadReport:
         cpu_us = round(cpu_s * 1_000_000)
@@ -79,12 +91,17 @@ class Rates:
             self._records, self._cpu, self._first = Meter(reading.records_in, now_s), Meter(cpu_us, now_s), False
         self._records = self._records.seen(reading.records_in, now_s)
         self._cpu = self._cpu.seen(cpu_us, now_s)
-        meters: dict[SegmentKey, tuple[Meter, Meter]] = {}
+        meters: dict[SegmentKey, tuple[Meter, Meter, Meter]] = {}
         for each in reading.segments:
             key = (each.topic_path, each.segment_id)
             # A segment that is seen for the first time has no rate yet.
-            before = self._meters.get(key) or (Meter(each.bytes_in, now_s), Meter(each.bytes_out, now_s))
-            meters[key] = before[0].seen(each.bytes_in, now_s), before[1].seen(each.bytes_out, now_s)
+            counters = each.bytes_in, each.bytes_out, each.records_in
+            bytes_in, bytes_out, records_in = self._meters.get(key) or [Meter(total, now_s) for total in counters]
+            meters[key] = (
+                bytes_in.seen(each.bytes_in, now_s),
+                bytes_out.seen(each.bytes_out, now_s),
+                records_in.seen(each.records_in, now_s),
+            )
         self._meters = meters
         loads = [
             SegmentLoad(

@@ -251,6 +251,11 @@ class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     bytes: int | None = None
     bytes_in_per_s: Annotated[int | None, Meta(description="Published, lately.")] = None
     bytes_out_per_s: Annotated[int | None, Meta(description="Sent to consumers, lately.")] = None
+    records_in_per_s: Annotated[int | None, Meta(description="Published, lately.")] = None
+    hot_key_hashes: Annotated[
+        HashRange | None, Meta(description="The hashes of a key that is most of its load, where that is measured.")
+    ] = None
+    hot_key_share: Annotated[float | None, Meta(description="Of its load.")] = None
     unavailable: Annotated[str | None, Meta(description="Why nothing is known of it now; null if it is.")] = None
 
     @classmethod

@@ -16,8 +16,12 @@ import msgspec
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.broker.segments.segments import OwnedSegment, Segments
+from braid.cluster.load_reports import MeasuredRates
 from braid.model.ids import Epoch, Offset, SegmentId
+from braid.model.layout import HashRange
+from braid.model.load import KeyHashLoad
 from braid.model.names import TopicName
+from braid.scaling.auto_scale import has_hot_key
 from braid.storage.segment import SegmentStorage
 
 
@@ -31,7 +35,11 @@ class SegmentStatistics(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     """Stored, once: in chunks, or in local files that no chunk covers."""
     bytes_in_per_s: int | None = None
     bytes_out_per_s: int | None = None
+    records_in_per_s: int | None = None
     """None: its owner is of a version that does not tell."""
+    hot_key_hashes: HashRange | None = None
+    """Those of a key that is most of its load; None if there is none, or if nobody measures."""
+    hot_key_share: float | None = None
 
 
 class TopicCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -46,8 +54,8 @@ class TopicCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     delivered_bytes: int
 
 
-Rates = Callable[[str, SegmentId], tuple[int, int]]
-"""Bytes per second, in and out, of a segment of a topic's path."""
+Rates = Callable[[str, SegmentId], MeasuredRates]
+"""Of a segment of a topic's path."""
 
 
 def segment_statistics(
@@ -59,7 +67,7 @@ def segment_statistics(
 
 def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStatistics:
     earliest, end = segment.earliest, segment.end
-    bytes_in_per_s, bytes_out_per_s = rates(segment.name.topic.path, segment.name.id)
+    found, hot = rates(segment.name.topic.path, segment.name.id), hot_key(segment)
     return SegmentStatistics(
         owner=broker,
         epoch=segment.epoch,
@@ -67,9 +75,19 @@ def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStat
         end_offset=end,
         records=end - earliest,
         bytes=stored_bytes(segment.storage),
-        bytes_in_per_s=bytes_in_per_s,
-        bytes_out_per_s=bytes_out_per_s,
+        bytes_in_per_s=found.bytes_in_per_s,
+        bytes_out_per_s=found.bytes_out_per_s,
+        records_in_per_s=found.records_in_per_s,
+        hot_key_hashes=hot.hottest if hot is not None else None,
+        hot_key_share=round(hot.hottest_share, 3) if hot is not None else None,
     )
+
+
+def hot_key(segment: OwnedSegment) -> KeyHashLoad | None:
+    """Return how the segment's load spreads if one key is most of it; None if none is, or if nobody measures."""
+    samples = segment.publishes.samples
+    found = samples.summary() if samples is not None else None
+    return found if found is not None and has_hot_key(found, segment.name.range) else None
 
 
 def topic_counts(metrics: BrokerMetrics, topic: TopicName) -> TopicCounts:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from braid.broker.error_mapping import to_client, to_publisher
+from braid.broker.key_hash_samples import KeyHashSamples
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, check_published, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
@@ -60,6 +61,9 @@ class PublishQueue:
         self._time = time
         self.taken_bytes = 0
         """The size of all batches that got a place here."""
+        self.taken_records = 0
+        self.samples: KeyHashSamples | None = None
+        """Counts the key hashes of what is taken, if somebody asked for that."""
         self._waiting: deque[_Waiting] = deque()
         log.confirmed.follow(self._on_confirmed)
 
@@ -99,6 +103,9 @@ class PublishQueue:
             metrics.published_records += header.count
             metrics.published_bytes += size
             self.taken_bytes += size
+            self.taken_records += header.count
+            if self.samples is not None:
+                self.samples.take(header, batch)
         self._broker_metrics.batch_bytes.observe(size)
         self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
         if duplicate:
