@@ -9,7 +9,7 @@ import pytest
 
 from braid.broker.auth import Principal
 from braid.broker.config import AuthConfig, Grant
-from braid.model.errors import InvalidName, NotAvailable, PermissionDenied
+from braid.model.errors import InvalidName, PermissionDenied, SegmentNotFound, TransitionRefused
 from braid.testing.sim.loop import Simulation
 from tests.kits.calls import caller
 from tests.kits.control import Machine
@@ -33,15 +33,28 @@ TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "skip_subscription": {"subscription": "billing"},
     "delete_subscription": {"subscription": "billing"},
     "split_segment": {"segment": 0},
+    "get_auto_scale_policy": {},
+    "set_auto_scale_policy": {"policy": {}},
+    "delete_auto_scale_policy": {},
+    "propose_auto_scaling": {},
+    "create_segment": {"descriptor": "0000-ffff-9"},
+    "terminate_segment": {"descriptor": "0000-ffff-9"},
+    "delete_segment": {"descriptor": "0000-ffff-9"},
     "delete_topic": {},
 }
 KNOW = {"get_topic", "topic_stats", "list_subscriptions", "get_subscription"}
+OF_SEGMENTS = {"create_segment", "terminate_segment", "delete_segment"}
+"""As PIP-468 has it: not for the topic's own administrators."""
+NAMESPACE_CALLS: dict[str, dict[str, Any]] = {
+    f"{verb}_namespace_auto_scale_policy": {"tenant": "public", "namespace": "default"}
+    for verb in ("get", "set", "delete")
+}
 SUBSCRIBE = {name for name in TOPIC_CALLS if name.endswith("_subscription")}
 ALLOWED = {
     "producer": KNOW,
     "consumer": KNOW | SUBSCRIBE | {"topic_storage"},
-    "owner": set(TOPIC_CALLS) | {"create_topic"},
-    "operator": set(TOPIC_CALLS) | {"create_topic", "list_brokers", "topology", "drain_broker"},
+    "owner": set(TOPIC_CALLS) - OF_SEGMENTS | {"create_topic", *NAMESPACE_CALLS},
+    "operator": {*TOPIC_CALLS, *NAMESPACE_CALLS, "create_topic", "list_brokers", "topology", "drain_broker"},
     "stranger": set[str](),
     "nobody": set[str](),
 }
@@ -62,7 +75,7 @@ async def test_who_may_do_what(role: str, tmp_path: Path, simulation: Simulation
     async def may(name: str, **arguments: Any) -> bool:
         try:
             await call(name, **arguments)
-        except NotAvailable:
+        except (SegmentNotFound, TransitionRefused):
             return True
         except PermissionDenied:
             return False
@@ -71,7 +84,8 @@ async def test_who_may_do_what(role: str, tmp_path: Path, simulation: Simulation
     allowed = {name for name, rest in TOPIC_CALLS.items() if await may(name, topic="orders", **rest)}
     if await may("create_topic", topic="made-now"):
         allowed.add("create_topic")
-    for name, arguments in {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "broker-1"}}.items():
+    cluster: dict[str, dict[str, Any]] = {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "broker-1"}}
+    for name, arguments in (cluster | NAMESPACE_CALLS).items():
         if await may(name, **arguments):
             allowed.add(name)
     assert allowed == ALLOWED[role]

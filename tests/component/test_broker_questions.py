@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from braid.broker.connections.questions import MAX_CALL_BYTES, MAX_QUESTIONS
+from braid.broker.auth import Principal
+from braid.broker.config import AuthConfig, Grant
+from braid.broker.connections.membership import Memberships
+from braid.broker.connections.questions import MAX_CALL_BYTES, MAX_QUESTIONS, Questions
 from braid.broker.turns import Turns
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, PermissionDenied
 from braid.testing.sim.loop import Simulation
 from braid.wire.connection import WRITE_HIGH_WATER_BYTES
-from braid.wire.frame import Flags
+from braid.wire.frame import Flags, Frame
 from braid.wire.operations import AdminReply, AdminRequest, Kind, TopologyRequest, decode, encode
+from tests.kits.control import Machine
 from tests.kits.rude_clients import LONG, rude, running
 from tests.kits.waiting import until
+from tests.kits.wire import Recorder
 
 QUESTIONS = 1_000
 
@@ -107,3 +113,19 @@ async def test_one_turn_is_given_in_each_iteration_of_the_loop_in_order() -> Non
     assert [number for number, _ in had] == [number for number in range(20) if number != 5]
     assert len({at for _, at in had}) == len(had), "never two in one iteration"
     await turns.take()
+
+
+async def test_a_dag_watch_needs_a_permission_on_its_topic(tmp_path: Path, simulation: Simulation) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+    grants = (Grant(role="reader", on="public/default/orders", allow=("consume",)),)
+    broker = await Machine(simulation, AuthConfig(secret_file=str(secret), grants=grants)).start()
+    services, connection = broker.front_door, Recorder().connection
+    memberships = Memberships(connection, services.topics, services.subscriptions, services.groups, max_consumers=8)
+    questions = Questions(services, connection, memberships)
+    frame = Frame(Kind.TOPOLOGY, 0, 1, encode(TopologyRequest(("public/default/orders",))), None)
+    await questions.answer(frame, Principal("somebody", ("reader",), None))
+    assert [*questions.watched] == ["public/default/orders"]
+    with pytest.raises(PermissionDenied):
+        await questions.answer(frame, Principal("somebody", ("stranger",), None))
+    await broker.close()

@@ -23,6 +23,7 @@ from braid.broker.config import (
 from braid.cli.commands.serve import serve
 from braid.cli.config import load_config
 from braid.client.consuming.stream import RELEASE_GRACE_S
+from braid.model.topic import AutoScalePolicy
 from braid.storage.log.context import MAX_FILE_BYTES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,6 +34,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "limits.": Limits,
     "cursors.": CursorConfig,
     "groups.": GroupConfig,
+    "auto_scale.": AutoScalePolicy,
     "tls.": BrokerTlsConfig,
     "admin_tls.": TlsConfig,
     "auth.": AuthConfig,
@@ -80,7 +82,7 @@ def test_every_setting_is_there_once_with_its_default_and_no_other() -> None:
 
 def test_every_struct_of_the_configuration_is_looked_at() -> None:
     """A table that is added to the configuration belongs into SECTIONS."""
-    parts = {field.name for field in msgspec.structs.fields(BrokerConfig) if "config." in str(field.type)}
+    parts = {field.name for field in msgspec.structs.fields(BrokerConfig) if "braid." in str(field.type)}
     assert parts | {""} == TABLES
 
 

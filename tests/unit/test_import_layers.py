@@ -39,7 +39,7 @@ ROOMS = {
         "peers": set[str](),
         "segments": {"peers"},
         "groups": {"segments"},
-        "layouts": {"segments", "groups"},
+        "layouts": {"peers", "segments", "groups"},
         "admin": {"peers", "segments", "groups", "layouts"},
         "connections": {"peers", "segments", "groups", "admin"},
         "parts": {"peers", "segments", "groups", "layouts", "admin", "connections"},

@@ -27,6 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 import braid
+from braid.broker.admin.segment_stats import hot_key
 from braid.broker.groups.subscriptions import Progress
 from braid.cluster.ownership.leader_step import Reason
 
@@ -63,6 +64,8 @@ class _SegmentRow(NamedTuple):
     """By subscription."""
     held: list[tuple[str, int]]
     """By subscription, of those that hold anything back."""
+    hot_key_share: float | None
+    """None: no key is most of the load, or nobody measures."""
 
 
 class _TopicRow(NamedTuple):
@@ -75,7 +78,9 @@ class _TopicRow(NamedTuple):
 
     @property
     def series(self) -> int:
-        of_segments = sum(4 + len(segment.lags) + len(segment.held) for segment in self.segments)
+        of_segments = sum(
+            4 + len(segment.lags) + len(segment.held) + (segment.hot_key_share is not None) for segment in self.segments
+        )
         return len(self.counts) + len(self.consumers) + of_segments
 
 
@@ -89,7 +94,9 @@ def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> 
         lags = [(name, Progress(offset, earliest, end).backlog) for name, offset in cursors.items()]
         log_bytes = sum([file.batch_bytes for file in log.files])
         held = [*segment.retention.held.items()]
-        rows.append(_SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held))
+        hot = hot_key(segment)
+        share = hot.hottest_share if hot is not None else None
+        rows.append(_SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held, share))
     counts = broker.metrics.topics.get(path)
     consumers = [(name, len(broker.groups.members(path, name))) for name in subscriptions]
     return _TopicRow(path, _read_counts(counts) if counts is not None else (), rows, consumers)
@@ -206,6 +213,11 @@ class Exposition:
             "braid_cluster_decisions", "Ownership records that this broker wrote as the leader, by reason.", ["reason"],
             {(reason.value,): leader.decisions[reason] for reason in Reason},
         )  # fmt: skip
+        actions = self._broker.group_host.auto_scaling.actions
+        yield _counted(
+            "braid_auto_scale_actions", "Changes of layouts that this broker began as the leader, because of the load.",
+            ["action"], {(action,): actions[action] for action in ("merge", "split")},
+        )  # fmt: skip
         # Of the whole cluster, so that a sum over brokers is right: only one of them tells.
         yield _gauge(
             "braid_cluster_segments_waiting",
@@ -239,6 +251,11 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
             ("pending_bytes", "Bytes that wait to be written to the log."),
         )
     )
+    hot_key_share = GaugeMetricFamily(
+        "braid_segment_hot_key_ratio",
+        "The part of its load that sits on one key; absent if no key has half of it, or if nobody measures.",
+        labels=["topic", "segment"],
+    )
     lag = GaugeMetricFamily(
         "braid_subscription_lag_records",
         "Records that a subscription has before it.",
@@ -263,6 +280,8 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
             end.add_metric(labels, segment.end)
             log_bytes.add_metric(labels, segment.log_bytes)
             pending_bytes.add_metric(labels, segment.pending_bytes)
+            if segment.hot_key_share is not None:
+                hot_key_share.add_metric(labels, segment.hot_key_share)
             for name, records in sorted(segment.lags):
                 lag.add_metric([row.path, name, labels[1]], records)
             for name, size in sorted(segment.held):
@@ -270,7 +289,7 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
         for name, count in sorted(row.consumers):
             consumers.add_metric([row.path, name], count)
     left_out = _gauge("braid_metrics_omitted_series", f"Series beyond the limit of {MAX_SERIES}.", omitted)
-    return [*counters, earliest, end, log_bytes, pending_bytes, lag, held, consumers, left_out]
+    return [*counters, earliest, end, log_bytes, pending_bytes, hot_key_share, lag, held, consumers, left_out]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -8,6 +8,7 @@ import msgspec
 
 from braid.model.errors import InvalidConfig
 from braid.model.names import check_name
+from braid.model.topic import AutoScalePolicy
 from braid.wire.frame import MAX_FRAME_BYTES
 
 DEFAULT_DATA: Final = "./braid-data"
@@ -126,6 +127,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limits: Limits = Limits()
     cursors: CursorConfig = CursorConfig()
     groups: GroupConfig = GroupConfig()
+    auto_scale: AutoScalePolicy = AutoScalePolicy()
+    """Whether topics split and merge their segments by themselves, unless their namespaces or they themselves say
+    otherwise; the leading broker's setting counts."""
     tls: BrokerTlsConfig | None = None
     admin_tls: TlsConfig | None = None
     auth: AuthConfig | None = None

@@ -43,6 +43,7 @@ from braid.broker.config import (
     TlsConfig,
 )
 from braid.model.errors import BraidError, InvalidArgument, InvalidConfig, InvalidName
+from braid.model.topic import AutoScalePolicy
 from braid.wire.address import parse_address
 
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
@@ -50,6 +51,7 @@ _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "limits": Limits,
     "cursors": CursorConfig,
     "groups": GroupConfig,
+    "auto_scale": AutoScalePolicy,
     "tls": BrokerTlsConfig,
     "admin_tls": TlsConfig,
     "auth": AuthConfig,

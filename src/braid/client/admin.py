@@ -27,6 +27,7 @@ from braid.model.errors import (
     ConnectionLost,
     InvalidArgument,
     MetadataUncertain,
+    SegmentNotFound,
     SubscriptionNotFound,
     TimedOut,
     TopicNotFound,
@@ -149,10 +150,7 @@ class Admin:
 
     async def list_topics(self, namespace: str = f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}") -> list[str]:
         """List the topics of a namespace, as `topic://tenant/namespace/name`."""
-        tenant, slash, name = namespace.partition("/")
-        if not slash:
-            raise InvalidArgument(f"{namespace!r} is no namespace: write 'tenant/namespace'")
-        result: list[str] = await self._call("list_topics", {"tenant": tenant, "namespace": name})
+        result: list[str] = await self._call("list_topics", _namespace(namespace))
         return result
 
     async def topic(self, topic: str) -> Json:
@@ -246,26 +244,52 @@ class Admin:
         arguments = {"topic": topic, "segment": segment, "old": old, "new": new}
         return await self._change("replace_chunks", arguments, repeatable=True)
 
-    async def auto_scale_policy(self, topic: str) -> Json:
-        return await self._change("get_auto_scale_policy", {"topic": topic})
+    # Auto-scaling.
 
-    async def set_auto_scale_policy(self, topic: str, policy: Mapping[str, Any]) -> Json:
-        return await self._change("set_auto_scale_policy", {"topic": topic, "policy": dict(policy)})
+    async def auto_scale_policy(self, topic: str) -> Json:
+        """Return what the topic itself says of its auto-scaling; its namespace and the brokers say the rest."""
+        return await self._change("get_auto_scale_policy", {"topic": topic}, repeatable=True)
+
+    async def set_auto_scale_policy(self, topic: str, policy: Mapping[str, Any]) -> None:
+        """Replace what the topic says. Raises `InvalidArgument` if it cannot be, also together with what its namespace
+        says."""
+        await self._change("set_auto_scale_policy", {"topic": topic, "policy": dict(policy)}, repeatable=True)
 
     async def delete_auto_scale_policy(self, topic: str) -> None:
-        await self._change("delete_auto_scale_policy", {"topic": topic})
+        await self._change("delete_auto_scale_policy", {"topic": topic}, repeatable=True)
 
-    async def create_segment(self, topic: str, descriptor: str, *, subscriptions: list[str] | None = None) -> Json:
-        """Create one segment, named by its descriptor (`0000-7fff-1`). Layouts change by split and merge."""
+    async def auto_scale_proposal(self, topic: str) -> Json:
+        """Return what auto-scaling would do with the topic now, and why, whether or not it is on."""
+        return await self._change("propose_auto_scaling", {"topic": topic}, repeatable=True)
+
+    async def namespace_auto_scale_policy(self, namespace: str) -> Json:
+        """Return what a namespace (`tenant/namespace`) says of the auto-scaling of its topics."""
+        return await self._change("get_namespace_auto_scale_policy", _namespace(namespace), repeatable=True)
+
+    async def set_namespace_auto_scale_policy(self, namespace: str, policy: Mapping[str, Any]) -> None:
+        arguments = {**_namespace(namespace), "policy": dict(policy)}
+        await self._change("set_namespace_auto_scale_policy", arguments, repeatable=True)
+
+    async def delete_namespace_auto_scale_policy(self, namespace: str) -> None:
+        await self._change("delete_namespace_auto_scale_policy", _namespace(namespace), repeatable=True)
+
+    # Single segments.
+
+    async def create_segment(self, topic: str, descriptor: str, *, subscriptions: list[str] | None = None) -> None:
+        """Make sure that the topic has this segment (`0000-7fff-1`), with cursors of these subscriptions. Raises
+        `TransitionRefused` if it does not have it: only a change of layout makes segments."""
         arguments = {"topic": topic, "descriptor": descriptor, "subscriptions": subscriptions or []}
-        return await self._change("create_segment", arguments)
+        await self._change("create_segment", arguments, repeatable=True)
 
     async def delete_segment(self, topic: str, descriptor: str) -> None:
-        await self._change("delete_segment", {"topic": topic, "descriptor": descriptor})
+        """Delete a sealed segment with its records, when every subscription has consumed it. Raises
+        `TransitionRefused` if it is needed."""
+        arguments = {"topic": topic, "descriptor": descriptor}
+        await self._call("delete_segment", arguments, in_doubt={SegmentNotFound: _nothing})
 
-    async def terminate_segment(self, topic: str, descriptor: str) -> Json:
-        """Seal one segment."""
-        return await self._change("terminate_segment", {"topic": topic, "descriptor": descriptor})
+    async def terminate_segment(self, topic: str, descriptor: str, *, timeout: float = MOVE_TIMEOUT_S) -> Json:
+        """Seal a segment. A new one of the same range takes its place, as after a split."""
+        return await self._change_layout("terminate_segment", topic, {"descriptor": descriptor}, timeout)
 
     # Subscriptions.
 
@@ -461,3 +485,10 @@ def _not_known_layout(error: BraidError) -> None:
 
 def _not_known(error: BraidError) -> None:
     raise TimedOut(f"it is not known whether records were skipped before this: {error}") from error
+
+
+def _namespace(namespace: str) -> Json:
+    tenant, slash, name = namespace.partition("/")
+    if not slash:
+        raise InvalidArgument(f"{namespace!r} is no namespace: write 'tenant/namespace'")
+    return {"tenant": tenant, "namespace": name}

@@ -7,6 +7,7 @@ does what in which step, and what a crash leaves.
     split        1 → 2, in the middle or at a given hash; or 1 → n
     merge        2 neighbours → 1
     repartition  k → n ranges of equal size; a segment that has such a range already stays as it is
+    rollover     1 → 1: the segment ends, and a new one has its range
 """
 
 from __future__ import annotations
@@ -127,6 +128,12 @@ def plan_merge(layout: Layout, first: int, second: int) -> LayoutPlan:
         )
     joined = HashRange(lower.hash_range.start, upper.hash_range.end)
     return _checked(layout, LayoutPlan((lower.segment_id, upper.segment_id), (joined,)))
+
+
+def plan_rollover(layout: Layout, segment_id: int) -> LayoutPlan:
+    """Plan to end a segment. Another one must have its range, or the ring would have a hole (I6)."""
+    segment = _active(layout, segment_id)
+    return LayoutPlan((segment.segment_id,), (segment.hash_range,))
 
 
 def plan_repartition(layout: Layout, count: int) -> LayoutPlan:

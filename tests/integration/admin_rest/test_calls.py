@@ -113,20 +113,38 @@ def test_json_that_is_none_is_refused(broker: AdminBroker) -> None:
     assert broker.ask("GET", ORDERS).status == 404
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", f"{ORDERS}/autoScalePolicy", None),
-        ("PUT", f"{ORDERS}/autoScalePolicy", {"maxSegments": 4}),
-        ("DELETE", f"{ORDERS}/autoScalePolicy", None),
-        ("PUT", "/admin/v2/segments/public/default/orders/0000-ffff-0", None),
-        ("DELETE", "/admin/v2/segments/public/default/orders/0000-ffff-0", None),
-        ("POST", "/admin/v2/segments/public/default/orders/0000-ffff-0/terminate", None),
-    ],
-)
-def test_what_comes_later_says_so(broker: AdminBroker, orders: str, method: str, path: str, body: Any) -> None:
-    answer = broker.ask(method, path, body)
-    assert (answer.status, answer.error) == (501, "not-available")
+def test_policies_of_auto_scaling_are_set_read_and_deleted(broker: AdminBroker, orders: str) -> None:
+    for path in (f"{ORDERS}/autoScalePolicy", "/admin/v2/namespaces/public/default/autoScalePolicy"):
+        assert broker.ask("PUT", path, {"maxSegments": 4, "splitCooldownSeconds": 5}).status == 204
+        assert broker.ask("GET", path).json == {"maxSegments": 4, "splitCooldownSeconds": 5}
+        assert broker.ask("PUT", path, {"minSegments": 2}).status == 204
+        assert broker.ask("GET", path).json == {"minSegments": 2}, "PUT replaces"
+        for wrong in ({"minSegments": 65}, {"maxSegments": 0}, {"maxSegmentz": 3}, {"maxSegments": None}, None):
+            assert broker.ask("PUT", path, wrong).status == 400
+        assert broker.ask("DELETE", path).status == 204
+        assert broker.ask("GET", path).json == {}
+    proposal = broker.ask("GET", f"{ORDERS}/autoScaleProposal").json
+    assert (proposal["enabled"], proposal["action"], proposal["policy"]["maxSegments"]) == (False, None, 64)
+    absent = "/admin/v2/scalable/public/default/absent/autoScalePolicy"
+    assert {broker.ask(method, absent, {}).status for method in ("GET", "PUT", "DELETE")} == {404}
+
+
+def test_single_segments_are_ended_and_deleted_without_leaving_a_hole(broker: AdminBroker, orders: str) -> None:
+    place = "/admin/v2/segments/public/default/orders"
+    before = broker.ask("GET", f"{ORDERS}/layout").json
+    (first, *_) = [each for each in before["segments"].values() if each["state"] == "ACTIVE"]
+    hashes = f"{first['hashRange']['start']:04x}-{first['hashRange']['end']:04x}"
+    segment = f"{place}/{hashes}-{first['segmentId']}"
+    assert broker.ask("PUT", segment).status == 204, "it is there"
+    assert broker.ask("PUT", segment, ["absent"]).status == 404
+    assert broker.ask("PUT", f"{place}/{hashes}-999").status == 412
+    assert broker.ask("DELETE", segment).status == 412
+    assert [broker.ask("POST", f"{segment}/terminate").status for _ in range(2)] == [204, 204]
+    after = broker.ask("GET", f"{ORDERS}/layout").json
+    (child,) = after["segments"][str(first["segmentId"])]["childIds"]
+    assert after["segments"][str(child)]["hashRange"] == first["hashRange"]
+    assert broker.ask("POST", f"{place}/{hashes}-999/terminate").status == 404
+    assert broker.ask("DELETE", f"{place}/{hashes}-999").status == 404
 
 
 def test_the_layout_changes(broker: AdminBroker, orders: str) -> None:

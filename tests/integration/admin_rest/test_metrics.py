@@ -63,7 +63,7 @@ def test_metrics_say_what_happened(broker: AdminBroker, orders: str) -> None:
     assert total("braid_metrics_omitted_series") == 0
 
 
-UNITS = ("_seconds", "_bytes", "_records", "_info", "_offset")
+UNITS = ("_seconds", "_bytes", "_records", "_ratio", "_info", "_offset")
 
 
 COUNTS = {"braid_ready", "braid_topics", "braid_segments_served", "braid_segments_unavailable", "braid_connections",

@@ -86,6 +86,11 @@ def on_topic(*actions: Action) -> Callable[[Access, Principal, OnTopic], None]:
     return lambda access, principal, call: access.check_topic(principal, call.name, *actions)
 
 
+def on_namespace(action: Action) -> Callable[[Access, Principal, Any], None]:
+    """Whoever may do this with the whole namespace."""
+    return lambda access, principal, call: access.check(principal, action, *call.path.split("/"))
+
+
 def who_knows_the_topic(access: Access, principal: Principal, call: OnTopic) -> None:
     access.check_may_know(principal, call.name)
 

@@ -1,4 +1,5 @@
-"""The calls that change a topic's layout: split, merge, repartition, and taking a change back.
+"""The calls that change a topic's layout: split, merge, repartition, taking a change back, and the policies by which it
+changes by itself.
 
 Any broker takes them: it writes the intent, the cluster leader drives it, and the call waits for the outcome
 (broker/layouts/transitions.py). When the time is over before that, the change is still under way. A call that is
@@ -8,32 +9,50 @@ repeated joins what its first try has begun.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from braid.broker.admin.call import CallId, OnTopic, WaitSeconds, on_topic, who_knows_the_topic
-from braid.broker.admin.results import ChangedLayout, LayoutDescription
+from braid.broker.admin.call import (
+    AdminCall,
+    CallId,
+    OnTopic,
+    WaitSeconds,
+    on_cluster,
+    on_namespace,
+    on_topic,
+    who_knows_the_topic,
+)
+from braid.broker.admin.results import ChangedLayout, LayoutDescription, some_names
 from braid.broker.admin.route import (
+    NAMESPACE,
     NO_CONTENT,
     SEGMENT,
     TOPIC,
     Descriptor,
     HttpRoute,
+    NamespaceName,
     SegmentCount,
     SegmentNumber,
+    TenantName,
 )
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
-from braid.model.errors import InvalidArgument, NotAvailable
+from braid.broker.layouts.auto_scaling import AutoScaleProposal
+from braid.cluster.drained import DrainedKey
+from braid.model.errors import InvalidArgument, SegmentNotFound, SubscriptionNotFound, TransitionRefused
 from braid.model.ids import NO_REQUEST
-from braid.model.layout import MAX_SEGMENTS, Layout
-from braid.model.names import SegmentName
-from braid.model.transition import LayoutPlan, plan_merge, plan_repartition, plan_split
+from braid.model.layout import MAX_SEGMENTS, Layout, SegmentInfo
+from braid.model.names import SegmentName, TopicName, check_name
+from braid.model.topic import AutoScaleOverride, StoredOverride
+from braid.model.transition import LayoutPlan, plan_merge, plan_repartition, plan_rollover, plan_split
 
 CHANGE_WAIT_S: Final = 60.0
+
+_log: Final = logging.getLogger(__name__)
 
 
 def _change(method: str, path: str, tag: str = "layout", **more: Any) -> HttpRoute:
@@ -122,62 +141,180 @@ class GetLayout(OnTopic, frozen=True):
         return LayoutDescription.of(name, topic, records, services.transitions.waits_for(name.path))
 
 
-# Segments are created and ended by changes of the layout, and the load does not change the layout by itself yet.
+# Auto-scaling.
 
 
-class _NotYet(OnTopic, frozen=True):
+class GetAutoScalePolicy(OnTopic, frozen=True):
+    """What the topic itself says, not what results of all levels."""
+
     needs = on_topic(Action.ADMIN)
+    http = HttpRoute("GET", TOPIC + "/autoScalePolicy", tag="layout", errors=(404,))
 
-    def _not_yet(self) -> NotAvailable:
-        return NotAvailable(
-            f"topic {self.name}: this is not in this version yet; change the layout by split, merge or repartition"
-        )
-
-
-class GetAutoScalePolicy(_NotYet, frozen=True):
-    http = HttpRoute("GET", TOPIC + "/autoScalePolicy", tag="layout", errors=(404, 501))
-
-    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:  # noqa: ARG002
-        raise self._not_yet()
+    async def run(self, services: CallServices, principal: Principal) -> AutoScaleOverride:  # noqa: ARG002
+        return _shown(services.topics.get(self.name.path).auto_scale)
 
 
-class SetAutoScalePolicy(_NotYet, frozen=True):
+class SetAutoScalePolicy(OnTopic, frozen=True):
+    """Replace what the topic says; settings that are not given are those of its namespace, or of the broker."""
+
+    needs = on_topic(Action.ADMIN)
     http = _change("PUT", TOPIC + "/autoScalePolicy", body="policy", required=("policy",))
-    policy: dict[str, Any] = msgspec.field(default_factory=dict)
+    policy: AutoScaleOverride = AutoScaleOverride()
 
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
+    async def run(self, services: CallServices, principal: Principal) -> None:
+        name, override = self.name, msgspec.to_builtins(self.policy)
+        services.topics.get(name.path)
+        services.auto_scaling.check(override, name.path)
+        await services.topics.set_auto_scale(name, override)
+        _log.info("%s set the auto-scaling of topic %s: %s", principal.name, name, override)
 
 
-class DeleteAutoScalePolicy(_NotYet, frozen=True):
+class DeleteAutoScalePolicy(OnTopic, frozen=True):
+    needs = on_topic(Action.ADMIN)
     http = _change("DELETE", TOPIC + "/autoScalePolicy")
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
+        await services.topics.set_auto_scale(self.name, None)
 
 
-class CreateSegment(_NotYet, frozen=True):
-    http = _change("PUT", SEGMENT, "segments")
+class ProposeAutoScaling(OnTopic, frozen=True):
+    """What auto-scaling would do now, and why; nothing changes. The cluster leader answers, whichever broker is asked.
+    Its owners measure the topic's key hashes from now on, for two minutes."""
+
+    needs = on_topic(Action.ADMIN)
+    http = HttpRoute("GET", TOPIC + "/autoScaleProposal", tag="layout", errors=(404,))
+
+    async def run(self, services: CallServices, principal: Principal) -> AutoScaleProposal:  # noqa: ARG002
+        return await services.auto_scaling.proposal(self.name)
+
+
+class _OnNamespace(AdminCall, frozen=True):
+    needs = on_namespace(Action.ADMIN)
+    tenant: TenantName
+    namespace: NamespaceName
+
+    @property
+    def path(self) -> str:
+        return f"{check_name('tenant', self.tenant)}/{check_name('namespace', self.namespace)}"
+
+
+class GetNamespaceAutoScalePolicy(_OnNamespace, frozen=True):
+    http = HttpRoute("GET", NAMESPACE + "/autoScalePolicy", tag="layout")
+
+    async def run(self, services: CallServices, principal: Principal) -> AutoScaleOverride:  # noqa: ARG002
+        return _shown(services.topics.namespace_policies(self.path).auto_scale)
+
+
+class SetNamespaceAutoScalePolicy(_OnNamespace, frozen=True):
+    """Replace what the namespace says to all of its topics."""
+
+    http = _change("PUT", NAMESPACE + "/autoScalePolicy", body="policy", required=("policy",))
+    policy: AutoScaleOverride = AutoScaleOverride()
+
+    async def run(self, services: CallServices, principal: Principal) -> None:
+        path, override = self.path, msgspec.to_builtins(self.policy)
+        services.auto_scaling.check(override)
+        await services.topics.set_namespace_auto_scale(path, override)
+        _log.info("%s set the auto-scaling of namespace %s: %s", principal.name, path, override)
+
+
+class DeleteNamespaceAutoScalePolicy(_OnNamespace, frozen=True):
+    http = _change("DELETE", NAMESPACE + "/autoScalePolicy")
+
+    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
+        await services.topics.set_namespace_auto_scale(self.path, None)
+
+
+def _shown(stored: StoredOverride | None) -> AutoScaleOverride:
+    """Return a stored override, without the settings of another build."""
+    known = {
+        name: value for name, value in (stored or {}).items() if name in AutoScaleOverride.__struct_encode_fields__
+    }
+    return msgspec.convert(known, AutoScaleOverride)
+
+
+# Single segments. PIP-468's controller makes these calls; in Braid a change of layout does their work. They are for
+# administrators of everything, and never leave a hole in the ring (I6) or a subscription without its records (I5).
+
+
+def _find(services: CallServices, topic: TopicName, descriptor: str) -> SegmentInfo | None:
+    """Return a segment, also a child of a change that is under way; None if the topic has none like it."""
+    name = SegmentName.at(topic.path, descriptor)
+    info = services.topics.get(topic.path).segments.get(name.id)
+    return info if info is not None and SegmentName.of(topic, info) == name else None
+
+
+def _found(services: CallServices, topic: TopicName, descriptor: str) -> SegmentInfo:
+    if (info := _find(services, topic, descriptor)) is None:
+        raise SegmentNotFound(f"topic {topic} has no segment {descriptor}, or not any more")
+    return info
+
+
+class CreateSegment(OnTopic, frozen=True, kw_only=True):
+    """Make sure that the topic has a segment, with cursors of these subscriptions. Only a change of layout makes
+    one."""
+
+    needs = on_cluster
+    http = _change("PUT", SEGMENT, "segments", body="subscriptions")
     descriptor: Descriptor
     subscriptions: list[str] = msgspec.field(default_factory=list)
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
+        if _find(services, self.name, self.descriptor) is None:
+            raise TransitionRefused(
+                f"topic {self.name} has no segment {self.descriptor}, and its hashes belong to other segments: split "
+                "or merge those"
+            )
+        if missing := set(self.subscriptions) - (await services.subscriptions.list(self.name)).keys():
+            raise SubscriptionNotFound(
+                f"topic {self.name} has no subscription {some_names(sorted(missing))}; a subscription that is created "
+                "gets its cursor on every segment"
+            )
 
 
-class DeleteSegment(_NotYet, frozen=True):
-    http = _change("DELETE", SEGMENT, "segments")
-    descriptor: Descriptor
-    subscriptions: list[str] = msgspec.field(default_factory=list)
+class TerminateSegment(_ChangeLayout, frozen=True, kw_only=True):
+    """End a segment's log. A new segment takes its range over, as after a split."""
 
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
-
-
-class TerminateSegment(_NotYet, frozen=True):
+    needs = on_cluster
     http = _change("POST", SEGMENT + "/terminate", "segments")
     descriptor: Descriptor
-    subscriptions: list[str] = msgspec.field(default_factory=list)
 
-    async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        raise self._not_yet()
+    async def run(self, services: CallServices, principal: Principal) -> ChangedLayout:  # noqa: ARG002
+        info = _found(services, self.name, self.descriptor)
+        if not info.is_active:
+            epoch = services.topics.get(self.name.path).layout.epoch
+            return ChangedLayout(str(self.name), epoch, (info.segment_id,), info.child_ids, 0.0)
+        return await self._carried_out(services, lambda layout: plan_rollover(layout, info.segment_id))
+
+
+class DeleteSegment(OnTopic, frozen=True, kw_only=True):
+    """Delete a sealed segment with its records before retention does, when every subscription has consumed it."""
+
+    needs = on_cluster
+    http = _change("DELETE", SEGMENT, "segments")
+    descriptor: Descriptor
+
+    async def run(self, services: CallServices, principal: Principal) -> None:
+        name, path = self.name, self.name.path
+        while True:
+            info = _found(services, name, self.descriptor)
+            subscriptions = await services.subscriptions.list(name)
+            undrained = [each for each in subscriptions if info.segment_id not in services.drained.of(path, each)]
+            mark = services.topics.committed.get(path)
+            if info.segment_id not in services.topics.get(path).layout.segments or info.is_active:
+                why = "takes writes, or will: end it by a split, a merge or terminate"
+            elif info.parent_ids:
+                why = f"has a parent that is kept, {info.parent_ids[0]}: delete that one first"
+            elif undrained:
+                why = f"is not consumed by {some_names(sorted(undrained))}: skip or delete that subscription"
+            elif mark is not None and info.segment_id in mark.parents:
+                why = "was replaced a moment ago, and some clients may not know that yet: try again later"
+            else:
+                # A seek backwards in this moment removes the mark, and wins.
+                drained = [DrainedKey(path, self.descriptor, each) for each in subscriptions]
+                conditions = [services.drained.table.unchanged(key) for key in drained]
+                if await services.topics.prune(name, info.segment_id, conditions):
+                    _log.info("%s deleted segment %s of topic %s", principal.name, self.descriptor, name)
+                    return
+                continue
+            raise TransitionRefused(f"segment {self.descriptor} of topic {name} cannot be deleted: it {why}")

@@ -25,6 +25,7 @@ NO_CONTENT: Final = 204
 TOPICS: Final = "/admin/v2/scalable/{tenant}/{namespace}"
 TOPIC: Final = TOPICS + "/{topic}"
 """The three names together are the argument `topic`."""
+NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 SUBSCRIPTIONS: Final = TOPIC + "/subscriptions"
 SUBSCRIPTION: Final = SUBSCRIPTIONS + "/{subscription}"
 SEGMENT: Final = "/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}"

@@ -9,6 +9,7 @@ from braid.broker.auth import Access
 from braid.broker.config import BrokerConfig
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.layouts.auto_scaling import AutoScaling
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.deletion import Deletion
@@ -16,6 +17,7 @@ from braid.broker.segments.segment_access import Ask, SegmentAccesses
 from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
 from braid.broker.topology import TopologyView
+from braid.cluster.drained import DrainedSegments
 from braid.cluster.leader import Leader
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
@@ -35,10 +37,12 @@ class CallServices(Protocol):
     access: Access
     topology: TopologyView
     owners: Owners
+    drained: DrainedSegments
     members: Members
     leader: Leader
     deletion: Deletion
     transitions: Transitions
+    auto_scaling: AutoScaling
     ask: Ask
     """Calls another broker."""
 

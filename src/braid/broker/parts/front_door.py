@@ -57,7 +57,7 @@ class FrontDoor:
         self.closing = False
         self.store = resources.store
         self.topics, self.owners, self.members = cluster.topics, cluster.owners, cluster.members
-        self.leader = cluster.leader
+        self.leader, self.drained = cluster.leader, cluster.drained
         self.ask: Ask = cluster.peers.call
         self.segments, self.accesses, self.deletion = (
             segment_host.segments,
@@ -65,7 +65,7 @@ class FrontDoor:
             segment_host.deletion,
         )
         self.groups, self.subscriptions = group_host.groups, group_host.subscriptions
-        self.transitions = group_host.transitions
+        self.transitions, self.auto_scaling = group_host.transitions, group_host.auto_scaling
         self.grant_signer, self.order_gate = group_host.grant_signer, group_host.order_gate
         controllers = self.controllers = group_host.controllers
         self.reports = Reports(
@@ -84,6 +84,7 @@ class FrontDoor:
         self.peer_calls = PeerCalls()
         segment_host.answer(self.peer_calls)
         self.reports.answer_for(self.peer_calls)
+        self.auto_scaling.answer_for(self.peer_calls)
         cluster_calls.answer_for(self, self.peer_calls)
         self.topology = TopologyView(config.id, self.topics, self.owners, self.members, controllers.address)
         controllers.table.on_change.append(self.topology.changed)

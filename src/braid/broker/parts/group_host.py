@@ -8,6 +8,7 @@ from braid.broker.groups.controllers import NO_LEASE, Controllers
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
+from braid.broker.layouts.auto_scaling import AutoScaling
 from braid.broker.layouts.finalizing import Finalizing
 from braid.broker.layouts.pruning import Pruning
 from braid.broker.layouts.removal import SegmentRemoval
@@ -45,6 +46,20 @@ class GroupHost:
             resources.clock,
         )
         cluster.leader.on_transition.append(self.transitions.drive_later)
+        self.auto_scaling = AutoScaling(
+            config.id,
+            config.auto_scale,
+            cluster.topics,
+            cluster.owners,
+            cluster.leader,
+            self.transitions,
+            host.segments,
+            cluster.loads.rates,
+            cluster.peers.call,
+            resources.clock,
+            resources.threads,
+        )
+        cluster.leader.on_look.append(self.auto_scaling.look)
         self.finalizing = Finalizing(
             cluster.topics,
             cluster.members,
@@ -74,6 +89,7 @@ class GroupHost:
         """Stop the groups. Stopping twice is fine."""
         await self.pruning.stop()
         await self.removal.stop()
+        await self.auto_scaling.stop()
         await self.finalizing.stop()
         await self.transitions.stop()
         await self.subscriptions.stop()

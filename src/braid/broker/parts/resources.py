@@ -25,6 +25,7 @@ from braid.ports.network import Network, SocketNetwork
 from braid.ports.os_disk import OsDisk
 from braid.ports.private_files import keep_folder_private
 from braid.ports.processor import NoProcessor, Processor, SystemProcessor
+from braid.ports.threads import Threads
 from braid.storage.cache import HotCache
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.preallocated import PreallocatedFiles
@@ -44,6 +45,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     folder: DataFolder
     storage: StorageContext
+    threads: Threads | None = None
+    """For work that takes long and touches no disk; None in a simulation."""
 
     @classmethod
     async def open(
@@ -62,9 +65,12 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         processor = SystemProcessor() if clock is None else NoProcessor()
         clock = clock or SystemClock()
         random = random or random_module.Random(os.urandom(16))
+        threads = None
         if disk is None:
             disk = OsDisk(private_folder=config.data)
             stack.push_async_callback(disk.close)
+            threads = Threads(1, "measure")
+            stack.callback(threads.stop)
             _keep_private(config.data)
         folder = await open_data_folder(disk, config.data, config.id)
         stack.push_async_callback(folder.release)
@@ -80,6 +86,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             store=store,
             folder=folder,
             storage=storage,
+            threads=threads,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from braid.cli.commands.topic_auto_scale import autoscale
 from braid.cli.commands.topic_layout import abort, layout, merge, repartition, split
 from braid.cli.commands.topic_moves import move, recover
 from braid.cli.commands.topic_policies import given_policies, policy_fields, policy_options, update
@@ -249,7 +250,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
         for segment_id, segment in found["segments"].items()
     ]
     print_table(columns, rows, empty="No segments.")
-    _print_unavailable(stats)
+    _print_findings(stats)
 
 
 @topic.command()
@@ -292,16 +293,21 @@ def stats(target: Target, name: str, as_json: bool) -> None:
         for segment in found["segments"].values()
     ]
     print_table(columns, rows, empty="No segments.")
-    _print_unavailable(found)
+    _print_findings(found)
     if found["subscriptions"]:
         click.echo()
         _print_subscriptions(found["subscriptions"])
 
 
-def _print_unavailable(stats: dict[str, Any]) -> None:
+def _print_findings(stats: dict[str, Any]) -> None:
     for segment in stats["segments"].values():
         if segment["unavailable"] is not None:
             click.echo(f"Segment {segment['segmentId']} is unavailable: {segment['unavailable']}")
+        if (hashes := segment.get("hotKeyHashes")) is not None:
+            click.echo(
+                f"Segment {segment['segmentId']} has {segment['hotKeyShare']:.0%} of its load on key hashes "
+                f"{range_text(hashes)}: one key can be in one segment only, so splits hardly help."
+            )
 
 
 def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
@@ -355,6 +361,7 @@ def delete(target: Target, name: str, yes: bool, force: bool, as_json: bool) -> 
 
 for command in (split, merge, repartition, abort, layout):
     topic.add_command(command)
+topic.add_command(autoscale)
 topic.add_command(update)
 topic.add_command(move)
 topic.add_command(move, "unload")
