@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
+from braid.broker.segments.succession import MAX_WRITING
 from braid.cluster.ownership import owner_step
 from braid.metadata import paths
 from braid.metadata.store import Condition, Operation, Put
 from braid.model.topic import Topic
 from braid.model.transition import TransitionStep
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -110,3 +112,46 @@ async def test_owners_look_at_a_segment_a_few_times_however_many_change(
     """They look at each change of its record, and not at all segments of the topic."""
     for after in (8, 64):
         assert await decisions_of(simulation, monkeypatch, after) < 16 * after
+
+
+class AtOnce:
+    """Counts the calls that are under way."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+
+    def during(self, work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def counted(*arguments: Any) -> Any:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            try:
+                return await work(*arguments)
+            finally:
+                self._now -= 1
+
+        return counted
+
+
+async def test_a_broker_does_a_little_at_a_time_for_a_change_of_many_segments(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop has other clients, and its lease to renew."""
+    ends, inheritances = AtOnce(), AtOnce()
+    monkeypatch.setattr(SegmentStorage, "end_log", ends.during(SegmentStorage.end_log))
+    monkeypatch.setattr(SegmentStorage, "inherit", inheritances.during(SegmentStorage.inherit))
+    async with running_brokers(simulation, ("a",)) as brokers:
+        await brokers.call("a", "create_topic", topic="orders", segments=1)
+        for segments in (100, 1):
+            await brokers.call("a", "repartition_topic", topic="orders", segments=segments)
+    assert ends.most == inheritances.most == MAX_WRITING
+
+
+async def test_a_change_waits_no_longer_than_needed_for_the_cursors_of_the_children(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client() as client:
+        await brokers.call("a", "create_topic", topic="orders", segments=1)
+        await until(lambda: bool(brokers.owner(0)))
+        await client.admin.create_subscription("orders", "billing")
+        began = simulation.clock.monotonic()
+        await brokers.call("a", "repartition_topic", topic="orders", segments=4)
+        assert simulation.clock.monotonic() - began < 0.3

@@ -14,7 +14,7 @@ The JSON is PIP-468's:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
@@ -59,9 +59,6 @@ class HashRange(StoredRecord, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.start:04x}-{self.end:04x}"
-
-    def overlaps(self, other: HashRange) -> bool:
-        return self.start <= other.end and other.start <= self.end
 
     def overlap(self, other: HashRange) -> HashRange | None:
         start, end = max(self.start, other.start), min(self.end, other.end)
@@ -209,23 +206,35 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
     def replaced(self, parent_ids: Collection[SegmentId], ranges: Mapping[SegmentId, HashRange]) -> Layout:
         """Seal these parents, and let children of these ids and ranges take their place. The ids were reserved."""
         epoch = LayoutEpoch(self.epoch + 1)
-        segments = dict(self.segments)
-        for parent_id in parent_ids:
-            parent = self.segment(parent_id)
-            children = tuple(child for child, hashes in ranges.items() if parent.hash_range.overlaps(hashes))
-            segments[parent.segment_id] = msgspec.structs.replace(
-                parent, state=SegmentState.SEALED, child_ids=children, sealed_at_epoch=epoch
+        for child in ranges.keys() & self.segments.keys():
+            raise InvalidLayout(f"segment {child} is in the layout already: it cannot take the place of another")
+        children = self.children(parent_ids, ranges)
+        by_parent: dict[SegmentId, list[SegmentId]] = {parent: [] for parent in parent_ids}
+        for child, info in children.items():
+            for parent in info.parent_ids:
+                by_parent[parent].append(child)
+        sealed = {
+            parent: msgspec.structs.replace(
+                self.segment(parent), state=SegmentState.SEALED, child_ids=tuple(child_ids), sealed_at_epoch=epoch
             )
-        for child, hashes in ranges.items():
-            if child in segments:
-                raise InvalidLayout(f"segment {child} is in the layout already: it cannot take the place of another")
-            segments[child] = self.child(parent_ids, child, hashes)
-        return msgspec.structs.replace(self, epoch=epoch, segments=segments)
+            for parent, child_ids in by_parent.items()
+        }
+        return msgspec.structs.replace(self, epoch=epoch, segments={**self.segments, **sealed, **children})
 
-    def child(self, parent_ids: Collection[SegmentId], segment_id: SegmentId, hashes: HashRange) -> SegmentInfo:
-        """Return the segment that will take these hashes over from those of the parents that have them now."""
-        parents = tuple(parent for parent in sorted(parent_ids) if self.segment(parent).hash_range.overlaps(hashes))
-        return SegmentInfo(segment_id, hashes, parent_ids=parents, created_at_epoch=LayoutEpoch(self.epoch + 1))
+    def children(
+        self, parent_ids: Collection[SegmentId], ranges: Mapping[SegmentId, HashRange]
+    ) -> dict[SegmentId, SegmentInfo]:
+        """Return the segments that will take these ranges over from those of the parents that have them now."""
+        parents = sorted((self.segment(parent) for parent in parent_ids), key=_start)
+        starts = [parent.hash_range.start for parent in parents]
+        ends = [parent.hash_range.end for parent in parents]
+        epoch = LayoutEpoch(self.epoch + 1)
+        found: dict[SegmentId, SegmentInfo] = {}
+        for child, hashes in ranges.items():
+            overlapping = parents[bisect_left(ends, hashes.start) : bisect_right(starts, hashes.end)]
+            ids = tuple(sorted(parent.segment_id for parent in overlapping))
+            found[child] = SegmentInfo(child, hashes, parent_ids=ids, created_at_epoch=epoch)
+        return found
 
     def pruned(self, segment_id: int) -> Layout:
         """Drop a sealed segment, whose records are gone. Its own parents must be gone before: of an older segment that

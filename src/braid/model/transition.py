@@ -65,7 +65,7 @@ class Transition(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 
     def pending(self, layout: Layout) -> dict[SegmentId, SegmentInfo]:
         """Return the children as they will stand in the layout."""
-        return {child: layout.child(self.parents, child, hashes) for child, hashes in self.ranges.items()}
+        return layout.children(self.parents, self.ranges)
 
     def applied(self, layout: Layout) -> Layout:
         return layout.replaced(self.parents, self.ranges)

@@ -34,8 +34,10 @@ from braid.ports.clock import Clock
 from braid.ports.tasks import TaskScope, all_of, cancel
 from braid.scaling.transition_step import TransitionAction, decide
 
+FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 1.0
-"""Look so often at a transition even without a change: an owner that could not answer may answer now."""
+"""Look so often at a transition even without a change, at first and later: children get cursors, which the view does
+not show, and an owner that could not answer may answer now."""
 ASK_S: Final = 5.0
 """How long an owner is looked for that has to be asked."""
 
@@ -133,6 +135,7 @@ class Transitions:
 
     async def _drive(self, name: TopicName) -> None:
         path = name.path
+        look_s = FIRST_LOOK_S
         try:
             while (topic := self._topics.find(path)) is not None and topic.transition is not None:
                 if self._leader.fence is None:
@@ -140,10 +143,12 @@ class Transitions:
                 seen = self._view.changes
                 try:
                     if await self._step(name, topic, topic.transition):
+                        look_s = FIRST_LOOK_S
                         continue
                 except BraidError as error:
                     self._note_missing(path, (str(error),))
-                await self._view.changed_since(seen, LOOK_S)
+                await self._view.changed_since(seen, look_s)
+                look_s = min(2 * look_s, LOOK_S)
         finally:
             self._missing.pop(path, None)
 

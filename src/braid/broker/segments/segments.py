@@ -200,10 +200,9 @@ class Segments:
         """Look at the segments that a transition lets wait for the end of this one."""
         topic = self._topics.find(parent.topic.path)
         if topic is not None and topic.transition is not None and parent.id in topic.transition.parents:
-            for child in topic.transition.child_ids:
-                if parent.id in topic.segments[child].parent_ids:
-                    name = SegmentName.of(parent.topic, topic.segments[child])
-                    self._reconcile(name.topic.path, name.descriptor)
+            children = (topic.segments[child] for child in topic.transition.child_ids)
+            for name in (SegmentName.of(parent.topic, child) for child in children if parent.id in child.parent_ids):
+                self._reconcile(name.topic.path, name.descriptor)
 
     def _reconcile_topic(self, path: str) -> None:
         for segment in self.of_topic(path):

@@ -7,6 +7,7 @@ own record. Each owner acts because the records say so (cluster/ownership/owner_
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,6 +26,8 @@ from braid.ports.tasks import all_of
 from braid.storage.log.producers import ProducerTable
 
 COMMITTED: Final = 1
+MAX_WRITING: Final = 16
+"""How many segments write their part of transitions at the same time: a topic may have a thousand."""
 
 
 class Succession:
@@ -32,25 +35,29 @@ class Succession:
         self._broker_id = broker_id
         self._owners = owners
         self._accesses = accesses
+        self._slots = asyncio.Semaphore(MAX_WRITING)
 
     async def end_log(self, segment: OwnedSegment) -> None:
         """End the log of a parent. When this returns, the view shows where it ends."""
-        known = self._record(segment)
 
         def also(end: Offset) -> tuple[Sequence[Condition], Sequence[Operation]]:
             return self._change(segment, known, known.value.ended(end))
 
-        await segment.storage.end_log(also)
+        async with self._slots:
+            known = self._record(segment)
+            await segment.storage.end_log(also)
         await self._owners.view.caught_up(segment.storage.catalog.revision)
 
     async def inherit(self, segment: OwnedSegment, topic: Topic) -> None:
         """Begin a child with the producer tables of its parents. When this returns, the view shows it."""
-        known = self._record(segment)
         parents = (topic.segments[parent] for parent in topic.segments[segment.name.id].parent_ids)
         names = [SegmentName.of(segment.name.topic, parent) for parent in parents]
         rows = await all_of(self._accesses.of(name, topic.id).ask(GetProducers()) for name in names)
         tables = [ProducerTable.from_rows(each) for each in rows]
-        await segment.storage.inherit(tables, *self._change(segment, known, known.value.inheriting(_transition(topic))))
+        async with self._slots:
+            known = self._record(segment)
+            change = self._change(segment, known, known.value.inheriting(_transition(topic)))
+            await segment.storage.inherit(tables, *change)
         segment.inherited = True
         await self._owners.view.caught_up(segment.storage.catalog.revision)
 
