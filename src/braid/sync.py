@@ -23,12 +23,11 @@ A client belongs to the process that opened it. In a forked child it raises `Cli
 
 from __future__ import annotations
 
-import datetime
 import functools
 import ssl
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -45,6 +44,7 @@ if TYPE_CHECKING:  # modules that need Arrow are imported with the first produce
     from braid.client.blocking.consumer import BlockingStreamConsumer as BlockingStreamConsumer
     from braid.client.blocking.producer import BlockingProducer as BlockingProducer
     from braid.client.blocking.producer import BlockingReceipt as BlockingReceipt
+    from braid.client.consuming.checkpoint import Start
 
 __all__ = [
     "Admin",
@@ -154,14 +154,16 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | bytes | datetime.datetime | Mapping[int, int] = DEFAULT_START,
+        start: Start = DEFAULT_START,
+        group: str = "",
+        name: str = "",
         window_bytes: int | None = None,
     ) -> BlockingCheckpointConsumer:
         from braid.client.blocking.consumer import BlockingCheckpointConsumer
 
         thread, client = self._open()
         return BlockingCheckpointConsumer(
-            thread, client.checkpoint_consumer(topic, start=start, window_bytes=window_bytes)
+            thread, client.checkpoint_consumer(topic, start=start, group=group, name=name, window_bytes=window_bytes)
         )
 
     def open(self) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from braid import sync
-from braid.client.blocking.consumer import BlockingConsumer, BlockingStreamConsumer
+from braid.client.blocking.consumer import BlockingCheckpointConsumer, BlockingConsumer, BlockingStreamConsumer
 from braid.client.blocking.producer import MAX_GATHERED_RECORDS
 from braid.model.errors import (
     ClientClosed,
@@ -474,6 +474,25 @@ def test_a_split_and_a_merge_are_ridden_out_with_every_key_in_order(tmp_path: Pa
         with client.checkpoint_consumer("orders", start=saved) as reader:
             list(taken(reader, read))
         assert complete(read)
+
+
+def test_checkpoint_consumers_share_a_topic_as_a_group(tmp_path: Path) -> None:
+    with cluster(tmp_path, segments=2) as (_, client):
+        with client.producer("orders") as producer:
+            producer.send_many([(b"key-%d" % number, b"%d" % number) for number in range(40)])
+
+        def take(consumer: BlockingCheckpointConsumer, count: int) -> list[bytes]:
+            messages = [consumer.receive(timeout=20) for _ in range(count)]
+            return [message.value for message in messages if message is not None]
+
+        with client.checkpoint_consumer("orders", group="etl", name="one") as one:
+            values = take(one, 15)
+            saved = one.checkpoint()
+            assert one.segments == (0, 1)
+        with client.checkpoint_consumer("orders", group="etl", start=[saved]) as two:
+            values += take(two, 25)
+            assert two.receive(timeout=0.05) is None
+        assert sorted(map(int, values)) == list(range(40))
 
 
 def test_importing_it_does_not_import_arrow() -> None:

@@ -132,6 +132,8 @@ def vectors() -> list[Vector]:
         Vector("release-reply", "", broker, Kind.RELEASE, None, 10, REPLY),
         Vector("expel", "another consumer took the name", broker, Kind.EXPEL,
                op.Expelled(17, "consumer-replaced", "another worker-1 joined", False)),
+        Vector("progress", "a checkpoint consumer of a group was in segment 1, and has read all of segment 0", client,
+               Kind.PROGRESS, op.Progress(17, (op.GroupPosition(1, 1235, 3), op.GroupPosition(0, op.ENDED, 0)))),
         Vector("leave", "", client, Kind.LEAVE, op.Leave(17), 11),
         Vector("leave-reply", "", broker, Kind.LEAVE, None, 11, REPLY),
         Vector("positions", "where is everything, and where was it at this time?", client, Kind.POSITIONS,

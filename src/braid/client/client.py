@@ -11,12 +11,11 @@ the pool connects to any broker that it knows.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
 import random
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
@@ -33,7 +32,7 @@ from braid.wire.address import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:  # modules that need Arrow are imported with the first producer or consumer
     from braid.client.admin import Admin
-    from braid.client.consuming.checkpoint import CheckpointConsumer
+    from braid.client.consuming.checkpoint import CheckpointConsumer, Start
     from braid.client.consuming.consumer import Consumer
     from braid.client.consuming.stream import StreamConsumer
     from braid.client.producing.producer import Producer
@@ -197,19 +196,28 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | bytes | datetime.datetime | Mapping[int, int] = DEFAULT_START,
+        start: Start = DEFAULT_START,
+        group: str = "",
+        name: str = "",
         window_bytes: int | None = None,
     ) -> CheckpointConsumer:
         """Make a consumer whose positions the caller keeps.
 
-        `start` is `earliest`, `latest`, a saved checkpoint, a time with its zone, or the next offset of each segment
-        that is to be read. At a time, the consumer begins with the batch that holds the first record of that time or
-        later.
+        `start` is `earliest`, `latest`, a saved checkpoint, the checkpoints of all consumers of a group, a time with
+        its zone, or the next offset of each segment that is to be read. At a time, the consumer begins with the batch
+        that holds the first record of that time or later. The consumers of a `group` share the segments of the topic;
+        `name` is unique in the group.
         """
         from braid.client.consuming.checkpoint import CheckpointConsumer
+        from braid.client.consuming.checkpoint_group import GroupCheckpointConsumer
 
         self.check_open()
-        return CheckpointConsumer(self, TopicName.parse(topic), start=start, window_bytes=window_bytes)
+        parsed = TopicName.parse(topic)
+        if group:
+            return GroupCheckpointConsumer(self, parsed, group, name=name, start=start, window_bytes=window_bytes)
+        if name:
+            raise InvalidArgument(f"name is {name!r}, but a checkpoint consumer has a name only in a group")
+        return CheckpointConsumer(self, parsed, start=start, window_bytes=window_bytes)
 
     async def open(self) -> None:
         """Connect to one of the brokers. `async with` calls this; without it, the first use connects."""

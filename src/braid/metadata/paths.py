@@ -11,7 +11,7 @@
     /topics/{topic}/controller                         controller leader, under a lease
     /topics/{topic}/transition                         the last transition, from its commit until it is finalized
     /topics/{topic}/subscriptions/{s}                  a subscription
-    /topics/{topic}/subscriptions/{s}/consumers/{c}    a consumer's session
+    /topics/{topic}/subscriptions/{s}/consumers/{c}    a consumer's session; for `group:NAME`, too
     /segments/{topic}/{descriptor}/ownership           which broker owns the segment
     /segments/{topic}/{descriptor}/cursors/{s}         what a subscription has consumed of it
     /segments/{topic}/{descriptor}/drained/{s}         its log has ended, and the subscription has consumed all of it

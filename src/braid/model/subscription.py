@@ -15,6 +15,21 @@ DEFAULT_START: Final = "earliest"
 """Where a new subscription or reader begins, in each interface, unless it is told otherwise: nothing is left out."""
 
 
+_GROUP: Final = "group:"
+"""No name of a subscription has a colon."""
+
+
+def group_key(group: str) -> str:
+    """Return the name under which a group of checkpoint consumers stands where subscriptions do: on the wire, in the
+    keys of sessions, and in read grants."""
+    return _GROUP + group
+
+
+def is_group(subscription: str) -> bool:
+    """Whether this is the name of a group of checkpoint consumers, which keep their positions themselves."""
+    return subscription.startswith(_GROUP)
+
+
 class SubscriptionKind(Enum):
     STREAM = "stream"
     """Ordered, one consumer per segment, cumulative ack."""

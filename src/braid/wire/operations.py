@@ -14,6 +14,7 @@ end with a default: old peers skip them, new peers fill them in.
     JOIN       Join                                     Joined;          later pushes: ASSIGN, EXPEL
     RELEASE    Release                                  (empty)
     LEAVE      Leave                                    (empty)
+    PROGRESS   Progress, no reply
     OPEN       Open                                     Opened;          later pushes: DELIVER, NEED, CLOSED
     CREDIT     Credit, no reply                         DELIVER: Delivery, payload: batches · NEED: Need
     ACK        Ack                                      (empty), if a reply was asked for
@@ -53,6 +54,7 @@ class Kind(IntEnum):
     RELEASE = 34
     LEAVE = 35
     EXPEL = 36
+    PROGRESS = 37
     OPEN = 40
     DELIVER = 41
     CREDIT = 42
@@ -187,8 +189,25 @@ class Stored(_Body, frozen=True):
     Drawn ids have no eras: theirs mean nothing."""
 
 
+CHECKPOINT: Final = "checkpoint"
+"""The kind of consumers that keep their positions themselves (`Join`)."""
+ENDED: Final = -1
+"""As the offset of a `GroupPosition`."""
+
+
+class GroupPosition(_Body, frozen=True):
+    """How far a group of checkpoint consumers has come in one segment, by the checkpoints that they took."""
+
+    segment: int
+    offset: int
+    """The next offset; ENDED: the segment is sealed, and was read to its end."""
+    epoch: int = 0
+    """Of the record before `offset`; 0: not known."""
+
+
 class Join(_Body, frozen=True):
-    """Become a consumer of an ordered subscription; creates the subscription if it does not exist."""
+    """Become a consumer of an ordered subscription, which is created if it does not exist, or of a group of checkpoint
+    consumers, `group:NAME`."""
 
     topic: str
     subscription: str
@@ -197,7 +216,10 @@ class Join(_Body, frozen=True):
     start: str = "latest"
     """Where a new subscription begins: `earliest` or `latest`."""
     kind: str = "stream"
+    """`stream`, or `checkpoint` for a group."""
     create: bool = True
+    positions: tuple[GroupPosition, ...] = ()
+    """Of a group: all that the consumer knows."""
 
 
 class Joined(_Body, frozen=True):
@@ -218,6 +240,8 @@ class Assignment(_Body, frozen=True):
     """Counts the controllers of the topic."""
     grants: tuple[int, ...] = ()
     """One for each of `segments`: counts how often the segment was given to a consumer in this term."""
+    positions: tuple[GroupPosition, ...] = ()
+    """Of a group: where to begin with those of `segments` that another consumer had before."""
 
 
 class Expelled(_Body, frozen=True):
@@ -236,6 +260,13 @@ class Release(_Body, frozen=True):
 
 class Leave(_Body, frozen=True):
     session: int
+
+
+class Progress(_Body, frozen=True):
+    """The positions of a checkpoint that a consumer of a group took, as far as they are new."""
+
+    session: int
+    positions: tuple[GroupPosition, ...]
 
 
 class Open(_Body, frozen=True):

@@ -13,9 +13,9 @@ from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.topics import Topics
 from braid.model.errors import BraidError, InvalidArgument, NotServing, Overloaded, quote
 from braid.model.names import TopicName, check_name
-from braid.model.subscription import SubscriptionKind
+from braid.model.subscription import SubscriptionKind, group_key, is_group
 from braid.wire.connection import Connection
-from braid.wire.operations import Assignment, Expelled, Join, Joined, Kind, Leave, Release, encode
+from braid.wire.operations import CHECKPOINT, Assignment, Expelled, Join, Joined, Kind, Leave, Progress, Release, encode
 
 
 class Membership:
@@ -37,7 +37,9 @@ class Membership:
         self._connection.send(Kind.EXPEL, encode(expelled))
 
     def _push(self, assigned: Assigned) -> None:
-        assignment = Assignment(self.number, assigned.number, assigned.segments, assigned.term, assigned.grants)
+        assignment = Assignment(
+            self.number, assigned.number, assigned.segments, assigned.term, assigned.grants, assigned.positions
+        )
         self._connection.send(Kind.ASSIGN, encode(assignment))
 
 
@@ -72,22 +74,35 @@ class Memberships:
             self._joining -= 1
 
     async def _join(self, topic: TopicName, join: Join) -> Joined:
-        check_name("subscription", join.subscription)
         check_name("consumer", join.consumer)
-        kind = _subscription_kind(join.kind)
-        await self._groups.control(topic)  # First: if another broker is the controller, nothing is created here.
-        _, created = await self._subscriptions.ensure(
-            topic, join.subscription, kind=kind, start=join.start, create=join.create
-        )
+        if join.kind == CHECKPOINT:
+            created = False
+            _check_group(join.subscription)
+        else:
+            created = await self._ensure_subscription(topic, join)
         found = self._topics.get(topic.path)
         member = Membership(self._connection, self._forget)
-        number = await self._groups.join(topic, join.subscription, join.consumer, member)
+        number = await self._groups.join(topic, join.subscription, join.consumer, member, join.positions)
         if self._connection.closing:
             self._groups.disconnected(number)
         else:
             member.number = number
             self._members[number] = member
         return Joined(number, found.id, created)
+
+    async def _ensure_subscription(self, topic: TopicName, join: Join) -> bool:
+        """Return whether the subscription was created now."""
+        check_name("subscription", join.subscription)
+        kind = _subscription_kind(join.kind)
+        await self._groups.control(topic)  # First: if another broker is the controller, nothing is created here.
+        _, created = await self._subscriptions.ensure(
+            topic, join.subscription, kind=kind, start=join.start, create=join.create
+        )
+        return created
+
+    def progress(self, progress: Progress) -> None:
+        if progress.session in self._members:
+            self._groups.progress(progress.session, progress.positions)
 
     def release(self, release: Release) -> None:
         if release.session not in self._members:
@@ -110,9 +125,15 @@ class Memberships:
         self._members.pop(member.number, None)
 
 
+def _check_group(key: str) -> None:
+    if not is_group(key):
+        raise InvalidArgument(f"{quote(key)} is no group of checkpoint consumers: write {group_key('NAME')}")
+    check_name("group", key.removeprefix(group_key("")))
+
+
 def _subscription_kind(kind: str) -> SubscriptionKind:
     try:
         return SubscriptionKind(kind)
     except ValueError:
-        known = ", ".join(each.value for each in SubscriptionKind)
+        known = ", ".join([*(each.value for each in SubscriptionKind), CHECKPOINT])
         raise InvalidArgument(f"{quote(kind)} is no kind of subscription: choose one of {known}") from None

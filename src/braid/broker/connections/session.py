@@ -47,6 +47,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Offset
 from braid.model.names import TopicName
+from braid.model.subscription import is_group
 from braid.ports.tasks import TaskScope
 from braid.wire.connection import Connection
 from braid.wire.frame import REPLY, Frame
@@ -64,6 +65,7 @@ from braid.wire.operations import (
     Opened,
     PeerReply,
     PeerRequest,
+    Progress,
     Release,
     Route,
     TopologyAck,
@@ -409,19 +411,30 @@ class Session:
 
     def _first_offset(self, segment: OwnedSegment, request: Open) -> Offset:
         subscription = request.subscription
-        if subscription:
-            offset = segment.cursors.offset(subscription)
-            if offset is None:
-                raise NotServing(f"subscription {cut(subscription)} has no cursor on segment {request.segment} yet")
-            self._services.order_gate.check(segment, subscription)
-            read_grant = ReadGrant(request.term, request.grant)
-            segment.read_grants.check(subscription, read_grant)
-            controller = self._services.controllers.known(segment.name.topic.path)
-            self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant, controller)
-            segment.read_grants.take(subscription, read_grant)
-            segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
-            # If the topic's policy allows it, retention may have deleted records that the subscription did not consume.
-            return max(offset, segment.earliest)
+        if not subscription:
+            return self._asked_offset(segment, request)
+        if is_group(subscription):
+            asked = self._asked_offset(segment, request)
+            self._take_read_grant(segment, request)
+            return asked
+        offset = segment.cursors.offset(subscription)
+        if offset is None:
+            raise NotServing(f"subscription {cut(subscription)} has no cursor on segment {request.segment} yet")
+        self._services.order_gate.check(segment, subscription)
+        self._take_read_grant(segment, request)
+        # If the topic's policy allows it, retention may have deleted records that the subscription did not consume.
+        return max(offset, segment.earliest)
+
+    def _take_read_grant(self, segment: OwnedSegment, request: Open) -> None:
+        """Let this channel be the only one of its subscription, or of its group, on the segment."""
+        subscription, read_grant = request.subscription, ReadGrant(request.term, request.grant)
+        segment.read_grants.check(subscription, read_grant)
+        controller = self._services.controllers.known(segment.name.topic.path)
+        self._services.grant_signer.check(segment.topic_id, subscription, request.segment, read_grant, controller)
+        segment.read_grants.take(subscription, read_grant)
+        segment.close_channels(subscription, RESET, "the segment went to another consumer, or to another channel")
+
+    def _asked_offset(self, segment: OwnedSegment, request: Open) -> Offset:
         if request.offset == EARLIEST:
             return segment.earliest
         parted_at = parting(segment.epochs, request.offset, request.after_epoch)
@@ -460,7 +473,7 @@ class Session:
         if found is None:
             raise NotServing(f"channel {ack.channel} is closed: its acks count no more")
         channel, segment = found
-        if channel.subscription is None:
+        if channel.subscription is None or not channel.takes_acks:
             raise InvalidArgument("this channel belongs to no subscription: its consumer keeps the positions itself")
         segment.cursors.advance(channel.subscription, Offset(ack.offset))
         if not ack.durable:
@@ -487,6 +500,9 @@ class Session:
     def _on_release(self, frame: Frame) -> None:
         self._memberships.release(decode(Release, frame.body))
         self.connection.reply(frame)
+
+    def _on_progress(self, frame: Frame) -> None:
+        self._memberships.progress(decode(Progress, frame.body))
 
     # Routing.
 
@@ -534,5 +550,6 @@ _IMMEDIATE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
     Kind.ACK: Session._on_ack,
     Kind.CLOSE: Session._on_close,
     Kind.RELEASE: Session._on_release,
+    Kind.PROGRESS: Session._on_progress,
     Kind.PEER: Session._on_peer,
 }

@@ -1,5 +1,5 @@
-"""The state that a controller keeps of one subscription's consumers: values, and the small changes that keep them
-consistent. Only `Groups` (broker/groups/groups.py) holds and changes them."""
+"""The state that a controller keeps of one subscription's consumers, or of one group of checkpoint consumers: values,
+and the small changes that keep them consistent. Only `Groups` (broker/groups/groups.py) holds and changes them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from braid.metadata.store import Compare
 from braid.model.errors import BraidError
 from braid.model.ids import SegmentId
 from braid.model.names import TopicName
+from braid.wire.operations import ENDED, GroupPosition
 
 
 class Assigned(msgspec.Struct, frozen=True):
@@ -24,6 +25,8 @@ class Assigned(msgspec.Struct, frozen=True):
     term: int
     grants: tuple[int, ...]
     """One for each segment, signed."""
+    positions: tuple[GroupPosition, ...] = ()
+    """Where to begin, as far as a group of checkpoint consumers knows it."""
 
 
 class Member(Protocol):
@@ -74,11 +77,12 @@ class MemberSession(msgspec.Struct, eq=False):
 
 
 class Group(msgspec.Struct, eq=False):
-    """The consumers of one subscription."""
+    """The consumers of one subscription, or of one group of checkpoint consumers."""
 
     topic: TopicName
     topic_id: int
     subscription: str
+    """Or the key of the group."""
     control: Control
     sessions: dict[str, MemberSession] = {}
     """By the consumer's name."""
@@ -88,6 +92,25 @@ class Group(msgspec.Struct, eq=False):
     asked_back: dict[SegmentId, asyncio.TimerHandle] = {}
     """Segments that their holder must give back, and the timers that end the wait."""
     pass_is_due: bool = False
+    positions: dict[SegmentId, GroupPosition] = {}
+    """Of checkpoint consumers: the furthest that they have told."""
+
+    @property
+    def ended(self) -> frozenset[SegmentId]:
+        """The segments that checkpoint consumers have read to their ends."""
+        return frozenset(segment for segment, position in self.positions.items() if position.offset == ENDED)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all stored sessions have come back to this controller, or are over."""
+        return all(session.number for session in self.sessions.values())
+
+    def note(self, position: GroupPosition) -> None:
+        """Keep a position that a checkpoint consumer told, if it is the furthest of its segment."""
+        segment = SegmentId(position.segment)
+        known = self.positions.get(segment)
+        if known is None or (known.offset != ENDED and (position.offset == ENDED or position.offset > known.offset)):
+            self.positions[segment] = position
 
     def held_by(self, session: MemberSession) -> tuple[SegmentId, ...]:
         """The segments that the session has and may keep."""

@@ -1,4 +1,4 @@
-"""The consumers of ordered subscriptions, and the segments that each of them has.
+"""The consumers of ordered subscriptions and of groups of checkpoint consumers, and the segments that each has.
 
 The groups of a topic live on one broker, its controller (broker/groups/controllers.py). The broker that the first
 consumer joins becomes the controller; a consumer that asks another broker is sent there. A broker that is no longer the
@@ -18,6 +18,10 @@ from `holders` to `assign`, consumers get time to finish their work:
 No consumer should have a segment that its subscription has drained, or one with an ancestor that is not drained. After
 a seek backwards the ancestor is to be read again: its consumers wait until all of its descendants were given back.
 
+A group of checkpoint consumers has no cursors and no drained marks. Its consumers tell how far they have come, and what
+they have read to its end; each consumer goes on where the last one was. After a fail-over the group waits for all
+stored sessions: only together do its consumers know what has ended.
+
 A segment that was asked back goes to no consumer before it is given back, not even to A: A's answer may be under way.
 This module does not keep A from reading on. Instead, a segment gets a higher *grant* each time that it is given to a
 consumer, and the segment's owner closes A's channel when B shows its own grant (broker/segments/read_grants.py). A
@@ -35,6 +39,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from itertools import count
 from typing import Final
 
@@ -61,14 +66,15 @@ from braid.model.errors import (
 from braid.model.ids import SegmentId
 from braid.model.names import TopicName, check_name
 from braid.model.stored_record import decode
-from braid.model.subscription import Subscription
+from braid.model.subscription import Subscription, is_group
 from braid.ports.clock import Clock
 from braid.scaling.assignment import assign
+from braid.wire.operations import GroupPosition
 
 log: Final = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""A topic's path and a subscription's name."""
+"""A topic's path, and a subscription's name or a group's key."""
 
 
 class Groups:
@@ -139,7 +145,7 @@ class Groups:
         """Take over the stored sessions; each gets a new grace."""
         subscriptions = {paths.subscription_of(entry.key) for entry in entries}
         for subscription, consumer in filter(None, (paths.consumer_of(entry.key) for entry in entries)):
-            if subscription in subscriptions:
+            if subscription in subscriptions or is_group(subscription):
                 group = self._group(topic, subscription)
                 session = group.sessions[consumer] = MemberSession(group, consumer, 0)
                 self._begin_grace(session)
@@ -147,9 +153,16 @@ class Groups:
             else:
                 self._stored.remove_later(topic, subscription, consumer)
 
-    async def join(self, topic: TopicName, subscription: str, consumer: str, member: Member) -> int:
+    async def join(
+        self,
+        topic: TopicName,
+        subscription: str,
+        consumer: str,
+        member: Member,
+        positions: Iterable[GroupPosition] = (),
+    ) -> int:
         """Return the number of the session. Its first assignment is pushed in the loop's next iteration. `Moved` if
-        another broker is the topic's controller.
+        another broker is the topic's controller. A checkpoint consumer tells the positions that it knows.
 
         A connected consumer of the same name is replaced; a disconnected one is continued."""
         check_name("consumer", consumer)
@@ -161,7 +174,9 @@ class Groups:
                 if not self._is_member(topic, subscription, consumer):
                     await self._stored.put(topic, subscription, consumer, control.fence)
                 if endings == self._endings and self._control_of(topic) is control:
-                    return self._enter(self._group(topic, subscription), consumer, member)
+                    group = self._group(topic, subscription)
+                    self._note(group, positions)
+                    return self._enter(group, consumer, member)
 
     def _control_of(self, topic: TopicName) -> Control:
         self._check_open()
@@ -178,6 +193,13 @@ class Groups:
         segment_id = SegmentId(segment)
         if found is not None and found.group.holders.get(segment_id) is found and segment in found.group.asked_back:
             found.group.free(segment_id)
+            self._ask_for_pass(found.group)
+
+    def progress(self, session: int, positions: Iterable[GroupPosition]) -> None:
+        """Note what a checkpoint consumer tells of its positions."""
+        found = self._sessions.get(session)
+        if found is not None:
+            self._note(found.group, positions)
             self._ask_for_pass(found.group)
 
     async def leave(self, session: int) -> None:
@@ -264,6 +286,12 @@ class Groups:
         await self._stored.close()
 
     # Sessions.
+
+    def _note(self, group: Group, positions: Iterable[GroupPosition]) -> None:
+        known = self._topics.get(group.topic.path).segments
+        for position in positions:
+            if position.segment in known:
+                group.note(position)
 
     def _fence(self, topic: TopicName) -> Compare | None:
         control = self._controls.get(topic.path)
@@ -401,7 +429,13 @@ class Groups:
         topic = self._topics.find(group.topic.path)
         if self._closed or topic is None:
             return
-        layout, drained = topic.layout, self._drained.of(group.topic.path, group.subscription)
+        layout = topic.layout
+        if not is_group(group.subscription):
+            drained = self._drained.of(group.topic.path, group.subscription)
+        elif group.complete:
+            drained = group.ended
+        else:
+            return  # When the last session is back, or over, there is another pass.
         wanted = {
             segment: group.sessions[consumer]
             for consumer, segments in assign(layout, drained, group.sessions).items()
@@ -448,7 +482,8 @@ class Groups:
                 self._signer.signed(group.topic_id, group.subscription, segment, term, number)
                 for segment, number in zip(segments, numbers)
             )
-            session.member.assign(Assigned(session.pushes, segments, term, grants))
+            positions = tuple(group.positions[segment] for segment in segments if segment in group.positions)
+            session.member.assign(Assigned(session.pushes, segments, term, grants, positions))
 
 
 def _subscription_of(key: str) -> _Key | None:

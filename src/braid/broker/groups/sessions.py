@@ -17,11 +17,18 @@ from braid.broker.keyed_locks import KeyedLocks
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Put
 from braid.metadata.view import View
-from braid.model.errors import BraidError, MetadataError, MetadataUncertain, NotServing, SubscriptionNotFound
+from braid.model.errors import (
+    BraidError,
+    MetadataError,
+    MetadataUncertain,
+    NotServing,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from braid.model.ids import Revision
 from braid.model.names import TopicName
 from braid.model.stored_record import encode
-from braid.model.subscription import ConsumerSession
+from braid.model.subscription import ConsumerSession, is_group
 from braid.ports.clock import Clock
 from braid.ports.tasks import cancel
 
@@ -59,14 +66,17 @@ class StoredSessions:
 
     async def put(self, topic: TopicName, subscription: str, consumer: str, fence: Compare) -> None:
         """Store a session; the caller holds its `turn`. When this returns, this broker's view shows the subscription
-        that the session is stored below, and no earlier one of that name. After a failure the key is removed in the
-        background."""
+        that the session is stored below, and no earlier one of that name. A group of checkpoint consumers has no key:
+        its sessions only need the topic. After a failure the key is removed in the background."""
         value = encode(ConsumerSession(joined_at=self._clock.now_us()))
-        subscription_key = paths.subscription(topic.path, subscription)
+        group = is_group(subscription)
+        parent = paths.layout(topic.path) if group else paths.subscription(topic.path, subscription)
         key = paths.consumer(topic.path, subscription, consumer)
         try:
             for _ in range(MAX_TRIES):
-                joined = await self._store.get(subscription_key)
+                joined = await self._store.get(parent)
+                if joined is None and group:
+                    raise TopicNotFound(f"there is no topic {topic}: it was deleted")
                 if joined is None:
                     raise SubscriptionNotFound(f"there is no subscription {subscription} of {topic} to join")
                 # An existing key is left from an ended session, or it is this write, whose answer was lost.
@@ -75,9 +85,7 @@ class StoredSessions:
                     return await self._view.caught_up(entry.revision)
                 before = Compare(key, entry.revision if entry is not None else Revision(0))
                 try:
-                    result = await self._store.txn(
-                        [Compare(subscription_key, joined.revision), before, fence], [Put(key, value)]
-                    )
+                    result = await self._store.txn([Compare(parent, joined.revision), before, fence], [Put(key, value)])
                 except MetadataUncertain:
                     continue
                 if result.succeeded:

@@ -20,6 +20,7 @@ from braid.broker.metrics import TopicMetrics
 from braid.broker.unsent_bytes import UnsentBytes
 from braid.model.errors import BraidError, BrokenInvariant, DiskError
 from braid.model.ids import Offset
+from braid.model.subscription import is_group
 from braid.storage.reader import LogReader, StoredBatch
 from braid.storage.segment import SegmentStorage
 from braid.wire.connection import Connection
@@ -65,7 +66,8 @@ class DeliveryChannel:
     ) -> None:
         self.number: Final = number
         self.subscription: Final = subscription
-        """None for a consumer that keeps its positions itself."""
+        """Or the key of a group. None for a consumer that keeps its positions itself and belongs to no group."""
+        self.takes_acks: Final = subscription is not None and not is_group(subscription)
         self.offset = offset
         """The next offset to send."""
         self.delivered_bytes = 0
@@ -123,7 +125,7 @@ class DeliveryChannel:
 
     def _finish(self) -> None:
         message = f"the segment ends at offset {self.offset}"
-        if self.subscription is None:
+        if not self.takes_acks:
             self.close(END_OF_SEGMENT, message, retriable=False)
         else:
             self.finished = True

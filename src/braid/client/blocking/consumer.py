@@ -215,6 +215,11 @@ class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):
 class BlockingCheckpointConsumer(BlockingConsumer[CheckpointConsumer]):
     """Reads a topic from positions that the caller keeps; `client.checkpoint_consumer` makes it."""
 
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that this consumer reads now; in a group, those that are assigned to it."""
+        return self._consumer.segments
+
     def checkpoint(self) -> bytes:
         """Return the positions of the application: in each segment, after the last record that it got."""
         return self._thread.call(self._checkpoint())

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from braid.client.consuming.delivery import BatchSlice, ReceivedBatch, checked_slices, decoded_run
 from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
+from braid.model.subscription import is_group
 from braid.wire.frame import Frame
 from braid.wire.link import Link, within
 from braid.wire.operations import (
@@ -51,8 +52,8 @@ MAX_WINDOW_BYTES: Final = 1 << 30
 
 
 class SegmentGrant(NamedTuple):
-    """Lets a consumer read a segment for its subscription; it comes with the assignment. The owner of the segment
-    refuses a grant that is lower than one it has seen."""
+    """Lets a consumer read a segment for its subscription, or for its group; it comes with the assignment. The owner of
+    the segment refuses a grant that is lower than one it has seen."""
 
     subscription: str
     term: int
@@ -125,8 +126,8 @@ class ClientChannel:
         offset: int = 0,
         after_epoch: int = UNKNOWN_EPOCH,
     ) -> None:
-        """Open the channel at the subscription's cursor, or without a subscription at `offset`, if the record before it
-        is the one that was read in `after_epoch`."""
+        """Open the channel at the subscription's cursor. For a group of checkpoint consumers, and without a
+        subscription, open it at `offset`, if the record before it is the one that was read in `after_epoch`."""
         subscription, term, grant = read_grant if read_grant is not None else ("", 0, 0)
         request = Open(
             self.number, self.topic, topic_id, self.segment, 0, 0, offset, subscription, term, grant, after_epoch
@@ -139,7 +140,7 @@ class ClientChannel:
         self.begins = self._expected = opened.offset
         self.end = opened.end
         self.placement = opened.placement
-        self._takes_acks = read_grant is not None
+        self._takes_acks = read_grant is not None and not is_group(subscription)
 
     def begin(self, wanted: int) -> None:
         """Let the broker send. Records below `wanted` are left out: the broker's cursor may be lower than the

@@ -1,6 +1,7 @@
 """The checkpoint consumer: reads a topic in order from positions that the caller keeps.
 
-It belongs to no subscription and leaves nothing on the brokers. `checkpoint()` returns the positions of the application
+It belongs to no subscription and leaves nothing on the brokers. Several of them can share a topic as a group
+(checkpoint_group.py). `checkpoint()` returns the positions of the application
 as bytes, to be stored beside its results. A consumer that begins at those bytes continues exactly there. In them,
 
     {"version": 1, "topic": "public/default/orders", "topicId": 7, "positions": {"0": "END", "1": 17, "2": 0},
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from braid.client.consuming.channel import ClientChannel, checked_window
+from braid.client.consuming.channel import ClientChannel, SegmentGrant, checked_window
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader, closed_error, may_pass
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch, TopicMap
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 CHECKPOINT_VERSION: Final = 1
 END: Final = "END"
 Position = int | Literal["END"]
+Start = str | bytes | Sequence[bytes] | datetime.datetime | Mapping[int, int]
+"""Where a consumer begins: `earliest`, `latest`, a checkpoint, those of a group, a time, or offsets by segment."""
 
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -178,6 +181,23 @@ def epochs_before(
     return {segment: epoch for segment, epoch in found.items() if epoch != UNKNOWN_EPOCH}
 
 
+def furthest(checkpoints: Sequence[ConsumerCheckpoint]) -> ConsumerCheckpoint:
+    """Return one checkpoint with the furthest position that any of these has of each segment: those of a group."""
+    first = checkpoints[0]
+    if len({(each.topic, each.topic_id, each.hashes) for each in checkpoints}) > 1:
+        raise InvalidArgument("these checkpoints are of several topics, or of some segments: give those of one group")
+    positions: dict[int, Position] = {}
+    epochs: dict[int, Epoch] = {}
+    for each in checkpoints:
+        for segment, position in each.positions.items():
+            known = positions.get(segment, -1)
+            if known != END and (position == END or position > known):
+                positions[segment] = position
+                epochs[segment] = each.epochs.get(segment, UNKNOWN_EPOCH)
+    epochs = {segment: epoch for segment, epoch in epochs.items() if epoch != UNKNOWN_EPOCH}
+    return msgspec.structs.replace(first, positions=positions, epochs=epochs)
+
+
 class CheckpointConsumer(Consumer):
     """Reads a topic from positions that the caller keeps; `client.checkpoint_consumer` makes it."""
 
@@ -186,7 +206,7 @@ class CheckpointConsumer(Consumer):
         client: Client,
         topic: TopicName,
         *,
-        start: str | bytes | datetime.datetime | Mapping[int, int],
+        start: Start,
         window_bytes: int | None = None,
     ) -> None:
         super().__init__(topic.path)
@@ -200,14 +220,24 @@ class CheckpointConsumer(Consumer):
         """The epochs that came with the first positions."""
         self._hashes: tuple[tuple[int, int], ...] = ()
         """The ranges that are read; empty: all."""
+        self._read_grants: dict[int, SegmentGrant] = {}
+        """Of the segments that were assigned to a consumer of a group."""
         self._readers: dict[int, SegmentReader] = {}
         self._ending: dict[SegmentReader, None] = {}
         """Readers whose last delivery is on its way to the application."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._closed = False
 
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that this consumer reads now."""
+        return tuple(sorted(self._readers))
+
     def checkpoint(self) -> bytes:
         """Return the positions of the application: in each segment, after the last record that it got."""
+        return self._checkpoint().to_bytes()
+
+    def _checkpoint(self) -> ConsumerCheckpoint:
         if not self.started:
             raise InvalidArgument(
                 "the consumer has not begun, so it has no positions: call `await consumer.start()` first, or use it as "
@@ -221,7 +251,7 @@ class CheckpointConsumer(Consumer):
             positions=positions,
             epochs={segment: epoch for segment, epoch in epochs.items() if epoch and positions.get(segment) != END},
             hashes=self._hashes,
-        ).to_bytes()
+        )
 
     async def seek(self, segment: int, offset: int) -> None:
         """Go on at this offset of a segment that is being read, such as after records that cannot be decoded."""
@@ -386,7 +416,11 @@ class CheckpointConsumer(Consumer):
         link = await owner.link()
         channel = ClientChannel(link, self.topic, reader.segment, self._window_bytes, on_news)
         await channel.open(
-            self._topic_id, offset=reader.taken, after_epoch=reader.taken_epoch, timeout_s=self._client.timeout_s
+            self._topic_id,
+            read_grant=self._read_grants.get(reader.segment),
+            offset=reader.taken,
+            after_epoch=reader.taken_epoch,
+            timeout_s=self._client.timeout_s,
         )
         reader.channel = channel
         channel.begin(reader.taken)
@@ -459,12 +493,12 @@ class CheckpointConsumer(Consumer):
             await asyncio.sleep(backoff.next())
 
 
-def _checked_start(
-    start: str | bytes | datetime.datetime | Mapping[int, int], topic: TopicName
-) -> str | int | dict[int, int] | ConsumerCheckpoint:
+def _checked_start(start: Start, topic: TopicName) -> str | int | dict[int, int] | ConsumerCheckpoint:
     """Return `earliest`, `latest`, a time in µs since 1970, offsets by segment, or a checkpoint of this topic."""
     if isinstance(start, bytes | bytearray | memoryview):
-        checkpoint = ConsumerCheckpoint.from_bytes(bytes(start))
+        start = [bytes(start)]
+    if isinstance(start, list | tuple) and start and all(isinstance(each, bytes) for each in start):
+        checkpoint = furthest([ConsumerCheckpoint.from_bytes(each) for each in start])
         if checkpoint.topic != topic.path:
             raise InvalidArgument(f"the checkpoint is of topic {checkpoint.topic}; it says nothing about {topic.path}")
         return checkpoint
@@ -476,7 +510,7 @@ def _checked_start(
         if not start or not all(_is_number(each) for pair in start.items() for each in pair):
             raise InvalidArgument("start must name the next offset of at least one segment, as in {0: 1500}")
         return dict(start)
-    if start not in ("earliest", "latest"):
+    if not isinstance(start, str) or start not in ("earliest", "latest"):
         raise InvalidArgument(
             f"start is {start!r}; it must be 'earliest', 'latest', a datetime, offsets by segment or a checkpoint"
         )

@@ -1,4 +1,5 @@
-"""A stream consumer's session: its place in the group of its subscription, at the topic's controller.
+"""A consumer's session: its place among the consumers of its subscription, or of its group of checkpoint consumers, at
+the topic's controller.
 
 The consumer sends JOIN to the controller that the map names, or to any broker. That broker becomes the controller, or
 names it (`Moved`). When the link is lost or the broker stops being the controller, the session is lost. Then the
@@ -15,12 +16,26 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from braid.client.consuming.consumer import may_pass
 from braid.model.errors import BraidError, ClientClosed, Moved, TopicNotFound
 from braid.wire.address import parse_address
 from braid.wire.frame import Frame
 from braid.wire.link import Link, within
-from braid.wire.operations import Assignment, Join, Joined, Kind, Leave, Release, decode, encode
+from braid.wire.operations import (
+    CHECKPOINT,
+    Assignment,
+    GroupPosition,
+    Join,
+    Joined,
+    Kind,
+    Leave,
+    Progress,
+    Release,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -43,7 +58,10 @@ class GroupSession:
         name: str,
         start: str,
         on_assignment: Callable[[Assignment], None],
+        *,
+        positions: Callable[[], tuple[GroupPosition, ...]] | None = None,
     ) -> None:
+        """`positions` returns all that a checkpoint consumer knows; None for a stream consumer."""
         self.topic_id = 0
         """The id of the topic that was joined first. A new topic of the same name has another id."""
         self._client = client
@@ -52,6 +70,7 @@ class GroupSession:
         self._name = name
         self._start = start
         self._on_assignment = on_assignment
+        self._positions = positions
         self._link: Link | None = None
         self._number = 0
         self._assignment = 0
@@ -103,6 +122,12 @@ class GroupSession:
                 request = link.request(Kind.RELEASE, encode(Release(self._number, segment)))
                 await within(request, self._client.timeout_s, "RELEASE")
 
+    def progress(self, positions: tuple[GroupPosition, ...]) -> None:
+        """Tell the controller of a group how far this consumer has come. If no controller hears this, the next JOIN has
+        it."""
+        if self._link is not None and self._link.alive:
+            self._link.send(Kind.PROGRESS, encode(Progress(self._number, positions)))
+
     async def leave(self) -> None:
         """End the session. If no controller hears this, the session ends after its grace."""
         link, self._link = self._link, None
@@ -136,8 +161,10 @@ class GroupSession:
         again = self.topic_id != 0
         link = await self._controller_link()
         # A subscription that was deleted while we were away must not come back at another place.
-        body = encode(Join(self._topic, self._subscription, self._name, self._start, create=not again))
-        request = link.request(Kind.JOIN, body)
+        join = Join(self._topic, self._subscription, self._name, self._start, create=not again)
+        if self._positions is not None:
+            join = msgspec.structs.replace(join, kind=CHECKPOINT, positions=self._positions())
+        request = link.request(Kind.JOIN, encode(join))
         timeout_s = min(JOIN_TIMEOUT_S, self._client.timeout_s)
         try:
             frame = await within(asyncio.shield(request), timeout_s, "JOIN was not answered")
