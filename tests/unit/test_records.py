@@ -9,7 +9,7 @@ import pytest
 
 from braid.client.producing.records import as_microseconds, check_times
 from braid.model.errors import InvalidArgument
-from braid.model.message import Message
+from braid.model.message import Message, MessageId
 
 NOON = datetime.datetime(2026, 11, 15, 12, tzinfo=datetime.UTC)
 NOON_US = 1_794_744_000_000_000
@@ -68,3 +68,14 @@ def test_a_message_is_shown_in_one_short_line() -> None:
     assert "(33554432 bytes)" in large
     assert "… 100 headers" in large
     assert repr(Message(b"", None, 0, 0)).startswith("Message(value=b'', key=None, ")
+
+
+def test_a_message_id_is_its_segment_and_offset() -> None:
+    message = Message(b"v", None, 1, 7, {}, 2, "t/n/orders")
+    assert message.id == MessageId(2, 7)
+    assert sorted([MessageId(1, 9), MessageId(0, 10), MessageId(1, 2)]) == [
+        MessageId(0, 10),
+        MessageId(1, 2),
+        MessageId(1, 9),
+    ]
+    assert str(message.id) == "MessageId(segment=2, offset=7)"
