@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braid.broker.key_hash_samples import KeyHashSamples
+from braid.cluster.key_hash_samples import KeyHashSamples
 from braid.model.batch.header import NO_KEYS, BatchHeader
 from braid.model.layout import FULL_RANGE, HashRange, Layout, tiles
 from braid.model.load import halving_cell

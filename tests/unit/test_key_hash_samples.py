@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from braid.broker.key_hash_samples import (
+from braid.cluster.key_hash_samples import (
     CELLS,
     HALF_LIFE_S,
     MAX_UNPACKED_BYTES,

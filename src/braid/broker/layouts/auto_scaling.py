@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from braid.broker.key_hash_samples import KeyHashSamples
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.segment_access import Ask
 from braid.broker.segments.segments import Segments
 from braid.broker.topics import Topics
+from braid.cluster.key_hash_samples import KeyHashSamples
 from braid.cluster.leader import Leader
 from braid.cluster.load_reports import Rates
 from braid.cluster.owners import Owners

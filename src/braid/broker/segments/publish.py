@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from braid.broker.error_mapping import to_client, to_publisher
-from braid.broker.key_hash_samples import KeyHashSamples
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
+from braid.cluster.key_hash_samples import KeyHashSamples
 from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, check_published, verify
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
