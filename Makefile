@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo up lint test suite check quick-tests format simulate mutants bench bench-peers lock clean
 
 help:
-	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; storage; Spark"
+	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; storage; Spark"
 	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
@@ -32,6 +32,7 @@ demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/first_steps.sh
 	$(BIN)/python examples/shop.py
 	$(BIN)/python examples/timeline.py
+	$(BIN)/python examples/split_and_merge.py
 	$(BIN)/python examples/storage.py
 	$(BIN)/python examples/clickstream.py
 

@@ -85,6 +85,25 @@ def test_the_timeline_moves_a_topic_and_then_whole_brokers_under_load(tmp_path: 
     assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
 
 
+def test_segments_are_split_and_merged_under_load_and_each_customers_numbers_stay_in_order(tmp_path: Path) -> None:
+    said = run([sys.executable, str(ROOT / "examples" / "split_and_merge.py")], tmp_path)
+    assert re.search(r"segment 2 is split at hash c000 +[\d.]+ s; a record waited [\d,]+ ms at most\n", said)
+    for nothing in ("not seen", "out of order"):
+        assert re.search(rf"{nothing} +0\n", said), nothing
+    drawing = said.partition("epoch ")[2].partition("SEGMENT")[0]
+    for row in (
+        r"0 +│0 +│",
+        r"1 +│1 +│2 +│",
+        r"2 +│ +│3 +│4 +│",
+        r"3 +│5 +│ +│",
+        r"4 +│6 +│7 +│8 +│ +│",
+        r"5 +│9 broker-[01] +│",
+    ):
+        assert re.search(rf"\n +{row}\n", drawing), row
+    assert "\x1b" not in said
+    assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
+
+
 README, FIRST_STEPS = ROOT / "README.md", ROOT / "docs" / "first-steps.md"
 
 
