@@ -13,7 +13,7 @@ import pytest
 from braid.cli import main, target
 from braid.cli.bench import move, segments
 from braid.cli.target import Target, ask
-from braid.testing.processes import BrokerProcess
+from tests.kits.forked_broker import ForkedBroker
 
 pytestmark = pytest.mark.processes
 
@@ -91,7 +91,7 @@ def test_latency_is_measured_at_every_rate(bench: Bench, tmp_path: Path) -> None
 
 
 def test_a_broker_that_was_named_is_measured_and_keeps_no_topic(bench: Bench, tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker:
+    with ForkedBroker(tmp_path / "data") as broker:
         done = bench.run("publish", "--url", broker.url, "--records", "500", "--size", "100")
         topics = ask(Target(url=broker.url), lambda client: client.admin.list_topics())
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from braid.testing.processes import BrokerProcess
 from tests.kits.commands import run
+from tests.kits.forked_broker import ForkedBroker
 from tests.kits.waiting import wait_until
 
 pytestmark = pytest.mark.processes
@@ -23,7 +23,7 @@ class Brokers:
 
     def __init__(self, folder: Path) -> None:
         shared = ("--metadata", f"sqlite:{folder / 'metadata.db'}", "--storage", f"file://{folder / 'shared'}")
-        self.processes = {id_: BrokerProcess(folder / id_, "--id", id_, *shared) for id_ in ("b1", "b2", "b3")}
+        self.processes = {id_: ForkedBroker(folder / id_, "--id", id_, *shared) for id_ in ("b1", "b2", "b3")}
 
     def run(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
         """What the command prints."""
@@ -42,7 +42,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
     made = Brokers(tmp_path)
     try:
         with ThreadPoolExecutor() as threads:
-            list(threads.map(BrokerProcess.start, made.processes.values()))
+            list(threads.map(ForkedBroker.start, made.processes.values()))
         yield made
     finally:
         for process in made.processes.values():

@@ -23,7 +23,7 @@ from braid.client.producing import producer
 from braid.client.producing import segment_writer as writer
 from braid.client.producing.options import ProducerOptions
 from braid.model.batch.header import MAX_BODY_BYTES
-from braid.testing.processes import BrokerProcess
+from tests.kits.forked_broker import ForkedBroker
 from tests.kits.tls_files import make_certificate
 
 pytestmark = pytest.mark.processes
@@ -86,8 +86,8 @@ def urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     )
     monkeypatch.chdir(tmp_path)
     with (
-        BrokerProcess(tmp_path / "open") as plain,
-        BrokerProcess(tmp_path / "closed", "--config", str(tmp_path / "tls.toml")) as secured,
+        ForkedBroker(tmp_path / "open") as plain,
+        ForkedBroker(tmp_path / "closed", "--config", str(tmp_path / "tls.toml")) as secured,
     ):
         yield {OPEN_URL: plain.url, TLS_URL: secured.url}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import braid
-from braid.testing.processes import BrokerProcess
 from tests.conformance.objects_factories import s3_for_tests
+from tests.kits.forked_broker import ForkedBroker
 from tests.kits.live_load import TOPIC, Load, check, read_all
 from tests.kits.waiting import WAIT_S
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_segments_move_through_an_object_store_while_clients_go_on(tmp_path: Path) -> None:
-    async def main(first: BrokerProcess, second: BrokerProcess) -> None:
+    async def main(first: ForkedBroker, second: ForkedBroker) -> None:
         async with braid.connect(f"{first.url},{second.address}", timeout=WAIT_S) as client:
             await client.admin.create_topic(TOPIC, segments=2)
             load = Load(client)
@@ -35,8 +35,8 @@ def test_segments_move_through_an_object_store_while_clients_go_on(tmp_path: Pat
     with s3_for_tests() as server:
         options = ("--metadata", f"sqlite:{tmp_path}/metadata.db", "--storage", server.url("moves"))
         with (
-            BrokerProcess(tmp_path / "b1", "--id", "b1", *options) as first,
-            BrokerProcess(tmp_path / "b2", "--id", "b2", *options) as second,
+            ForkedBroker(tmp_path / "b1", "--id", "b1", *options) as first,
+            ForkedBroker(tmp_path / "b2", "--id", "b2", *options) as second,
         ):
             asyncio.run(main(first, second))
     for name in ("b1", "b2"):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Self
 
 from braid.client.client import Client
-from braid.testing.processes import BrokerProcess
 from braid.wire.address import format_url
 from tests.kits.commands import run
+from tests.kits.forked_broker import ForkedBroker
 from tests.kits.live_load import TOPIC
 from tests.kits.waiting import WAIT_S
 
@@ -26,7 +26,7 @@ class ClusterProcess:
         storage = f"file://{folder}/history" if shared else "local"
         options = ["--config", str(config), "--metadata", metadata or f"sqlite:{folder}/metadata.db"]
         self.brokers = {
-            name: BrokerProcess(folder / name, "--id", name, "--storage", storage, *options)
+            name: ForkedBroker(folder / name, "--id", name, "--storage", storage, *options)
             for name in (f"broker-{number}" for number in range(brokers))
         }
 
@@ -34,7 +34,7 @@ class ClusterProcess:
     def url(self) -> str:
         return format_url([broker.address for broker in self.brokers.values()])
 
-    def __getitem__(self, name: str) -> BrokerProcess:
+    def __getitem__(self, name: str) -> ForkedBroker:
         return self.brokers[name]
 
     def others(self, *names: str) -> list[str]:
@@ -50,7 +50,7 @@ class ClusterProcess:
     def __enter__(self) -> Self:
         try:
             with ThreadPoolExecutor() as threads:
-                list(threads.map(BrokerProcess.start, self.brokers.values()))
+                list(threads.map(ForkedBroker.start, self.brokers.values()))
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)  # or those that did start would go on for ever
             raise

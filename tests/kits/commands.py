@@ -22,17 +22,21 @@ from braid.cli.main import main
 from braid.testing.processes import BRAID
 from tests.kits.waiting import WAIT_S
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     [
         __name__,
         *(
             f"braid.cli.commands.{each}"
-            for each in ("broker", "consume", "produce", "readings", "subscription", "topic")
+            for each in ("broker", "consume", "produce", "readings", "serve", "subscription", "topic")
         ),
         *(
             f"braid.client.{each}"
             for each in ("client", "producing.producer", "consuming.stream", "consuming.checkpoint")
+        ),
+        *(
+            f"braid.{each}"
+            for each in ("admin.server", "broker.broker", "cli.config", "cli.reload", "storage.objects.urls")
         ),
         *("pyarrow.compute", "rich.console", "rich.table"),
     ]
@@ -46,9 +50,9 @@ def environment(url: str = "") -> dict[str, str]:
 
 def run_to_end(url: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command with these bytes as its input."""
-    pipes = [_FORKS.Pipe(duplex=False) for _ in range(3)]
+    pipes = [FORKS.Pipe(duplex=False) for _ in range(3)]
     (stdin, feed), (output, stdout), (errors, stderr) = pipes
-    process = _FORKS.Process(target=_run, args=(arguments, environment(url), (stdin, stdout, stderr)))
+    process = FORKS.Process(target=be_command, args=(arguments, environment(url), (stdin, stdout, stderr)))
     process.start()
     for end in (stdin, stdout, stderr):
         end.close()
@@ -62,8 +66,8 @@ def run_to_end(url: str, *arguments: str, given: bytes = b"") -> subprocess.Comp
     return subprocess.CompletedProcess(arguments, process.exitcode, printed.result(), said.result())
 
 
-def _run(arguments: Sequence[str], environment: dict[str, str], ends: Sequence[Connection]) -> None:
-    """Be the command, in the forked process."""
+def be_command(arguments: Sequence[str], environment: dict[str, str], ends: Sequence[Connection]) -> None:
+    """Be the command, in the forked process, with these ends as its input, output and errors."""
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()

@@ -16,13 +16,24 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Protocol, Self
 
 from braid.ports.network import Address
 from braid.wire.address import parse_url
 
 STOP_TIMEOUT_S: Final = 60.0
 BRAID: Final = (sys.executable, "-m", "braid.cli.main")
+
+
+class RunningCommand(Protocol):
+    """What a broker's process has, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 class BrokerProcess:
@@ -38,7 +49,7 @@ class BrokerProcess:
         """The line that the broker printed when it was ready."""
         self._options = options
         self._braid = braid
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: RunningCommand | None = None
 
     @property
     def address(self) -> Address:
@@ -61,12 +72,12 @@ class BrokerProcess:
     def start(self) -> float:
         """Start the process and wait until the broker is ready. Returns how many seconds that took."""
         listen = str(self.address) if self.url else "127.0.0.1:0"
-        command = [*self._braid, "serve", "--json", "--data", str(self.data)]
-        command += ["--listen", listen, "--admin", "127.0.0.1:0", *self._options]
+        arguments = ["serve", "--json", "--data", str(self.data)]
+        arguments += ["--listen", listen, "--admin", "127.0.0.1:0", *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
         began = time.monotonic()
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+            self._process = self._run(arguments, environment, log)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -75,6 +86,9 @@ class BrokerProcess:
         self.ready = json.loads(line)
         self.url = self.ready["url"]
         return time.monotonic() - began
+
+    def _run(self, arguments: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> RunningCommand:
+        return subprocess.Popen([*self._braid, *arguments], stdout=subprocess.PIPE, stderr=log, env=environment)
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
