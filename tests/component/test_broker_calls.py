@@ -144,6 +144,7 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "unavailable": {},
             "consumers": {"worker-1": {"segments": [0, 1], "connected": True}},
             "undrained": [],
+            "unreadable": None,
         }
         assert billing["createdAt"] <= billing["movedAt"] < billing["createdAt"] + 1_000_000
         assert stats["subscriptions"] == {"billing": billing}

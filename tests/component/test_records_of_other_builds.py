@@ -13,7 +13,7 @@ import pytest
 from braid.admin.metrics import Exposition
 from braid.metadata import paths
 from braid.metadata.store import Put
-from braid.model.errors import NotServing, RecordUnreadable
+from braid.model.errors import NotServing, RecordUnreadable, SubscriptionNotFound
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -142,8 +142,44 @@ async def test_a_subscription_or_a_cursor_that_cannot_be_read_is_named(simulatio
         await rewrite(brokers, cursor, lambda record: record.update(offset="seven"))
         await brokers.start("a")
         async with brokers.client(timeout=5) as client:
-            with pytest.raises(RecordUnreadable, match=f"the Subscription at {key} cannot be read"):
-                await client.admin.topic_stats("orders")
-            await rewrite(brokers, key, lambda record: record.update(kind="stream"))
             stats = await client.admin.topic_stats("orders")
+            assert f"the Subscription at {key} cannot be read" in stats["subscriptions"]["billing"]["unreadable"]
             assert f"the Cursor at {cursor} cannot be read" in stats["segments"]["0"]["unavailable"]
+
+
+@pytest.mark.parametrize("damage", [b"\xff{", b'{"id": 7, "kind": "quantum"}', b"[]"])
+async def test_a_subscription_that_cannot_be_read_is_shown_with_the_reason_and_can_be_deleted(
+    damage: bytes, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers, brokers.client(timeout=5) as client:
+        await client.admin.create_topic("orders")
+        for name in ("billing", "mailer"):
+            await client.admin.create_subscription("orders", name, start="earliest")
+        await client.producer("orders").send(b"one")
+        key = paths.subscription(PATH, "billing")
+        await brokers.store_of("a").txn([], [Put(key, damage)])
+        billing, mailer = await client.admin.subscriptions("orders")
+        assert (billing["kind"], billing["createdAt"], billing["backlog"]) == (None, None, 1)
+        assert f"the Subscription at {key} cannot be read" in billing["unreadable"]
+        assert (mailer["kind"], mailer["unreadable"]) == ("stream", None)
+        stats = await client.admin.topic_stats("orders")
+        assert stats["subscriptions"] == {"billing": billing, "mailer": mailer}
+        assert await client.admin.subscription("orders", "billing") == billing
+        with pytest.raises(RecordUnreadable):
+            await client.admin.create_subscription("orders", "billing")
+        await client.admin.split("orders", 0)
+        await client.admin.delete_subscription("orders", "billing")
+        assert [each["name"] for each in await client.admin.subscriptions("orders")] == ["mailer"]
+        assert all("billing" not in each.cursors.all() for each in brokers.any().segments.all())
+        with pytest.raises(SubscriptionNotFound):
+            await client.admin.delete_subscription("orders", "billing")
+
+
+async def test_a_topic_with_a_subscription_that_cannot_be_read_can_be_deleted(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers, brokers.client(timeout=5) as client:
+        await client.admin.create_topic("orders")
+        await client.admin.create_subscription("orders", "billing")
+        await brokers.store_of("a").txn([], [Put(paths.subscription(PATH, "billing"), b"?")])
+        await client.admin.delete_topic("orders")
+        await client.admin.create_topic("orders")
+        assert await client.admin.subscriptions("orders") == []

@@ -30,6 +30,7 @@ from braid.cli.terminal.output import (
     duration_text,
     print_table,
     print_undrained,
+    print_unreadable,
     range_text,
     time_text,
 )
@@ -437,6 +438,15 @@ def test_a_secret_is_not_overwritten_and_a_short_one_not_taken(tmp_path: Path) -
 def test_a_backlog_of_which_a_part_is_not_known_says_so() -> None:
     assert backlog_text({"backlog": 1_700, "unavailable": {}}) == "1,700"
     assert backlog_text({"backlog": 1_700, "unavailable": {"3": {"owner": "b", "reason": "it is gone"}}}) == "1,700+"
+
+
+def test_a_subscription_that_cannot_be_read_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    print_unreadable("billing", {"unreadable": None})
+    print_unreadable("billing", {})
+    assert capsys.readouterr().out == ""
+    print_unreadable("billing", {"unreadable": "the Subscription at /x cannot be read"})
+    assert "takes no consumers: the Subscription at /x cannot be read." in capsys.readouterr().out
+    assert time_text(None) == "-"
 
 
 def test_a_subscription_that_nobody_reads_and_that_keeps_sealed_segments_is_named(

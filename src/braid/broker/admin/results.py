@@ -17,6 +17,7 @@ from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts
 from braid.broker.groups.group import ConsumerStatus
 from braid.cluster.balancing.plan import BalancePlan, Proposed, Remark
 from braid.model.cluster import Registration
+from braid.model.errors import RecordUnreadable
 from braid.model.ids import Epoch, LayoutEpoch, Offset, SegmentId
 from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
@@ -286,8 +287,8 @@ class UnavailableSegment(Struct, frozen=True):
 
 class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     name: str
-    kind: SubscriptionKind
-    created_at: Micros
+    kind: Annotated[SubscriptionKind | None, Meta(description="Null if the record cannot be read.")]
+    created_at: Annotated[Micros | None, Meta(description="Null if the record cannot be read.")]
     moved_at: Annotated[Micros | None, Meta(description="When it last acked or was placed; null if no owner tells.")]
     held_bytes: Annotated[
         int, Meta(description="Bytes that have outlived the topic's retention and are kept because it needs them.")
@@ -302,15 +303,21 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
         list[SegmentId],
         Meta(description="Sealed segments that it has not consumed to their ends; it reads their children after that."),
     ] = []
+    unreadable: Annotated[
+        str | None, Meta(description="Why its record cannot be read, so that no consumer can join; null if it can.")
+    ] = None
 
     @classmethod
-    def of(cls, name: str, subscription: Subscription, report: TopicReport) -> SubscriptionDescription:
+    def of(
+        cls, name: str, subscription: Subscription | RecordUnreadable, report: TopicReport
+    ) -> SubscriptionDescription:
         """What metadata says of it, with what the segments' owners and the topic's controller know."""
+        record = subscription if isinstance(subscription, Subscription) else None
         progress, drained = report.progress(name), report.drained.get(name, frozenset())
         return cls(
             name=name,
-            kind=subscription.kind,
-            created_at=subscription.created_at,
+            kind=record.kind if record is not None else None,
+            created_at=record.created_at if record is not None else None,
             moved_at=report.moved_at.get(name),
             held_bytes=report.held_bytes.get(name, 0),
             backlog=sum(each.backlog for each in progress.values()),
@@ -324,6 +331,7 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
             },
             consumers=report.consumers.get(name, {}),
             undrained=report.undrained(name),
+            unreadable=str(subscription) if record is None else None,
         )
 
 
@@ -340,7 +348,11 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def of(
-        cls, name: TopicName, topic: Topic, subscriptions: Mapping[str, Subscription], report: TopicReport
+        cls,
+        name: TopicName,
+        topic: Topic,
+        subscriptions: Mapping[str, Subscription | RecordUnreadable],
+        report: TopicReport,
     ) -> TopicStatistics:
         return cls(
             name=str(name),

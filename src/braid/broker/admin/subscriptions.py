@@ -25,10 +25,10 @@ from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.groups.subscriptions import SeekRequest
 from braid.model.batch.header import MAX_EPOCH
-from braid.model.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound
+from braid.model.errors import InvalidArgument, RecordUnreadable, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
 from braid.model.names import check_name
-from braid.model.subscription import DEFAULT_START, SubscriptionKind, check_seek_ms
+from braid.model.subscription import DEFAULT_START, Subscription, SubscriptionKind, check_seek_ms
 
 Milliseconds = Annotated[
     int, Meta(ge=0, le=MAX_NUMBER, description="Milliseconds since 1970: the first records at or after it.")
@@ -93,7 +93,11 @@ class GetSubscription(OnSubscription, frozen=True):
 
     async def run(self, services: CallServices, principal: Principal) -> SubscriptionDescription:  # noqa: ARG002
         subscription = self.checked
-        found = await services.subscriptions.get(self.name, subscription)
+        found: Subscription | RecordUnreadable
+        try:
+            found = await services.subscriptions.get(self.name, subscription)
+        except RecordUnreadable as error:
+            found = error
         report = await services.reports.of_topic(self.name)
         return SubscriptionDescription.of(subscription, found, report)
 

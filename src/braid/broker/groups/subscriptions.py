@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
@@ -54,6 +55,7 @@ from braid.model.errors import (
     MetadataUncertain,
     NotAvailable,
     PositionDiverged,
+    RecordUnreadable,
     SegmentNotFound,
     SubscriptionExists,
     SubscriptionKindConflict,
@@ -177,15 +179,15 @@ class Subscriptions:
             raise _not_found(topic, name)
         return _read(entry)
 
-    async def list(self, topic: TopicName) -> dict[str, Subscription]:
-        """The subscriptions of a topic by name."""
+    async def list(self, topic: TopicName) -> dict[str, Subscription | RecordUnreadable]:
+        """The subscriptions of a topic by name; for one whose record cannot be read, the reason."""
         self._topics.get(topic.path)
         return await self._list(topic.path)
 
     async def identify(self, topic: TopicName, name: str) -> tuple[int, dict[SegmentId, int]]:
         """Return the subscription's id, 0 if there is none, and the placements of its cursors."""
         entry = await self._read(topic, name)
-        id_ = _read(entry).id if entry is not None else 0
+        id_ = _id_of(entry) if entry is not None else 0
         return id_, await self._placements(topic, name)
 
     async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
@@ -193,11 +195,11 @@ class Subscriptions:
         subscription that has another id than `subscription_id` stays: `SubscriptionNotFound`."""
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
-            if entry is not None and subscription_id not in (None, _read(entry).id):
+            if entry is not None and subscription_id not in (None, _id_of(entry)):
                 raise _not_found(topic, name)
             segments = self._of_topic(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
-                await self._remove_key(topic, name, _read(entry).id)
+                await self._remove_key(topic, name, _id_of(entry))
             elif not await self._has_cursors(segments.values(), name):
                 raise _not_found(topic, name)
             removals = [self._remove_cursor(each, name, access) for each, access in segments.items()]
@@ -356,7 +358,7 @@ class Subscriptions:
             entry = await self._store.get(key)
             if entry is None:
                 return
-            if subscription_id != _read(entry).id:
+            if subscription_id != _id_of(entry):
                 return  # A try whose answer was lost has removed it, and another subscription has its name now.
             try:
                 result = await self._store.txn([Compare(key, entry.revision)], [Delete(key)])
@@ -441,11 +443,16 @@ class Subscriptions:
         self._topics.get(topic.path)
         return await self._store.get(paths.subscription(topic.path, name))
 
-    async def _list(self, path: str) -> dict[str, Subscription]:
+    async def _list(self, path: str) -> dict[str, Subscription | RecordUnreadable]:
         listing = await self._store.list(paths.subscriptions_prefix(path))
-        return {
-            name: _read(entry) for entry in listing.entries if (name := paths.subscription_of(entry.key)) is not None
-        }
+        found: dict[str, Subscription | RecordUnreadable] = {}
+        for entry in listing.entries:
+            if (name := paths.subscription_of(entry.key)) is not None:
+                try:
+                    found[name] = _read(entry)
+                except RecordUnreadable as error:
+                    found[name] = error
+        return found
 
     def _lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
         """One change of a subscription at a time."""
@@ -468,6 +475,14 @@ def _check_start(name: str, start: str) -> None:
 
 def _read(entry: Entry) -> Subscription:
     return decode(Subscription, entry.value, f"the Subscription at {entry.key}")
+
+
+def _id_of(entry: Entry) -> int:
+    """The subscription's id. A record that cannot be read has one of its own, for as long as it stays as it is."""
+    try:
+        return _read(entry).id
+    except RecordUnreadable:
+        return crc32(entry.value) | 1
 
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:

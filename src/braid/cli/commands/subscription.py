@@ -21,6 +21,7 @@ from braid.cli.terminal.output import (
     print_json,
     print_table,
     print_undrained,
+    print_unreadable,
     time_text,
 )
 from braid.model.subscription import DEFAULT_START
@@ -82,7 +83,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
     rows = [
         (
             each["name"],
-            each["kind"],
+            each["kind"] or "?",
             time_text(each["createdAt"]),
             age_text(each.get("movedAt")),
             backlog_text(each),
@@ -94,6 +95,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
     for each in found:
         print_held(each["name"], each)
         print_undrained(each["name"], each)
+        print_unreadable(each["name"], each)
 
 
 @subscription.command()
@@ -115,7 +117,7 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
     print_fields(
         [
             ("subscription", found["name"]),
-            ("kind", found["kind"]),
+            ("kind", found["kind"] or "?"),
             ("created", f"{time_text(found['createdAt'])} ({age_text(found['createdAt'])} ago)"),
             ("last moved", f"{age_text(found.get('movedAt'))} ago"),
             ("backlog", backlog_text(found)),
@@ -145,6 +147,7 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
     print_table(columns, rows, empty="No segments.")
     print_held(name, found)
     print_undrained(name, found)
+    print_unreadable(name, found)
     for segment, each in found["unavailable"].items():
         click.echo(f"Segment {segment} is unavailable: {each['reason']}")
     idle = [consumer for consumer, each in found["consumers"].items() if not each["segments"]]

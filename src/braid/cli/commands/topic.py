@@ -27,6 +27,7 @@ from braid.cli.terminal.output import (
     print_json,
     print_table,
     print_undrained,
+    print_unreadable,
     range_text,
     time_text,
 )
@@ -322,7 +323,7 @@ def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
     rows = [
         (
             name,
-            each["kind"],
+            each["kind"] or "?",
             age_text(each["createdAt"]),
             age_text(each.get("movedAt")),
             backlog_text(each),
@@ -334,6 +335,7 @@ def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
     for name, each in subscriptions.items():
         print_held(name, each)
         print_undrained(name, each)
+        print_unreadable(name, each)
 
 
 @topic.command()

@@ -162,8 +162,19 @@ def print_undrained(name: str, subscription: dict[str, Any]) -> None:
         )
 
 
-def time_text(timestamp_us: int) -> str:
-    """Return the time in UTC; `-` if the calendar has no such time."""
+def print_unreadable(name: str, subscription: dict[str, Any]) -> None:
+    """Warn of a subscription whose record the broker cannot read."""
+    if subscription.get("unreadable"):
+        click.echo(
+            f"Subscription {name} takes no consumers: {subscription['unreadable']}. A later version may read it; "
+            "otherwise delete it."
+        )
+
+
+def time_text(timestamp_us: int | None) -> str:
+    """Return the time in UTC; `-` if it is not known, or if the calendar has no such time."""
+    if timestamp_us is None:
+        return "-"
     try:
         moment = datetime.datetime.fromtimestamp(timestamp_us / 1e6, tz=datetime.UTC)
     except (ValueError, OverflowError, OSError):
