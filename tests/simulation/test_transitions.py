@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from braid.broker.groups import subscriptions
 from braid.broker.layouts.finalizing import ADOPTION_S
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.topics import Topics
@@ -115,6 +116,34 @@ async def test_a_transition_that_waits_says_why_and_can_be_taken_back(simulation
         await until(lambda: brokers.owner(0) == gone)
         done = await brokers.call(survivor, "split_segment", topic="orders", segment=0)
         assert done["children"] == [3, 4], "the ids of an aborted transition are never used again"
+
+
+@pytest.mark.parametrize("call", ["create_subscription", "seek"])
+async def test_a_transition_that_is_taken_back_fails_no_call_that_did_not_name_its_children(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(Transitions, "drive_later", lambda _self, _path: None)
+    find_start, aborted = subscriptions._start, False
+
+    async def abort_first(*arguments: Any) -> Any:
+        nonlocal aborted
+        if brokers.any().topics.get(PATH).transition is not None and not aborted:
+            aborted = True
+            await brokers.any().group_host.transitions.abort(TopicName.parse("orders"))
+            await until(lambda: set(brokers.any().cluster.owners.of_topic(PATH)) == {"0000-ffff-0"})
+        return await find_start(*arguments)
+
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        await client.admin.create_subscription("orders", "billing")
+        await brokers.any().group_host.transitions.begin(TopicName.parse("orders"), lambda each: plan_split(each, 0))
+        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
+        monkeypatch.setattr(subscriptions, "_start", abort_first)
+        if call == "seek":
+            await client.admin.seek("orders", "billing", "earliest")
+        else:
+            await client.admin.create_subscription("orders", "mailer")
+        assert aborted
 
 
 async def test_a_transition_ends_when_the_parents_are_consumed_and_clients_know_the_children(

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from random import Random
 from typing import Final
 from zlib import crc32
@@ -54,6 +54,7 @@ from braid.model.errors import (
     InvalidArgument,
     MetadataUncertain,
     NotAvailable,
+    NotServing,
     PositionDiverged,
     RecordUnreadable,
     SegmentNotFound,
@@ -208,7 +209,9 @@ class Subscriptions:
     async def positions(self, topic: TopicName, timestamp_us: int | None = None) -> tuple[SegmentPositions, ...]:
         """Return where each segment begins and ends, and where the records of a time are."""
         segments = self._of_topic(topic, self._topics.get(topic.path).layout.segments)
-        return tuple(await all_of(access.ask(FindPositions(timestamp_us)) for _, access in sorted(segments.items())))
+        with _all_segments(topic):
+            asked = (access.ask(FindPositions(timestamp_us)) for _, access in sorted(segments.items()))
+            return tuple(await all_of(asked))
 
     async def seek_to(
         self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None
@@ -335,7 +338,8 @@ class Subscriptions:
         for _ in range(MAX_TRIES):
             unchanged = self._topics.unchanged(topic.path)
             segments = self._of_topic(topic).values()
-            begun = await all_of(_begin(access, name, start) for access in segments)
+            with _all_segments(topic):
+                begun = await all_of(_begin(access, name, start) for access in segments)
             if None not in begun:
                 try:
                     result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, value)])
@@ -346,7 +350,8 @@ class Subscriptions:
             if entry is not None:
                 created = created or (uncertain and entry.value == value)
                 if created:  # A cursor may have been removed before the key was there.
-                    await all_of(_fill(access, name, start) for access in segments)
+                    with _all_segments(topic):
+                        await all_of(_fill(access, name, start) for access in segments)
                 return _read(entry), created
             # The topic has changed, or the write is under way: try again with the topic as it is now.
             await asyncio.sleep(RETRY_S)
@@ -374,7 +379,8 @@ class Subscriptions:
 
     async def _remove_cursor(self, segment: SegmentId, name: str, access: SegmentAccess) -> None:
         try:
-            await access.ask(RemoveCursor(name))
+            with suppress(SegmentNotFound):  # The segment has gone meanwhile, with its cursors.
+                await access.ask(RemoveCursor(name))
         except AWAY as error:
             _log.warning("the cursor of subscription %s on segment %d is left to its owner: %s", name, segment, error)
 
@@ -402,12 +408,13 @@ class Subscriptions:
 
             segments = self._of_topic(topic, segment_ids)
             generations = _generations(self._topics.get(topic.path), segments)
-            found = await all_of(find(segment, access) for segment, access in segments.items())
-            places = dict(zip(segments, found, strict=True))
-            offsets: dict[SegmentId, Offset] = {}
-            for generation in generations:
-                placed = await all_of(segments[each].ask(placing(each, places[each])) for each in generation)
-                offsets |= zip(generation, placed, strict=True)
+            with _all_segments(topic) if segment_ids is None else nullcontext():
+                found = await all_of(find(segment, access) for segment, access in segments.items())
+                places = dict(zip(segments, found, strict=True))
+                offsets: dict[SegmentId, Offset] = {}
+                for generation in generations:
+                    placed = await all_of(segments[each].ask(placing(each, places[each])) for each in generation)
+                    offsets |= zip(generation, placed, strict=True)
             return {segment: offsets[segment] for segment in segments}
 
     async def _placements(self, topic: TopicName, name: str) -> dict[SegmentId, int]:
@@ -457,6 +464,16 @@ class Subscriptions:
     def _lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
         """One change of a subscription at a time."""
         return self._locks.of(paths.subscription(topic.path, name))
+
+
+@contextmanager
+def _all_segments(topic: TopicName) -> Iterator[None]:
+    """Around work on all segments of a topic: one that is gone when its turn comes was dropped from the layout, or its
+    transition was taken back. The caller did not name it, so the call may be tried again with the others."""
+    try:
+        yield
+    except SegmentNotFound as error:
+        raise NotServing(f"the segments of {topic} have changed meanwhile, try again: {error}") from error
 
 
 def _generations(topic: Topic, segment_ids: Iterable[SegmentId]) -> list[list[SegmentId]]:
