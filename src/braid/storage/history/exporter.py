@@ -211,6 +211,7 @@ class Exporter:
         if self._ends_here and not self._complete_noted:
             await self._catalog.note_end(self._log.end, *self._on_complete())
             self._complete_noted = True
+            self._manifest_due = True  # The last chunk may have been exported long ago, or there is none.
         elif self._catalog.end is None:
             await self._catalog.note_end(self._log.end)
 

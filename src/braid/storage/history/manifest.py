@@ -50,6 +50,8 @@ class SegmentManifest(msgspec.Struct, frozen=True, rename="camel"):
     """Which epoch has written which offsets; empty in manifests that do not say."""
     topic_id: int = 0
     """Tells the topic from one of the same name that was deleted; 0 in manifests that do not say."""
+    end: Offset | None = None
+    """Where the log ends for ever, also while chunks do not reach so far. None: it goes on, or that is not known."""
 
 
 class TopicManifest(msgspec.Struct, frozen=True, rename="camel"):
@@ -81,6 +83,7 @@ async def write_segment_manifest(
         producers=frontier.producers,
         epochs=frontier.epochs,
         topic_id=topic_id,
+        end=frontier.end,
     )
     await _write(objects, segment_folder(topic_path, descriptor), catalog.revision, manifest)
 
