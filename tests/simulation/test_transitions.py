@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from braid.broker import topics
 from braid.broker.groups import subscriptions
 from braid.broker.layouts.finalizing import ADOPTION_S
 from braid.broker.layouts.transitions import Transitions
@@ -65,6 +66,22 @@ async def test_a_merge_joins_neighbours_and_a_repartition_changes_the_number(sim
         assert active(brokers) == {5: "0000-7fff", 6: "8000-ffff"}
         with pytest.raises(TransitionRefused, match="has 2 segments of equal size already"):
             await brokers.call("a", "repartition_topic", topic="orders", segments=2)
+
+
+async def test_a_change_for_which_the_topics_record_has_no_room_is_refused_before_it_begins(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the parents would end, and the layout with their children could never be written."""
+    async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        await brokers.call("a", "split_segment", topic="orders", segment=0)
+        size = len(brokers.any().topics.get(PATH).to_json())
+        monkeypatch.setattr(topics, "MAX_CHANGED_BYTES", size + 100)
+        with pytest.raises(TransitionRefused, match=r"has 3 segments, with those that are sealed, .* are the most"):
+            await brokers.call("a", "split_segment", topic="orders", segment=1)
+        assert brokers.any().topics.get(PATH).transition is None
+        async with client.producer("orders") as producer:
+            await producer.send(b"value", key=b"key")
 
 
 async def test_one_transition_at_a_time(simulation: Simulation) -> None:

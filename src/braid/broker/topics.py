@@ -17,9 +17,16 @@ from typing import Final
 import msgspec
 
 from braid.metadata import paths
-from braid.metadata.store import Compare, Condition, Delete, Operation, Put
+from braid.metadata.store import MAX_VALUE_BYTES, Compare, Condition, Delete, Operation, Put
 from braid.metadata.view import Table, View
-from braid.model.errors import MetadataUncertain, RecordUnreadable, TopicExists, TopicNotFound, TransitionRunning
+from braid.model.errors import (
+    MetadataUncertain,
+    RecordUnreadable,
+    TopicExists,
+    TopicNotFound,
+    TransitionRefused,
+    TransitionRunning,
+)
 from braid.model.ids import NO_REQUEST, RequestId, Revision, SegmentId, random_id
 from braid.model.layout import Layout
 from braid.model.names import TopicName
@@ -30,6 +37,9 @@ from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5
 """How often a write is tried when its answer is lost, or when another broker has changed the key."""
+MAX_CHANGED_BYTES: Final = MAX_VALUE_BYTES - (64 << 10)
+"""The largest record that a change of the layout may leave. The rest is room for other policies: a change whose parents
+have ended must be able to end."""
 
 
 class Topics:
@@ -238,6 +248,7 @@ class Topics:
                 created_at=self._clock.now_us(),
                 created_by=request_id,
             )
+            _check_size(name, begun)
             if await self._replace(name, revision, begun, conditions) and begun.transition is not None:
                 return begun.transition
         raise _unknown(f"whether the layout of topic {name} is being changed")
@@ -349,6 +360,17 @@ def _exists(name: TopicName, found: Topic) -> TopicExists:
     if found.deleting:
         return TopicExists(f"topic {name} is still being deleted; create it again when that is done")
     return TopicExists(f"topic {name} cannot be created: it exists")
+
+
+def _check_size(name: TopicName, begun: Topic) -> None:
+    """Refuse a change of layout that could not be written in the end."""
+    size = max(len(topic.to_json()) for topic in (begun, begun.committed()))
+    if size > MAX_CHANGED_BYTES:
+        raise TransitionRefused(
+            f"the layout of topic {name} has {len(begun.layout.segments)} segments, with those that are sealed, and no "
+            f"room for more: its record would have {size} bytes, {MAX_CHANGED_BYTES} are the most; a sealed segment "
+            "goes when retention has deleted its records and every subscription has consumed it"
+        )
 
 
 def _unknown(what: str) -> MetadataUncertain:
