@@ -376,6 +376,19 @@ def test_without_follow_the_end_is_where_the_topic_ended_at_the_start(url: str) 
     assert lines(url, "consume", "ends", "-s", "other") == [b"1"]
 
 
+def test_a_consumer_without_a_segment_is_named(url: str, topic: str) -> None:
+    arguments = ("consume", topic, "-s", "s", "--follow")
+    run(url, "subscription", "create", topic, "s")
+    with started(url, *arguments) as first, started(url, *arguments) as second:
+        idle = "Consumers without a segment: consumer-"
+        wait_until(lambda: idle in run(url, "subscription", "show", topic, "s"), "one of two has the segment")
+        run(url, "topic", "split", topic, "0")
+        wait_until(lambda: "without a segment" not in run(url, "subscription", "show", topic, "s"), "a split helps")
+        for consumer in (first, second):
+            consumer.send_signal(signal.SIGINT)
+            assert consumer.wait(WAIT_S) == 0
+
+
 def test_following_a_segment_goes_on_with_its_children_and_no_others(url: str) -> None:
     run(url, "topic", "create", "followed", "--segments", "2")
     keys = [b"%d" % number for number in range(40)]

@@ -73,15 +73,15 @@ class _TopicRow(NamedTuple):
     counts: tuple[int, ...]
     """As in `_COUNTS`; empty if there are none."""
     segments: list[_SegmentRow]
-    consumers: list[tuple[str, int]]
-    """By subscription."""
+    consumers: list[tuple[str, int, int]]
+    """By subscription: all, and those without a segment."""
 
     @property
     def series(self) -> int:
         of_segments = sum(
             4 + len(segment.lags) + len(segment.held) + (segment.hot_key_share is not None) for segment in self.segments
         )
-        return len(self.counts) + len(self.consumers) + of_segments
+        return len(self.counts) + 2 * len(self.consumers) + of_segments
 
 
 def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> _TopicRow:
@@ -98,7 +98,8 @@ def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> 
         share = hot.hottest_share if hot is not None else None
         rows.append(_SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held, share))
     counts = broker.metrics.topics.get(path)
-    consumers = [(name, len(broker.groups.members(path, name))) for name in subscriptions]
+    members = [(name, [*broker.groups.members(path, name).values()]) for name in subscriptions]
+    consumers = [(name, len(held), held.count(())) for name, held in members]
     return _TopicRow(path, _read_counts(counts) if counts is not None else (), rows, consumers)
 
 
@@ -271,6 +272,11 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
         "Consumers of a subscription, also those in their grace after a lost connection.",
         labels=["topic", "subscription"],
     )
+    idle = GaugeMetricFamily(
+        "braid_subscription_idle_consumers",
+        "Consumers of a subscription that have no segment: there are more of them than segments that can be read.",
+        labels=["topic", "subscription"],
+    )
     for row in rows:
         for counter, value in zip(counters, row.counts):
             counter.add_metric([row.path], value)
@@ -286,10 +292,11 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
                 lag.add_metric([row.path, name, labels[1]], records)
             for name, size in sorted(segment.held):
                 held.add_metric([row.path, name, labels[1]], size)
-        for name, count in sorted(row.consumers):
+        for name, count, without_segment in sorted(row.consumers):
             consumers.add_metric([row.path, name], count)
+            idle.add_metric([row.path, name], without_segment)
     left_out = _gauge("braid_metrics_omitted_series", f"Series beyond the limit of {MAX_SERIES}.", omitted)
-    return [*counters, earliest, end, log_bytes, pending_bytes, hot_key_share, lag, held, consumers, left_out]
+    return [*counters, earliest, end, log_bytes, pending_bytes, hot_key_share, lag, held, consumers, idle, left_out]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from braid import sync
 from braid.wire.frame import PREFIX_BYTES
 from tests.kits.admin import TOPICS, AdminBroker
 from tests.kits.admin_rest import BILLING, publish
 from tests.kits.raw_client import RawClient
+from tests.kits.waiting import wait_until
 
 # Metrics.
 
@@ -63,12 +66,33 @@ def test_metrics_say_what_happened(broker: AdminBroker, orders: str) -> None:
     assert total("braid_metrics_omitted_series") == 0
 
 
+def test_consumers_without_a_segment_are_counted(broker: AdminBroker, orders: str) -> None:
+    url = f"braid://{broker.broker.address}"
+
+    def counted(name: str) -> dict[str, float]:
+        families = text_string_to_metric_families(broker.ask("GET", "/metrics").body.decode())
+        samples = (sample for family in families if family.name == name for sample in family.samples)
+        return {each.labels["subscription"]: each.value for each in samples if each.labels["topic"] == orders}
+
+    with sync.connect(url) as client, contextlib.ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(client.stream_consumer("orders", "crowd", name=f"worker-{number}"))
+
+        def idle() -> int:
+            shown = client.admin.subscription("orders", "crowd")["consumers"]
+            return sum(not each["segments"] for each in shown.values())
+
+        wait_until(lambda: idle() == 1, "two of three have a segment")
+        assert counted("braid_subscription_consumers") == {"crowd": 3}
+        assert counted("braid_subscription_idle_consumers") == {"crowd": 1}
+
+
 UNITS = ("_seconds", "_bytes", "_records", "_ratio", "_info", "_offset")
 
 
 COUNTS = {"braid_ready", "braid_topics", "braid_segments_served", "braid_segments_unavailable", "braid_connections",
-          "braid_subscription_consumers", "braid_metrics_omitted_series", "braid_cluster_leader",
-          "braid_cluster_segments_waiting"}  # fmt: skip
+          "braid_subscription_consumers", "braid_subscription_idle_consumers", "braid_metrics_omitted_series",
+          "braid_cluster_leader", "braid_cluster_segments_waiting"}  # fmt: skip
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
