@@ -229,7 +229,9 @@ class GroupCheckpointConsumer(CheckpointConsumer):
         kept, reader = self._kept.get(segment), self._readers.get(segment)
         if kept is None or kept.offset == ENDED:
             return True
-        return reader is not None and kept.offset >= reader.delivered
+        if reader is None:  # It has not begun, or it has finished and no checkpoint says so.
+            return self._positions.get(segment) != END
+        return kept.offset >= reader.delivered
 
 
 def _position(segment: int, positions: Mapping[int, Position], epochs: Mapping[int, Epoch]) -> GroupPosition:
