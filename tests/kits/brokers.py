@@ -62,6 +62,17 @@ class Brokers:
         await self._processes[name].start(self.running[name].close())
         del self.running[name], self._processes[name]
 
+    def freeze(self, name: str) -> None:
+        """Let the process stand still, as with SIGSTOP. Its connections stay open, and nothing comes through."""
+        self._processes[name].freeze()
+        for peer in ("client", *self.running):
+            if peer != name:
+                self.network.cut(name, peer)
+
+    def thaw(self, name: str) -> None:
+        self._processes[name].thaw()
+        self.network.heal(name)
+
     def kill(self, name: str) -> None:
         """The process is gone, and its connections break. Its lease ends when its time is over."""
         for peer in ("client", *self.running):
