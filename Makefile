@@ -46,11 +46,10 @@ lint: setup
 
 test: setup
 	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
-	$(MAKE) .venv/spark.jsa
 	$(MAKE) --jobs 2 lint suite
 
-# Tests often wait for processes: the linters use the time.
-suite: setup
+# Tests often wait for processes, and the archive is made on one core and a half: the linters use the rest.
+suite: .venv/spark.jsa
 	$(BIN)/python -m pytest -n 2 tests
 
 # Spark's classes, for quick starts of Java in tests.
