@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
+
 import pytest
 
 from braid.broker.broker import Broker
@@ -9,7 +12,9 @@ from braid.broker.config import BrokerConfig
 from braid.cluster.cluster_id import cluster_id
 from braid.metadata.memory import Fault, MemoryStore
 from braid.model.errors import InvalidConfig, ObjectMissing, ObjectStoreUnavailable
+from braid.ports.os_disk import OsDisk
 from braid.storage.objects.marked import MARK, MarkedObjects
+from braid.storage.objects.urls import open_objects, outer_objects
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.network import SimulatedNetwork
@@ -78,3 +83,41 @@ async def test_a_broker_of_another_cluster_does_not_start_on_a_storage(simulatio
         await start("c", MemoryStore(simulation.clock))
     await second.close()
     await first.close()
+
+
+@pytest.mark.real_loop
+async def test_a_storage_inside_or_around_that_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    disk = OsDisk()
+
+    async def use(folder: str) -> None:
+        url = (tmp_path / folder).as_uri()
+        objects = MarkedObjects(open_objects(url, disk=disk), folder, outer_objects(url, disk=disk))
+        try:
+            await objects.verify()
+        finally:
+            await objects.close()
+
+    try:
+        await use("store/ours")
+        for stranger in ("store", "store/ours/tenant", "store/ours/tenant/a/b"):
+            with pytest.raises(InvalidConfig, match=r"lies inside.* beside that of the other"):
+                await use(stranger)
+            assert not (tmp_path / stranger / MARK).exists()
+        for beside in ("store/ours", "store/beside", "store/ours-too"):
+            await use(beside)
+    finally:
+        await disk.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "outer"),
+    [
+        ("file:///a/b/c", ["/a", "/a/b"]),
+        ("file:///a", []),
+        ("s3://bucket/a/b?region=x", ["", "a/"]),
+        ("s3://bucket?region=x", []),
+    ],
+)
+def test_the_prefixes_around_a_storage(url: str, outer: list[str]) -> None:
+    found = outer_objects(url, disk=SimulatedDisk(Random(1)).mount())
+    assert [vars(each).get("_root", vars(each).get("_prefix")) for each in found] == outer

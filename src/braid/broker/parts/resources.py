@@ -130,15 +130,16 @@ async def _open_storage(
     objects: Objects | None = None,
 ) -> AsyncIterator[StorageContext]:
     """An object store that is given (`objects`) is shared by all brokers, whatever the configuration says."""
+    outer: list[Objects] = []
     if objects is not None:
         mode = StorageMode.OBJECT_STORE
     else:
-        mode, objects = await _open_objects(config.storage, folder, disk, clock, random)
+        mode, objects, outer = await _open_objects(config.storage, folder, disk, clock, random)
     preallocated = PreallocatedFiles(disk, folder.preallocated, config.file_bytes, config.spare_files)
     handles = ReadHandles(disk)
     try:
         if mode is not StorageMode.LOCAL:
-            objects = await _marked(objects, config.storage, store)
+            objects = await _marked(objects, outer, config.storage, store)
         await disk.make_folder(folder.logs)
         await preallocated.open()
         yield StorageContext(
@@ -161,10 +162,10 @@ async def _open_storage(
         await objects.close()
 
 
-async def _marked(objects: Objects, storage: str, store: Store) -> Objects:
-    """Refuse a shared storage that belongs to another cluster. One that does not answer is compared before it is
-    changed."""
-    marked = MarkedObjects(objects, await cluster_id(store))
+async def _marked(objects: Objects, outer: list[Objects], storage: str, store: Store) -> Objects:
+    """Refuse a shared storage that belongs to another cluster, or that lies inside or around the storage of another
+    cluster. A storage that does not answer is compared before it is changed."""
+    marked = MarkedObjects(objects, await cluster_id(store), outer)
     try:
         await marked.verify()
     except InvalidConfig as error:
@@ -176,17 +177,22 @@ async def _marked(objects: Objects, storage: str, store: Store) -> Objects:
 
 async def _open_objects(
     storage: str, folder: DataFolder, disk: Disk, clock: Clock, random: random_module.Random
-) -> tuple[StorageMode, Objects]:
+) -> tuple[StorageMode, Objects, list[Objects]]:
+    """The objects, and those of the prefixes around them."""
     if storage == LOCAL:
         objects = DiskObjects(disk, str(Path(folder.chunks).absolute()), random=random)
         # This broker has locked the folder, so a crash has left every draft that is there.
         with contextlib.suppress(ObjectStoreUnavailable):
             await objects.sweep(clock.now_us())
-        return StorageMode.LOCAL, objects
-    from braid.storage.objects.urls import open_objects  # obstore takes 40 ms to import, and most brokers need none
+        return StorageMode.LOCAL, objects, []
+    from braid.storage.objects.urls import (
+        open_objects,
+        outer_objects,
+    )  # obstore takes 40 ms to import, and most brokers need none
 
     try:
         shared = open_objects(storage, disk=disk, random=random)
+        outer = outer_objects(storage, disk=disk)
     except InvalidArgument as error:
         raise InvalidConfig(f"--storage {storage}: {error}") from error
-    return (StorageMode.SHARED_FS if storage.startswith("file:") else StorageMode.OBJECT_STORE), shared
+    return (StorageMode.SHARED_FS if storage.startswith("file:") else StorageMode.OBJECT_STORE), shared, outer

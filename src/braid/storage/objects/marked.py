@@ -3,6 +3,10 @@
 Two clusters on one prefix would take each other's chunks for leftovers and delete them. So the first broker that uses a
 prefix marks it with the id of its cluster, and a broker of another cluster refuses it. The mark is compared before
 anything is created or deleted; where the store does not answer when a broker starts, that is later.
+
+A prefix inside that of another cluster, or around it, is refused too: a topic that the outer cluster deletes could have
+the name of a folder of the inner one. Marks of outer prefixes are compared as far as this broker may read them. Marks
+below are looked for once, before a prefix is marked.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from braid.model.errors import InvalidConfig, ObjectExists, ObjectMissing
+from braid.model.errors import BraidError, InvalidConfig, ObjectExists, ObjectMissing
 from braid.ports.disk import Buffer
 from braid.storage.objects.store import Objects, ObjectStat
 
@@ -30,8 +34,10 @@ class ClusterMark(msgspec.Struct, frozen=True, rename="camel"):
 class MarkedObjects:
     """Any object store, used by one cluster only."""
 
-    def __init__(self, inner: Objects, cluster_id: str) -> None:
+    def __init__(self, inner: Objects, cluster_id: str, outer: Sequence[Objects] = ()) -> None:
+        """`outer` are the stores of the prefixes around this one."""
         self._inner = inner
+        self._outer = outer
         self._mark = ClusterMark(cluster_id)
         self._verified = False
 
@@ -39,9 +45,11 @@ class MarkedObjects:
         """Mark the store if it is not marked yet. `InvalidConfig` if it belongs to another cluster."""
         if self._verified:
             return
+        await self._verify_outer()
         try:
             data = await self._inner.read(MARK, 0, _MAX_BYTES)
         except ObjectMissing:
+            await self._verify_below()
             with contextlib.suppress(ObjectExists):  # Another broker was faster.
                 await self._inner.create(MARK, [msgspec.json.encode(self._mark)])
             data = await self._inner.read(MARK, 0, _MAX_BYTES)
@@ -56,6 +64,27 @@ class MarkedObjects:
                 f"good, delete the object {MARK} there"
             )
         self._verified = True
+
+    async def _verify_outer(self) -> None:
+        for objects in self._outer:
+            try:
+                found = msgspec.json.decode(await objects.read(MARK, 0, _MAX_BYTES), type=ClusterMark)
+            except (BraidError, msgspec.DecodeError):  # There is none, or this broker may not read it.
+                continue
+            if found != self._mark:
+                raise InvalidConfig(
+                    f"this storage lies inside that of cluster {found.cluster_id}. Give each cluster a storage beside "
+                    "that of the other"
+                )
+
+    async def _verify_below(self) -> None:
+        below = [stat.name for stat in await self._inner.list("") if stat.name.endswith(f"/{MARK}")]
+        if below:
+            inner = below[0].removesuffix(f"/{MARK}")
+            raise InvalidConfig(
+                f"the storage of another cluster lies inside this one, at {inner}. Give each cluster a storage beside "
+                "that of the other"
+            )
 
     async def create(self, name: str, parts: Sequence[Buffer]) -> None:
         await self.verify()
@@ -79,4 +108,5 @@ class MarkedObjects:
         await self._inner.delete_below(prefix)
 
     async def close(self) -> None:
-        await self._inner.close()
+        for objects in (self._inner, *self._outer):
+            await objects.close()

@@ -100,6 +100,17 @@ def open_objects(
     raise InvalidArgument(f"cannot open objects: their URL has {asked}; use one of {_SCHEMES}")
 
 
+def outer_objects(url: str, *, disk: Disk) -> list[Objects]:
+    """Open the stores of all prefixes around that of a URL that `open_objects` takes."""
+    parts = urlsplit(url)
+    path = unquote(parts.path).strip("/")
+    folders = [path[:end] for end, character in enumerate(path) if character == "/"]
+    if parts.scheme == "file":
+        return [DiskObjects(disk, f"/{folder}") for folder in folders]
+    outer = ["", *folders] if path else []
+    return [_remote(parts._replace(path=folder), _CLOUDS[parts.scheme], RemoteLimits()) for folder in outer]
+
+
 def folder_of(url: str) -> str | None:
     """Return the folder that a file URL names; None for every other store."""
     parts = urlsplit(url)
