@@ -11,10 +11,12 @@ import pytest
 from braid.broker import topics
 from braid.broker.groups import subscriptions
 from braid.broker.layouts.finalizing import ADOPTION_S
+from braid.broker.layouts.removal import RETRY_S
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.topics import Topics
 from braid.cluster.leader import Leader
 from braid.metadata import paths
+from braid.metadata.memory import Fault
 from braid.metadata.store import Put
 from braid.model.cluster import Registration
 from braid.model.errors import TimedOut, TopicNotFound, TransitionRefused, TransitionRunning
@@ -163,6 +165,27 @@ async def test_a_transition_that_is_taken_back_fails_no_call_that_did_not_name_i
         assert aborted
 
 
+async def test_children_of_a_transition_that_was_taken_back_go_when_their_owner_has_its_lease_again(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Transitions, "drive_later", lambda _self, _path: None)
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        transitions = brokers.any().group_host.transitions
+        await transitions.begin(TopicName.parse("orders"), lambda layout: plan_split(layout, 0))
+        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
+        for each in brokers.running.values():  # No leader is faster.
+            monkeypatch.setattr(each.group_host.removal, "_leads", lambda: False)
+        store, owner = brokers.store_of(brokers.owner(1)), brokers.running[brokers.owner(1)]
+        other = next(each for each in brokers.running.values() if each is not owner)
+        store.fault = lambda _: Fault.UNAVAILABLE
+        await other.group_host.transitions.abort(TopicName.parse("orders"))
+        await until(lambda: not owner.cluster.registration.may_act())
+        await asyncio.sleep(2 * RETRY_S)
+        store.fault = lambda _: Fault.NONE
+        await until(lambda: set(other.cluster.owners.of_topic(PATH)) == {"0000-ffff-0"})
+
+
 async def test_a_transition_ends_when_the_parents_are_consumed_and_clients_know_the_children(
     simulation: Simulation,
 ) -> None:
@@ -301,6 +324,22 @@ async def test_a_broker_that_no_longer_leads_takes_no_step(
         monkeypatch.setattr(Leader, "fence", property(lambda _self: stale))
         assert not await step()
         assert topics.get(PATH).layout.epoch == 0
+
+
+async def test_a_driver_ends_quietly_when_its_broker_stops(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        await hold_up(brokers, 0)
+        await until(lambda: any(each.cluster.leader.leading for each in brokers.running.values()))
+        name, leader = next((name, each) for name, each in brokers.running.items() if each.cluster.leader.leading)
+        transitions = leader.group_host.transitions
+        await transitions.begin(TopicName.parse("orders"), lambda layout: plan_split(layout, 0))
+        await until(lambda: PATH in transitions._driving)
+        driving = transitions._driving.get(PATH)
+        assert driving is not None
+        await leader.cluster.view.stop()
+        await driving  # It raises nothing.
+        brokers.kill(name)
 
 
 async def test_a_move_that_is_asked_for_while_a_log_ends_is_not_forgotten(

@@ -84,14 +84,15 @@ class SegmentRemoval:
         if topic is None or record is None or name.id in topic.segments or name.id >= topic.layout.next_segment_id:
             return False
         if record.owner == self._context.broker_id:
-            return self._may_act()
+            return True
         return self._leads() and not self._members.is_live(record.owner)
 
     async def _remove_until_gone(self, name: SegmentName) -> None:
         while self._is_to_remove(name):
             seen = self._owners.view.changes
             try:
-                await self._remove(name)
+                if self._may_act():  # Otherwise the lease comes back, and the segment is still there.
+                    await self._remove(name)
             except BraidError as error:
                 _log.warning("%s, which its topic no longer has, could not be removed yet: %s", name, error)
                 await asyncio.sleep(RETRY_S)

@@ -22,7 +22,7 @@ from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import Condition, Put
 from braid.model.cluster import TRANSITIONS
-from braid.model.errors import BraidError, TimedOut, TransitionRefused
+from braid.model.errors import BraidError, ShuttingDown, TimedOut, TransitionRefused
 from braid.model.ids import NO_REQUEST, RequestId, SegmentId
 from braid.model.layout import Layout
 from braid.model.names import SegmentName, TopicName
@@ -149,6 +149,8 @@ class Transitions:
                     self._note_missing(path, (str(error),))
                 await self._view.changed_since(seen, look_s)
                 look_s = min(2 * look_s, LOOK_S)
+        except ShuttingDown:
+            pass  # The next leader drives it.
         finally:
             self._missing.pop(path, None)
 
