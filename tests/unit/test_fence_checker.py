@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
-from braid.metadata.store import Compare, Put
-from braid.model.ids import Offset, Revision
+from braid.metadata.store import Compare, Delete, Operation, Put
+from braid.model.ids import Offset, Revision, SegmentId
+from braid.model.layout import Layout
 from braid.model.ownership import Move, Ownership
+from braid.model.topic import Topic
+from braid.model.transition import plan_split
 from braid.ports.clock import SystemClock
 from braid.testing.checkers.fence_checker import FenceChecker
 
@@ -72,3 +76,46 @@ def reported(before: Ownership | None, write: Put, compared: set[str]) -> list[B
     conditions = [Compare(key, revision if key == RECORD else Revision(0)) for key in sorted(compared)]
     assert server.txn(conditions, [write]).succeeded
     return failures
+
+
+RECORD_OF_TOPIC, MARK = paths.layout(TOPIC), paths.transition(TOPIC)
+WHOLE = Topic(id=1, layout=Layout.initial(1))
+SPLITTING = WHOLE.beginning(plan_split(WHOLE.layout, 0), transition_id=7, created_at=0)
+HALVES = SPLITTING.sealing().committed()
+PRUNED = msgspec.structs.replace(HALVES, layout=HALVES.layout.pruned(SegmentId(0)))
+
+
+def put_topic(topic: Topic) -> Put:
+    return Put(RECORD_OF_TOPIC, topic.to_json())
+
+
+@pytest.mark.parametrize(
+    ("before", "write", "needed"),
+    [
+        (None, put_topic(WHOLE), {RECORD_OF_TOPIC}),
+        (WHOLE, put_topic(SPLITTING), {RECORD_OF_TOPIC}),
+        (SPLITTING, put_topic(SPLITTING.aborted()), {RECORD_OF_TOPIC}),
+        (SPLITTING, put_topic(SPLITTING.sealing()), {RECORD_OF_TOPIC, LEADER}),
+        (SPLITTING.sealing(), put_topic(HALVES), {RECORD_OF_TOPIC, LEADER}),
+        (HALVES, put_topic(PRUNED), {RECORD_OF_TOPIC, RECORD}),
+        (HALVES, Put(MARK, b"{}"), {LEADER}),
+        (HALVES, Delete(MARK), {MARK, LEADER}),
+        (msgspec.structs.replace(HALVES, deleting=True), Delete(MARK), set[str]()),
+    ],
+)
+def test_a_change_of_a_layout_is_reported_unless_it_carries_each_of_its_comparisons(
+    before: Topic | None, write: Operation, needed: set[str]
+) -> None:
+    def reported(compared: set[str]) -> list[BaseException]:
+        store = MemoryStore(SystemClock())
+        revision = store._server.txn([], [put_topic(before)]).revision if before is not None else Revision(0)
+        failures: list[BaseException] = []
+        FenceChecker(store, failures.append)
+        conditions = [Compare(key, revision if key == RECORD_OF_TOPIC else Revision(0)) for key in sorted(compared)]
+        assert store._server.txn(conditions, [write]).succeeded
+        return failures
+
+    assert not reported(needed)
+    for left_out in needed:
+        (failure,) = reported(needed - {left_out})
+        assert f"without a comparison of {left_out}" in str(failure)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from braid.model.errors import OffsetOutOfRange, PositionDiverged
+from braid.model.hashing import key_hash
+from braid.model.layout import Layout
+from braid.model.topic import Topic
+from braid.model.transition import plan_split
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Record, Seek, TopicHistory
 
@@ -151,3 +155,98 @@ def test_what_nobody_saw_before_it_was_deleted_speaks_neither_for_nor_against_a_
     topic.seen.clear()
     for refusal in (DIVERGED, EXPIRED):
         topic.check_checkpoint("reader", {0: 14}, {0: {13: b"13"}}, log, topic.earliest, refusal)
+
+
+# ── order, by key ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def split_history() -> TopicHistory:
+    """A producer has sent eight records of one key to a topic that was split: 0 is replaced by 1 and 2."""
+    whole = Topic(id=1, layout=Layout.initial(1))
+    splitting = whole.beginning(plan_split(whole.layout, 0), transition_id=7, created_at=0)
+    made = TopicHistory(survives_power_loss=True, segments=splitting.committed().layout.segments)
+    for number in range(1, 9):
+        made.give(1, number, KEY, b"%d" % number)
+    return made
+
+
+KEY = b"key-1"
+CHILD = 1 if key_hash(KEY) < 0x8000 else 2
+
+
+def log_of(parent: list[int], child: list[int]) -> dict[int, list[Record | None]]:
+    log: dict[int, list[Record | None]] = {0: [], 1: [], 2: []}
+    log[0] += [(b"%d" % number, KEY) for number in parent]
+    log[CHILD] += [(b"%d" % number, KEY) for number in child]
+    return log
+
+
+def test_a_keys_records_stand_in_order_along_the_line_of_their_segments() -> None:
+    split_history().check_log(log_of([1, 2, 3], [4, 5]))
+    with pytest.raises(PromiseBroken, match=r"I4 .* sent 4 of key .* before 5"):
+        split_history().check_log(log_of([1, 2, 5], [4]))
+    with pytest.raises(PromiseBroken, match="I10"):
+        split_history().check_log(log_of([1, 2, 3], [3]))
+
+
+def test_a_record_stands_in_a_segment_that_has_its_hash() -> None:
+    log: dict[int, list[Record | None]] = {0: [], CHILD: [], 3 - CHILD: [(b"1", KEY)]}
+    with pytest.raises(PromiseBroken, match="I6"):
+        split_history().check_log(log)
+
+
+def test_what_the_layout_has_dropped_is_judged_by_what_was_seen_there() -> None:
+    topic = split_history()
+    for offset, number in enumerate([1, 2, 5]):
+        topic.confirm(b"%d" % number, 0, offset)
+    topic.pruned(0, 3)
+    log = topic.whole({CHILD: [(b"4", KEY)], 3 - CHILD: []})
+    with pytest.raises(PromiseBroken, match="I4"):
+        topic.check_log(log)
+
+
+def test_a_dropped_segment_must_have_been_read_by_every_subscription() -> None:
+    topic = split_history()
+    topic.consumer("billing", "first", now=0.0).handed(0, 0, b"1", 0.5)
+    topic.pruned(0, 1)
+    topic = split_history()
+    topic.consumer("billing", "first", now=0.0).handed(0, 0, b"1", 0.5)
+    with pytest.raises(PromiseBroken, match="I5"):
+        topic.pruned(0, 2)
+
+
+def test_a_subscription_gets_a_keys_records_in_order_across_segments_and_consumers() -> None:
+    topic = split_history()
+    first = topic.consumer("billing", "first", now=0.0)
+    for number in (1, 2):
+        first.handed(0, number - 1, b"%d" % number, 0.5)
+    second = topic.consumer("billing", "second", now=1.0)
+    second.handed(0, 1, b"2", 1.5)  # A redelivery.
+    second.handed(CHILD, 0, b"4", 1.5)
+    with pytest.raises(PromiseBroken, match=r"I4 .*'3' .* after number 4"):
+        first.handed(0, 2, b"3", 2.0)
+
+
+def test_a_reader_gets_a_keys_records_in_order_across_segments() -> None:
+    reader = split_history().consumer(None, "reader", now=0.0)
+    reader.handed(CHILD, 0, b"4", 0.5)
+    with pytest.raises(PromiseBroken, match="I4"):
+        reader.handed(0, 0, b"1", 0.5)
+
+
+def test_order_counts_anew_after_a_seek_for_consumers_that_have_followed_it() -> None:
+    topic = split_history()
+    before = topic.consumer("billing", "before", now=0.0)
+    for offset in range(3):
+        before.handed(0, offset, b"%d" % (offset + 1), 0.5)
+    before.handed(CHILD, 0, b"4", 0.5)
+    subscription = topic.subscription("billing")
+    subscription.order.clear()
+    subscription.seeks[0] = Seek(0, at=1.0)
+    subscription.sought_at = 1.0
+    before.handed(CHILD, 1, b"5", 1.5)  # What it had already.
+    before.handed(0, 0, b"1", 2.0)
+    after = topic.consumer("billing", "after", now=2.0)
+    after.handed(CHILD, 2, b"6", 2.5)
+    with pytest.raises(PromiseBroken, match=r"I4 .*'2' .* after number 6"):
+        before.handed(0, 1, b"2", 3.0)

@@ -14,6 +14,11 @@ wait for the harm. It looks at the conditions of each transaction, and knows whi
     a drained mark                  its cursor, and the segment's ownership record
     a consumer's session            the session itself, and the topic's controller
     a leader, a controller          the key itself
+    a topic's record                the record itself
+      whose parents are to end      the leadership, too
+      with a new layout             the leadership, too
+      that has dropped a segment    the segment's ownership record, too
+    a commit's mark, and its end    the leadership
 """
 
 from __future__ import annotations
@@ -23,8 +28,11 @@ from typing import Final
 
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
-from braid.metadata.store import Condition, Operation, Put
+from braid.metadata.store import Condition, Delete, Operation, Put
+from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
+from braid.model.topic import Topic
+from braid.model.transition import TransitionStep
 from braid.testing.checkers.history import PromiseBroken
 
 LEADERS_MOVES: Final = ("drain", "balance")
@@ -35,6 +43,10 @@ class FenceChecker:
     def __init__(self, store: MemoryStore, failed: Callable[[BaseException], None]) -> None:
         self.on_sealing: Callable[[str, str, Ownership], None] = lambda _path, _descriptor, _record: None
         """Called before a record becomes SEALED, with the segment's topic and descriptor."""
+        self.on_record: Callable[[str, str, Ownership], None] = lambda _path, _descriptor, _record: None
+        """Called before an ownership record is written, with the segment's topic and descriptor."""
+        self.on_topic: Callable[[str, Topic | None, Topic], None] = lambda _path, _old, _new: None
+        """Called before a topic's record is written, with the record that it replaces."""
         self._server = store._server
         self._failed = failed
         store.observe(self._check)
@@ -44,10 +56,9 @@ class FenceChecker:
         compared = {condition.key for condition in conditions}
         try:
             for operation in operations:
-                if isinstance(operation, Put):
-                    for key in self._fences(operation):
-                        if key not in compared:
-                            raise PromiseBroken("I3", f"{operation.key} was written without a comparison of {key}")
+                for key in self._fences(operation) if isinstance(operation, Put) else self._fences_of_end(operation):
+                    if key not in compared:
+                        raise PromiseBroken("I3", f"{operation.key} was written without a comparison of {key}")
         except Exception as error:
             self._failed(error)
 
@@ -55,6 +66,10 @@ class FenceChecker:
         match put.key.split("/"):
             case ["", "cluster", "leader"] | ["", "topics", _, _, _, "controller"]:
                 return [put.key]
+            case ["", "topics", _, _, _]:
+                return [put.key, *self._fences_of_topic(put)]
+            case ["", "topics", _, _, _, "transition"]:
+                return [paths.CLUSTER_LEADER]
             case ["", "segments", *topic, descriptor, "ownership"]:
                 return [put.key, *self._fences_of_record("/".join(topic), descriptor, put)]
             case ["", "segments", *topic, descriptor, "cursors", _]:
@@ -72,6 +87,7 @@ class FenceChecker:
         entry = self._server.get(put.key)
         old = Ownership.from_json(entry.value) if entry is not None else None
         new = Ownership.from_json(put.value)
+        self.on_record(path, descriptor, new)
         if new.state is OwnershipState.SEALED:
             self.on_sealing(path, descriptor, new)
         if old is not None and new.accept_loss and not old.accept_loss:
@@ -82,3 +98,28 @@ class FenceChecker:
         given = old is None or (new.owner != old.owner and old.failure_of(old.owner) is None)
         moved = old is not None and new.move is not None and new.move != old.move and new.move.id in LEADERS_MOVES
         return [paths.CLUSTER_LEADER] if given or moved else []
+
+    def _fences_of_topic(self, put: Put) -> list[str]:
+        old, new = self._topic(put.key), Topic.from_json(put.value)
+        path = put.key.removeprefix(paths.TOPICS_PREFIX)
+        self.on_topic(path, old, new)
+        if old is None or old.id != new.id:
+            return []
+        if new.layout.segments.keys() - old.layout.segments.keys():
+            return [paths.CLUSTER_LEADER]
+        ends = new.transition is not None and new.transition.step is TransitionStep.SEALING
+        if ends and new.transition != old.transition:
+            return [paths.CLUSTER_LEADER]
+        dropped = [info for segment, info in old.layout.segments.items() if segment not in new.layout.segments]
+        names = [SegmentName.of(TopicName.parse(path), info) for info in dropped]
+        return [paths.ownership(path, name.descriptor) for name in names]
+
+    def _fences_of_end(self, delete: Delete) -> list[str]:
+        """Of a topic that stays, only the leader takes the mark of a commit away."""
+        path = paths.topic_of_transition(delete.key)
+        topic = self._topic(paths.layout(path)) if path is not None else None
+        return [delete.key, paths.CLUSTER_LEADER] if topic is not None and not topic.deleting else []
+
+    def _topic(self, key: str) -> Topic | None:
+        entry = self._server.get(key)
+        return Topic.from_json(entry.value) if entry is not None else None

@@ -7,10 +7,11 @@ It sees what the store has applied, one transaction after the other, so it misse
   cannot open the segment changes nothing but the reason;
 - a segment that begins to be served is not clean;
 - SEALED comes in one transaction with the sealed state, and the last record that it names is where chunks end; SERVING
-  comes in one with the storage's begin, which takes the sealed state away, unless the owner's disk is full;
+  comes in one with the storage's begin, which takes the sealed state away, unless the owner's disk is full, or the
+  log has ended: no owner begins in such a log; where a log ends is written once, with the catalog's word for it;
 - the frontier of the chunks never goes back to an earlier epoch, nor back in offsets, and an epoch has one holder;
 - a cursor is written only by the epoch that has the segment (I3);
-- a record is deleted only with its topic.
+- a record is deleted only with its topic, or when the topic's record does not name the segment any more.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Changes
 from braid.model.ids import Revision
+from braid.model.names import SegmentName
 from braid.model.ownership import TRANSITIONS, Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
@@ -112,7 +114,8 @@ class OwnershipChecker:
         self._note(f"{segment[1]} of {segment[0]}: {_described(old)} → {_described(new)}")
         if new is None:
             topic = self._topics.get(segment[0])
-            if topic is not None and not topic.deleting:
+            number = SegmentName.at(*segment).id
+            if topic is not None and not topic.deleting and (number in topic.segments or _to_come(topic, number)):
                 raise PromiseBroken("I3", f"the record of {segment} was deleted, and its topic was not")
             self._servers.pop(segment, None)
             return
@@ -121,6 +124,8 @@ class OwnershipChecker:
                 raise PromiseBroken("I3", f"{segment} begins as {new}")
             return
         _check_transition(segment, old, new)
+        if new.ended_at != old.ended_at:
+            _check_end(segment, old, now)
         if new.state is OwnershipState.SERVING and new.move is not None and old.move is None:
             self.on_moving(new)
         if new.state is OwnershipState.SEALED:
@@ -169,7 +174,7 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
 def _check_seal(segment: Segment, before: _Kept, now: _Kept) -> None:
     sealed, frontier = now.sealed, now.frontier
     assert now.record is not None
-    if before.sealed is not None:
+    if before.sealed is not None and not before.sealed.ended:
         raise PromiseBroken("I1", f"the storage of {segment} was sealed before its record: {before}")
     if sealed is None or frontier is None:
         raise PromiseBroken("I1", f"the record of {segment} is sealed, and its storage is not")
@@ -181,12 +186,27 @@ def _check_begin(segment: Segment, before: _Kept, now: _Kept, *, held: bool) -> 
     assert now.record is not None
     if now.record.clean:
         raise PromiseBroken("I2", f"{segment} is served, and its record says that nothing is lost with its owner")
-    if now.sealed is not None or now.frontier is None or not (now.frontier.begun or held):
+    ended = now.frontier is not None and now.frontier.end is not None
+    if now.sealed is not None and not (ended and now.sealed.ended):
+        raise PromiseBroken("I1", f"{segment} is served, and its storage is sealed: {now}")
+    if now.frontier is None or not (now.frontier.begun or held or ended):
         raise PromiseBroken("I1", f"{segment} is served, and its storage has not begun: {now}")
     if (now.frontier.epoch, now.frontier.holder) != (now.record.epoch, now.record.owner):
         raise PromiseBroken("I3", f"{segment} is served by {_described(now.record)}, its chunks are {now.frontier}")
     if before.frontier is not None and before.frontier.begun and before.frontier.epoch == now.record.epoch:
         raise PromiseBroken("I1", f"the storage of {segment} had begun before it was served: {before}")
+
+
+def _check_end(segment: Segment, old: Ownership, now: _Kept) -> None:
+    """Where a log ends is said once, and record and catalog say the same."""
+    assert now.record is not None
+    if old.ended_at is not None or now.frontier is None or now.frontier.end != now.record.ended_at:
+        ends = f"{old.ended_at} → {now.record.ended_at}"
+        raise PromiseBroken("I1", f"the end of {segment} in its record, {ends}, and in its catalog: {now.frontier}")
+
+
+def _to_come(topic: Topic, segment: int) -> bool:
+    return segment >= topic.layout.next_segment_id
 
 
 def _storage_of(key: str) -> tuple[Segment, str] | None:

@@ -5,6 +5,10 @@ in which order, and where it was confirmed; which consumer got what; what was ac
 subscription. It complains as soon as two of these contradict each other, and `check_log` compares all of it with the
 log itself.
 
+Order is judged by key: the records of one producer and one key stand in the order in which they were sent, along the
+line of segments that had the key's hash, and every subscription and every reader gets them in this order (I4). What
+came before comes again only where a seek or a redelivery explains it.
+
 Every value is unique, so it names its record. A topic whose confirms survive the loss of a machine (`fsync`) forgives
 nothing. One that only survives the loss of a process (`memory`) may lose a tail when the machine loses power:
 `lost_power` and `recovered` tell of that, and what the tail held is given up, no more.
@@ -17,7 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from braid.model.errors import OffsetOutOfRange, PositionDiverged
+from braid.model.errors import OffsetOutOfRange, PositionDiverged, SegmentNotFound
+from braid.model.hashing import key_hash
+from braid.model.ids import SegmentId
+from braid.model.layout import SegmentInfo
 from braid.testing.checkers.history import PromiseBroken
 
 Place = tuple[int, int]
@@ -51,6 +58,28 @@ class Seek(msgspec.Struct, frozen=True):
     at: float
 
 
+class KeyOrder:
+    """The order in which the records of each producer and key were handed out for the first time."""
+
+    def __init__(self) -> None:
+        self._handed: set[bytes] = set()
+        self._last: dict[tuple[int, bytes], int] = {}
+
+    def clear(self) -> None:
+        self._handed.clear()
+        self._last.clear()
+
+    def overtaken_by(self, value: bytes, given: Given) -> int:
+        """Note that a record was handed out. Return the number of a record that was sent after it and came before it, 0
+        if there is none. A record that was handed out before comes again in any order."""
+        if given.key is None or value in self._handed:
+            return 0
+        self._handed.add(value)
+        last = self._last.get((given.producer, given.key), 0)
+        self._last[given.producer, given.key] = max(last, given.number)
+        return last if last > given.number else 0
+
+
 class SubscriptionHistory:
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,6 +98,8 @@ class SubscriptionHistory:
         """By segment, up to where acks were stored, and since when that is known."""
         self.ever = 0
         """How many consumers it has had."""
+        self.order = KeyOrder()
+        """Since it was set to another place."""
 
     def due(self, segment: int, offset: int) -> bool:
         """Whether the record there is still to be handed out: nobody had it since the subscription was set there."""
@@ -95,6 +126,9 @@ class ConsumerHistory:
         self.last_at: dict[int, float] = {}
         self.followed: dict[int, Seek] = {}
         """Seeks that it has followed."""
+        self._from: dict[int, Seek] = {}
+        """Seeks to whose places it has gone."""
+        self._order = KeyOrder()
         self._topic = topic
         if subscription is not None:
             subscription.ever += 1
@@ -125,13 +159,38 @@ class ConsumerHistory:
                     f"{self.name} got offset {offset} of segment {segment}, stored as acked below {stored.offset}",
                 )
             subscription.handed[segment].setdefault(offset, {})[value] = now
+        self._check_order(segment, offset, value)
         self.next[segment] = offset + 1
         self.last_at[segment] = now
 
+    def _check_order(self, segment: int, offset: int, value: bytes) -> None:
+        """I4: what was sent before comes before."""
+        subscription, order = self.subscription, self._order
+        if subscription is not None:
+            if subscription.unknown or not self._reads_anew(subscription, segment):
+                return
+            order = subscription.order
+        given = self._topic.given[value]
+        if later := order.overtaken_by(value, given):
+            raise PromiseBroken(
+                "I4",
+                f"{self.name} got {value[:20]!r} of key {given.key!r} at offset {offset} of segment {segment} after "
+                f"number {later} of the same producer",
+            )
+
+    def _reads_anew(self, subscription: SubscriptionHistory, segment: int) -> bool:
+        """Whether what this consumer gets cannot be the rest of what it read before the last seek."""
+        if subscription.sought_at < 0 or self.born > subscription.sought_at:
+            return True
+        seek = subscription.seeks.get(segment)
+        return seek is not None and self._from.get(segment) is seek
+
     def _check_jump(self, subscription: SubscriptionHistory, segment: int, expected: int | None, offset: int) -> None:
+        seek = subscription.seeks.get(segment)
+        if seek is not None and offset == seek.offset:
+            self._from[segment] = seek
         if segment in subscription.unknown or subscription.sought_at > self.last_at.get(segment, -1.0):
             return
-        seek = subscription.seeks.get(segment)
         # News of a seek reaches a consumer a little later than the operator.
         follows = seek is not None and self.followed.get(segment) is not seek and offset == seek.offset
         if follows and seek is not None:
@@ -151,9 +210,17 @@ class ConsumerHistory:
 
 
 class TopicHistory:
-    def __init__(self, *, survives_power_loss: bool, note: Callable[[str], None] = lambda _: None) -> None:
-        """`note` is told what helps to understand a failure."""
+    def __init__(
+        self,
+        *,
+        survives_power_loss: bool,
+        segments: Mapping[SegmentId, SegmentInfo] | None = None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`segments` are those that the topic has, or had, with their first parents; `note` is told what helps to
+        understand a failure."""
         self.survives_power_loss = survives_power_loss
+        self.segments: Mapping[SegmentId, SegmentInfo] = segments if segments is not None else {}
         self.note = note
         self.given: dict[bytes, Given] = {}
         self.confirmed: dict[Place, Sighting] = {}
@@ -163,6 +230,8 @@ class TopicHistory:
         self.subscriptions: dict[str, SubscriptionHistory] = {}
         self.earliest: dict[int, int] = {}
         """By segment, the first offset that retention has left."""
+        self.ends_of_pruned: dict[int, int] = {}
+        """By segment that the layout has dropped, where its log ended."""
         self.boot = 0
         self.lost_tails = False
         """Whether power was lost on a topic that does not survive it."""
@@ -274,7 +343,17 @@ class TopicHistory:
                     )
         self.earliest[segment] = max(earliest, self.earliest.get(segment, 0))
 
+    def pruned(self, segment: int, end: int) -> None:
+        """The layout has dropped a segment. It does that only when nothing of the segment is needed any more."""
+        self.deleted(segment, end)
+        self.ends_of_pruned[segment] = end
+
     # The end.
+
+    def whole(self, log: Log) -> Log:
+        """Return the log with the segments that the layout has dropped: all of their records are deleted."""
+        gone: dict[int, list[Record | None]] = {each: [None] * end for each, end in self.ends_of_pruned.items()}
+        return {**gone, **log}
 
     def check_log(self, log: Log) -> None:
         self._check_once(log)
@@ -301,13 +380,16 @@ class TopicHistory:
         read: Mapping[int, Mapping[int, bytes]],
         log: Log,
         earliest: Mapping[int, int],
-        refusal: OffsetOutOfRange | None,
+        refusal: OffsetOutOfRange | SegmentNotFound | None,
     ) -> None:
         """I1: a program that goes on at these positions, and has `read` this, has read what the log holds before them,
         and its next records are there. Otherwise, and only then, it is refused. `earliest` is what retention had left
         when the program came; it may have left less since."""
         parted = {self._has_parted(log, segment, values) for segment, values in read.items()}
-        expired = any(position < self.earliest.get(segment, 0) for segment, position in positions.items())
+        expired = any(
+            position < self.earliest.get(segment, 0) or segment in self.ends_of_pruned
+            for segment, position in positions.items()
+        )
         if refusal is None:
             wrong = True in parted or any(position < earliest.get(each, 0) for each, position in positions.items())
         elif isinstance(refusal, PositionDiverged):
@@ -323,11 +405,7 @@ class TopicHistory:
         for offset, value in read.items():
             if offset >= len(records):
                 return True
-            if (record := records[offset]) is not None:
-                stored: bytes | None = record[0]
-            else:
-                sighting = self.confirmed.get((segment, offset)) or self.seen.get((segment, offset))
-                stored = sighting.value if sighting is not None else None
+            stored = self._value_at(log, segment, offset)
             if stored is None:
                 unknown = True
             elif stored != value:
@@ -369,19 +447,50 @@ class TopicHistory:
                 raise PromiseBroken("I2", f"{value[:20]!r} was confirmed, at a forgotten place, and is not stored")
 
     def _check_order(self, log: Log) -> None:
-        for segment, records in log.items():
-            last: dict[int, int] = {}
-            for offset, record in enumerate(records):
-                if record is None:
+        """Parents have lower ids than their children, so the segments that had a key's hash follow each other by id."""
+        of_key: dict[tuple[int, bytes], int] = {}
+        for segment in sorted(log):
+            of_producer: dict[int, int] = {}
+            joined = self._is_joined(segment)
+            for offset in range(len(log[segment])):
+                value = self._value_at(log, segment, offset)
+                if value is None:
                     continue
-                given = self.given[record[0]]
-                if given.number < last.get(given.producer, 0):
+                given = self.given[value]
+                self._check_range(segment, offset, given)
+                last = 0 if joined else of_producer.get(given.producer, 0)
+                if given.key is not None:
+                    last = max(last, of_key.get((given.producer, given.key), 0))
+                    of_key[given.producer, given.key] = given.number
+                if given.number < last:
                     raise PromiseBroken(
                         "I4",
-                        f"segment {segment}: producer {given.producer} sent {given.number} before "
-                        f"{last[given.producer]}, which stands before it at offset {offset}",
+                        f"segment {segment}: producer {given.producer} sent {given.number} of key {given.key!r} before "
+                        f"{last}, which stands before it at offset {offset}",
                     )
-                last[given.producer] = given.number
+                of_producer[given.producer] = given.number
+
+    def _is_joined(self, segment: int) -> bool:
+        """Whether the segment, or one before it, continues several. Two parents have no key in common, so a producer's
+        records of different keys may change their order there."""
+        info = self.segments.get(SegmentId(segment))
+        parents = info.parent_ids if info is not None else ()
+        return len(parents) > 1 or any(map(self._is_joined, parents))
+
+    def _check_range(self, segment: int, offset: int, given: Given) -> None:
+        info = self.segments.get(SegmentId(segment))
+        if info is not None and given.key is not None and key_hash(given.key) not in info.hash_range:
+            raise PromiseBroken(
+                "I6", f"key {given.key!r} stands at offset {offset} of segment {segment}, which has {info.hash_range}"
+            )
+
+    def _value_at(self, log: Log, segment: int, offset: int) -> bytes | None:
+        """Return what stands there, or what was seen there before retention deleted it."""
+        record = log[segment][offset]
+        if record is not None:
+            return record[0]
+        sighting = self.confirmed.get((segment, offset)) or self.seen.get((segment, offset))
+        return sighting.value if sighting is not None else None
 
     def missing(self, subscription: str, ends: Mapping[int, int]) -> list[Place]:
         """What the subscription's consumers have not got yet, of what lies behind its start or its last place."""

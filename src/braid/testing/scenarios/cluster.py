@@ -2,9 +2,10 @@
 
 One to four brokers run on one metadata store. As the seed decides, they share an object store or nothing. Each has a
 machine with a disk and a clock of its own (`machine.py`). Clients that know all brokers publish and consume
-(`clients.py`). An operator moves segments, drains brokers, seeks, and makes and deletes subscriptions and topics
-(`operator.py`). Meanwhile brokers crash, also around any of their writes to the metadata store, stop in order, stand
-still past their lease, and are cut off from each other, from clients and from the metadata (`faults.py`).
+(`clients.py`). An operator moves segments, drains brokers, changes the layout, seeks, and makes and deletes
+subscriptions and topics (`operator.py`). Meanwhile brokers crash, also around any of their writes to the metadata
+store, stop in order, stand still past their lease, and are cut off from each other, from clients and from the metadata
+(`faults.py`).
 
 One broker alone is a cluster of one: `simulate_broker` and `simulate_cluster` differ in numbers (`ClusterShape`, and
 the table of faults). Moves, drains and accepted losses need a second broker.
@@ -13,12 +14,12 @@ Some seeds of several brokers are *gentle*: segments move and brokers stop in or
 may meet any error. Some are *lossy*: by its policy or by the operator, another broker continues a segment whose broker
 is gone, or is back with an empty disk. What only that broker's disk held is lost, and no more.
 
-Checked all along: the metadata, change by change (`ownership_checker.py`), and that each write carries its comparisons
-(`fence_checker.py`); that each confirm comes from the one owner, under a lease that lives, in epochs that rise (I3);
-that no broker believes in its lease for longer than the store; that no segment goes to two consumers of a subscription
-(I4); that no cursor is ahead of synced records; that no consumer sees a record before it is confirmed (I7); that
-connections keep their limits (I12); what clients are told and see (`topic_history.py`: I1, I2, I4, I5, I7, I10). In
-the end the faults stop, and everything has to come to rest (`settling.py`).
+Checked all along: the metadata, change by change (`ownership_checker.py`, `layout_checker.py`), and that each write
+carries its comparisons (`fence_checker.py`); that each confirm comes from the one owner, under a lease that lives, in
+epochs that rise (I3); that no broker believes in its lease for longer than the store; that no segment goes to two
+consumers of a subscription (I4); that no cursor is ahead of synced records; that no consumer sees a record before it is
+confirmed (I7); that connections keep their limits (I12); what clients are told and see (`topic_history.py`: I1, I2, I4,
+I5, I7, I10). In the end the faults stop, and everything has to come to rest (`settling.py`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
 from braid.testing.checkers.fence_checker import FenceChecker
 from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.layout_checker import LayoutChecker
 from braid.testing.checkers.ownership_checker import OwnershipChecker
 from braid.testing.checkers.topic_history import TopicHistory
 from braid.testing.scenarios.captured_log import LogCapture, run_with_log
 from braid.testing.scenarios.clients import TOPIC, ClientMachine, Saved, on_a_bad_day
 from braid.testing.scenarios.faults import ClusterFaults
-from braid.testing.scenarios.inspector import Inspector
+from braid.testing.scenarios.inspector import PATH, Inspector
 from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import RACED, Operator
 from braid.testing.scenarios.settling import Settling
@@ -55,6 +57,8 @@ PORT: Final = 6_660
 ZOMBIES: Final = "zombies"
 """May be favoured, like a fault or an operator's work: brokers that come back when others have continued their
 segments."""
+TRANSITIONS: Final = "change_layout"
+"""A seed that favours this has transitions."""
 LOSSES: Final = frozenset({ZOMBIES, "replace_disk", "recover"})
 """A seed that favours one of these is lossy."""
 RETENTION: Final[tuple[dict[str, int], ...]] = (
@@ -81,6 +85,8 @@ class ClusterShape(msgspec.Struct, frozen=True):
     """The share of seeds whose brokers have an object store."""
     retention: float
     """The share of seeds whose topic deletes old records."""
+    transitions: float = 0.0
+    """The share of seeds in which the operator changes the topic's layout."""
     gentle: float = 0.0
     lossy: float = 0.0
     """Of those that have an object store."""
@@ -88,7 +94,15 @@ class ClusterShape(msgspec.Struct, frozen=True):
 
 ONE_BROKER: Final = ClusterShape(brokers=(1, 1), most_clients=4, steps=37, memory=0.33, shared=0.1, retention=0.3)
 SEVERAL_BROKERS: Final = ClusterShape(
-    brokers=(2, 4), most_clients=3, steps=20, memory=0.2, shared=0.6, retention=0.3, gentle=0.2, lossy=0.3
+    brokers=(2, 4),
+    most_clients=3,
+    steps=20,
+    memory=0.2,
+    shared=0.6,
+    retention=0.3,
+    transitions=0.35,
+    gentle=0.2,
+    lossy=0.3,
 )
 
 
@@ -134,6 +148,10 @@ class Counts(msgspec.Struct):
     """Of seeks and skips at the same time."""
     side_topics: int = 0
     subscriptions_deleted: int = 0
+    layouts: int = 0
+    """Splits, merges and repartitions that were committed."""
+    layouts_taken_back: int = 0
+    segments_pruned: int = 0
 
     def add(self, other: Counts) -> None:
         for field in self.__struct_fields__:
@@ -156,6 +174,9 @@ class SimulatedCluster:
         self.gentle = random.random() < shape.gentle and not favoured
         self.durability = "memory" if random.random() < shape.memory else "fsync"
         self.segments = random.randint(1, 4)
+        """How many the topic begins with."""
+        draws = shape.transitions > 0 and random.random() < shape.transitions
+        self.transitions = draws or favoured == TRANSITIONS
         self.retention = random.choice(RETENTION) if random.random() < shape.retention else {}
         self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or loses else None
         # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
@@ -169,9 +190,17 @@ class SimulatedCluster:
         self.ownership.on_sealed = self.inspector.on_sealed
         self.ownership.on_moving = self._on_moving
         self.ownership.may_hold = lambda broker: self.machines[broker].disk_was_full
+        self.layouts = LayoutChecker(self.store)
+        self.layouts.on_pruned = self.inspector.on_pruned
         self.fences = FenceChecker(self.store, self.failed)
+        self.fences.on_topic = self.layouts.on_topic
+        self.fences.on_record = self.layouts.on_record
         self.fences.on_sealing = self.inspector.on_sealing
-        self.history = TopicHistory(survives_power_loss=self.durability == "fsync", note=captured.note)
+        self.history = TopicHistory(
+            survives_power_loss=self.durability == "fsync",
+            segments=self.layouts.segments(PATH),
+            note=captured.note,
+        )
         names = [f"b{number}" for number in range(1, random.randint(*shape.brokers) + 1)]
         self.url = "braid://" + ",".join(f"{name}:{PORT}" for name in names)
         self.machines = {

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from braid.broker.broker import Broker
 from braid.model.errors import BraidError, TimedOut
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.scenarios.machine import SLOW_DISK, BrokerMachine
@@ -60,10 +61,12 @@ class ClusterFaults:
     def _gentle(self) -> list[tuple[Action, int, int]]:
         """What no client notices. The numbers say how often: with one broker, and with several."""
         operator, deletes = self._cluster.operator, 5 if self._cluster.retention else 0
+        transitions = 6 if self._cluster.transitions else 0
         return [
             (self._rest, 8, 4),
             (operator.move, 0, 8),
             (operator.drain, 0, 3),
+            (operator.change_layout, transitions, transitions),
             (self._restart, 3, 3),
             (operator.use_side_topic, 2, 2),
             (self._delete_old_records, deletes, deletes),
@@ -332,10 +335,20 @@ class ClusterFaults:
         await self._with_machine(lag)
 
     async def _delete_old_records(self) -> None:
-        """A round of each broker's housekeeper, which has one a minute by itself."""
-        for machine in self._cluster.machines.values():
-            if machine.broker is not None and machine.process is not None and machine.up:
-                machine.process.start(machine.broker.segment_host.housekeeper.go_round(), name="keep house")
+        self.keep_house()
+
+    def keep_house(self) -> list[asyncio.Task[None]]:
+        """Let each broker delete old records and drop old segments, which it does once a minute by itself."""
+
+        async def keep(broker: Broker) -> None:
+            await broker.segment_host.housekeeper.go_round()
+            await broker.group_host.pruning.go_round()
+
+        return [
+            machine.process.start(keep(machine.broker), name="keep house")
+            for machine in self._cluster.machines.values()
+            if machine.broker is not None and machine.process is not None and machine.up
+        ]
 
     async def _misbehave(self) -> None:
         machine = self._random.choice(list(self._cluster.machines.values()))

@@ -13,11 +13,12 @@ from braid.broker.segments.read_grants import ReadGrant
 from braid.client.producing.open_batch import ProducerBatch
 from braid.metadata import paths
 from braid.model.batch.columns import decode_messages
-from braid.model.layout import Layout
+from braid.model.ids import Offset, Revision, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
+from braid.model.topic import Topic
 from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import Segment
@@ -53,6 +54,8 @@ class Inspector:
         """By segment that is open and subscription, the highest that its owner has let read."""
         self._least_ends: dict[int, int] = {}
         """By segment that was continued with a loss, what chunks had when the loss was accepted."""
+        self._topic: tuple[Revision, Topic] | None = None
+        """The topic as it was last read."""
 
     # ── all along ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,7 +218,7 @@ class Inspector:
     def check_stored(self, acked: dict[tuple[str, int], int]) -> None:
         for (name, segment), offset in acked.items():
             stored = self.stored_cursor(name, segment)
-            if stored < offset:
+            if stored < offset and segment in self.segments():
                 raise PromiseBroken(
                     "acks",
                     f"the cursor of {name} in segment {segment} was at {offset}, an orderly stop stored {stored}",
@@ -234,7 +237,11 @@ class Inspector:
             self._cluster.history.stopped()
 
     def on_sealing(self, path: str, descriptor: str, record: Ownership) -> None:
-        """A broker keeps its files until the seal is written: before that, they are the log."""
+        """A broker keeps its files until the seal is written: before that, they are the log. Only a log that has ended
+        may be in chunks as a whole before that."""
+        entry = self._cluster.store._server.get(paths.current_chunk(path, descriptor))
+        if entry is not None and decode(Frontier, entry.value).complete:
+            return
         paths_there = self._cluster.machines[record.owner].disk.paths()
         if not any(f"{path}/{descriptor}/" in each and each.endswith(".wal") for each in paths_there):
             raise PromiseBroken("I2", f"{record.owner} seals {descriptor} of {path}, and its files are gone")
@@ -253,14 +260,31 @@ class Inspector:
                         "acks", f"{segment} is sealed; {name} was at {offset}, {entry.value!r} is stored"
                     )
 
+    def on_pruned(self, path: str, segment: SegmentId, end: Offset) -> None:
+        if path == PATH:
+            self._cluster.history.pruned(segment, end)
+
     # ── how far everything is ────────────────────────────────────────────────────────────────────────────────────────
 
     def _record(self, name: SegmentName) -> Ownership | None:
         entry = self._cluster.store._server.get(paths.ownership(name.topic.path, name.descriptor))
         return Ownership.from_json(entry.value) if entry is not None else None
 
+    def topic(self) -> Topic:
+        """Read the topic as the metadata store has it."""
+        entry = self._cluster.store._server.get(paths.layout(PATH))
+        assert entry is not None, "the topic is there from the beginning to the end"
+        if self._topic is None or self._topic[0] != entry.revision:
+            self._topic = entry.revision, Topic.from_json(entry.value)
+        return self._topic[1]
+
+    def segments(self) -> list[int]:
+        """Return the segments of the layout, and those that are to come into it."""
+        return sorted(self.topic().segments)
+
     def _name(self, segment: int) -> SegmentName:
-        return SegmentName.of(TopicName.parse(PATH), Layout.initial(self._cluster.segments).segment(segment))
+        known = self._cluster.layouts.segments(PATH)
+        return SegmentName.of(TopicName.parse(PATH), known[SegmentId(segment)])
 
     def stored_cursor(self, subscription: str, segment: int) -> int:
         """What the metadata store has, -1 for nothing."""
@@ -276,13 +300,13 @@ class Inspector:
         return self._least_ends.get(segment, 0)
 
     def owners(self) -> dict[int, str]:
-        records = {segment: self._record(self._name(segment)) for segment in range(self._cluster.segments)}
+        records = {segment: self._record(self._name(segment)) for segment in self.segments()}
         return {segment: record.owner for segment, record in records.items() if record is not None}
 
     def served(self) -> dict[int, OwnedSegment]:
         """Those whose owner serves them, in the record's epoch, with no move ahead."""
         served: dict[int, OwnedSegment] = {}
-        for segment in range(self._cluster.segments):
+        for segment in self.segments():
             record = self._record(self._name(segment))
             if record is None or record.state is not OwnershipState.SERVING or record.move is not None:
                 continue
@@ -293,7 +317,7 @@ class Inspector:
 
     def has_lost(self) -> bool:
         """Whether a segment waits for a broker that is gone, or that cannot open it."""
-        records = [self._record(self._name(segment)) for segment in range(self._cluster.segments)]
+        records = [self._record(self._name(segment)) for segment in self.segments()]
         return any(
             record.state is not OwnershipState.SEALED
             and (record.failures or self._cluster.store._server.get(paths.broker(record.owner)) is None)
@@ -305,19 +329,32 @@ class Inspector:
         return all(self._cluster.store._server.get(paths.broker(name)) is not None for name in self._cluster.machines)
 
     def all_served(self) -> bool:
-        return len(self.served()) == self._cluster.segments
+        """Whether each segment is served, and the active ones take what is published."""
+        served = self.served()
+        active = [served.get(each.segment_id) for each in self.topic().layout.active]
+        return len(served) == len(self.segments()) and all(each is not None and each.takes_publishes for each in active)
+
+    def layout_is_steady(self) -> bool:
+        """Whether no transition is under way, and nothing is left of segments that the topic does not have."""
+        entries = self._cluster.store._server.list(paths.topic_segments_prefix(PATH)).entries
+        there = {found[1] for entry in entries if (found := paths.segment_of_ownership(entry.key)) is not None}
+        names = {self._name(segment).descriptor for segment in self.segments()}
+        return self.topic().transition is None and there == names
+
+    def is_finalized(self) -> bool:
+        return self._cluster.store._server.get(paths.transition(PATH)) is None
 
     def all_read(self) -> bool:
         served = self.served()
         ends = {number: segment.end for number, segment in served.items()}
-        return len(served) == self._cluster.segments and not any(
+        return len(served) == len(self.segments()) and not any(
             self._cluster.history.missing(name, ends) for name in self._cluster.subscriptions
         )
 
     def all_acked(self) -> bool:
         served = self.served()
-        return len(served) == self._cluster.segments and all(
-            segment.cursors.offset(name) == segment.end
+        return len(served) == len(self.segments()) and all(
+            max(segment.cursors.all()[name], segment.earliest) == segment.end
             for segment in served.values()
             for name in self._cluster.subscriptions
         )
@@ -325,13 +362,14 @@ class Inspector:
     def whereabouts(self) -> str:
         served = self.served()
         ends = {number: segment.end for number, segment in served.items()}
-        records = {number: self._record(self._name(number)) for number in range(self._cluster.segments)}
+        records = {number: self._record(self._name(number)) for number in self.segments()}
         missing = {name: self._cluster.history.missing(name, ends)[:5] for name in self._cluster.subscriptions}
         cursors = {number: segment.cursors.all() for number, segment in served.items()}
         brokers = [each.broker for each in self._cluster.machines.values() if each.broker is not None]
         absent = {broker.id: broker.segments.absent() for broker in brokers}
         members = {(each.id, name): each.groups.members(PATH, name) for each in brokers for name in missing}
-        return f"{records=}, {ends=}, {missing=}, {members=}, {cursors=}, {absent=}"
+        topic = self.topic()
+        return f"{topic=}, {records=}, {ends=}, {missing=}, {members=}, {cursors=}, {absent=}"
 
     async def read_storage(self) -> Log:
         """Straight from storage: offsets without a gap (I1), epochs that never go back (I3)."""

@@ -1,4 +1,5 @@
-"""The operator of a simulated cluster: moves and drains, seeks, subscriptions and topics that come and go, recoveries.
+"""The operator of a simulated cluster: moves, drains and changes of the layout, seeks, subscriptions and topics that
+come and go, recoveries.
 
 The operator begins each of these and does not wait for it. A call may fail where faults explain it. What a call has
 answered is checked.
@@ -31,7 +32,10 @@ from braid.model.errors import (
     TimedOut,
     TopicExists,
     TopicNotFound,
+    TransitionRefused,
+    TransitionRunning,
 )
+from braid.model.layout import HashRange, Layout
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Seek
 from braid.testing.scenarios.clients import TOPIC
@@ -59,6 +63,17 @@ TRACES: Final[Errors] = (
 )
 """An earlier try has left its traces, or another one is under way, or the disk is bad."""
 REFUSED_MOVES: Final[Errors] = (MoveRefused, BrokerNotFound, BrokerNotActive, SegmentNotFound)
+REFUSED_LAYOUTS: Final[Errors] = (TransitionRefused, TransitionRunning, SegmentNotFound)
+"""Another change is under way, or has just been carried out."""
+PRUNED: Final[Errors] = (SegmentNotFound,)
+"""The layout may drop a segment while a call that names it is under way."""
+MOST_SEGMENTS: Final = 5
+"""That take writes."""
+
+
+def _inner(hashes: HashRange) -> tuple[int, int]:
+    """The hashes at which a range can be split."""
+    return min(hashes.start + 1, hashes.end), hashes.end
 
 
 class Reposition(msgspec.Struct, frozen=True):
@@ -103,7 +118,8 @@ class Operator:
         """One segment, or several at once, also the same one, also to where it is or to a broker that is gone."""
         random, cluster = self._random, self._cluster
         for _ in range(random.choice([1, 1, 1, 2, 3])):
-            segment = random.choice([None, *range(cluster.segments), *range(cluster.segments)])
+            segments = cluster.inspector.segments()
+            segment = random.choice([None, *segments, *segments])
             to = random.choice([None, *cluster.machines])
             self.in_background(self._tolerantly(partial(self._move, segment, to), REFUSED_MOVES))
             await asyncio.sleep(random.choice([0.0, 0.0, 0.01, 0.3]))
@@ -129,6 +145,43 @@ class Operator:
             work = partial(self._admin.drain, broker)
         cluster.note(f"broker {broker} is to be {'activated' if broker in drained else 'drained'}")
         self.in_background(self._tolerantly(work, REFUSED_MOVES))
+
+    async def change_layout(self) -> None:
+        """Split, merge and repartition, several times in a row, perhaps while another change is under way; and take
+        changes back."""
+        random = self._random
+        self.in_background(self._tolerantly(self._change_layout, REFUSED_LAYOUTS))
+        if random.random() < 0.3:
+            await asyncio.sleep(random.choice([0.0, 0.01, 0.05, 0.5]))
+            self.in_background(self._tolerantly(partial(self._admin.abort_transition, TOPIC), REFUSED_LAYOUTS))
+
+    async def _change_layout(self) -> None:
+        random = self._random
+        for _ in range(random.choice([1, 1, 2, 3])):
+            change = self._chosen_change(self._cluster.inspector.topic().layout)
+            result = await change(timeout=random.choice([0.5, MOVE_TIMEOUT_S, MOVE_TIMEOUT_S]))
+            self._cluster.note(f"the layout is changed: {result}")
+            await asyncio.sleep(random.choice([0.0, 0.0, 0.1, 2.0]))
+
+    def _chosen_change(self, layout: Layout) -> Callable[..., Awaitable[Any]]:
+        admin, random, active = self._admin, self._random, layout.active
+        at = random.randrange(len(active))
+        hashes = active[at].hash_range
+        merges = [partial(admin.merge, TOPIC, *(each.segment_id for each in active[at : at + 2]))]
+        split = partial(admin.split, TOPIC, active[at].segment_id)
+        splits = [split, split, partial(split, into=3), partial(split, at=f"{random.randint(*_inner(hashes)):04x}")]
+        ways = merges if len(active[at : at + 2]) == 2 else []
+        if len(active) < MOST_SEGMENTS and len(hashes) > MOST_SEGMENTS:
+            ways = [*ways, *splits]
+        change = random.choice([*ways, partial(admin.repartition, TOPIC, random.randint(1, MOST_SEGMENTS))])
+        self._cluster.note(f"the layout is to change: {change.func.__name__}{change.args} {change.keywords}")
+        return change
+
+    async def let_go_of_parents(self) -> None:
+        """Let no parent be kept for a subscription that nobody consumes."""
+        await self.delete_brief_subscriptions()
+        if self._cluster.transitions and not self._cluster.retention:
+            await self.surely(partial(self._admin.skip, TOPIC, RACED))
 
     async def recover(self) -> None:
         """Let another broker continue what a broker that is gone, or has lost its disk, has left."""
@@ -161,8 +214,9 @@ class Operator:
             return  # Which of two was last would not be known.
         admin, random = self._admin, self._random
         history = self._cluster.history.subscription("moved")
-        ends = {segment: max([0, *history.handed[segment]]) for segment in range(self._cluster.segments)}
-        segment = random.randrange(self._cluster.segments)
+        segments = self._cluster.inspector.segments()
+        ends = {segment: max([0, *history.handed[segment]]) for segment in segments}
+        segment = random.choice(segments)
         now_ms = self._cluster.simulation.clock.now_us() // 1_000
         ways: list[Callable[[], Awaitable[Any]]] = [
             lambda: admin.seek(TOPIC, "moved", random.choice(["earliest", "latest"])),
@@ -174,7 +228,7 @@ class Operator:
         way = random.choice(ways)
         if random.random() < 0.3:
             way = partial(self._unheard, way)
-        self.in_background(self._tolerantly(lambda: self._set("moved", way)))
+        self.in_background(self._tolerantly(lambda: self._set("moved", way), PRUNED))
 
     async def _unheard(self, way: Callable[[], Awaitable[Any]]) -> Any:
         """No client hears of it: connections are silent meanwhile, and break before they are heard again."""
@@ -195,12 +249,12 @@ class Operator:
         steady = self._cluster.history.survives_power_loss and not self._cluster.lossy
         if not self._racing and steady and not self._cluster.retention:
             self._racing = True
-            self.in_background(self._tolerantly(self._race))
+            self.in_background(self._tolerantly(self._race, PRUNED))
 
     async def _race(self) -> None:
         admin, random, cluster = self._admin, self._random, self._cluster
         try:
-            segment = random.randrange(cluster.segments)
+            segment = random.choice(cluster.inspector.segments())
             end = cluster.inspector.end(segment)
             if end < 20:
                 return
@@ -241,9 +295,10 @@ class Operator:
         history = cluster.history.subscription(name)
         began = history.sought_at = cluster.simulation.clock.monotonic()
         unknown = bool(history.unknown)
-        history.unknown.update((segment, None) for segment in range(cluster.segments))
+        history.unknown.update((segment, None) for segment in cluster.inspector.segments())
         cluster.note(f"subscription {name} is to be set to another place")
         self._seeking = True
+        history.order.clear()
         try:
             result = await way()
         except InvalidArgument:
@@ -254,12 +309,15 @@ class Operator:
             return
         finally:
             self._seeking = False
+            # Segments that came meanwhile may have been set, too.
+            history.unknown.update((segment, None) for segment in cluster.inspector.segments())
             history.sought_at = cluster.simulation.clock.monotonic()
         cluster.note(f"subscription {name} was set to {result}")
+        history.order.clear()
         cluster.counts.seeks += 1
         for segment, offset in result["offsets"].items():
             history.seeks[int(segment)] = Seek(offset, began)
-        if len(result["offsets"]) == cluster.segments or not unknown:
+        if not unknown or history.unknown.keys() <= {int(segment) for segment in result["offsets"]}:
             history.unknown.clear()
 
     async def use_brief_subscription(self) -> None:
@@ -278,9 +336,16 @@ class Operator:
         self.in_background(self._tolerantly(use))
 
     async def delete_brief_subscriptions(self) -> None:
-        for name in self.brief:
-            await self.surely(partial(self._admin.delete_subscription, TOPIC, name, force=True))
+        """Also those whose creation or deletion was not answered."""
         self.brief.clear()
+        entries = self._cluster.store._server.list(paths.subscriptions_prefix(f"public/default/{TOPIC}")).entries
+        for name in filter(None, (paths.subscription_of(entry.key) for entry in entries)):
+            if name.startswith("brief-"):
+                await self.surely(partial(self._delete_surely, name))
+
+    async def _delete_surely(self, name: str) -> None:
+        with contextlib.suppress(SubscriptionNotFound):
+            await self._admin.delete_subscription(TOPIC, name, force=True)
 
     # Topics.
 

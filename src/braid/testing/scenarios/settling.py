@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from braid.client.consuming.checkpoint import END, ConsumerCheckpoint
-from braid.model.errors import OffsetOutOfRange
+from braid.model.errors import OffsetOutOfRange, SegmentNotFound
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Log
 from braid.testing.scenarios.clients import TOPIC
@@ -60,10 +60,15 @@ class Settling:
             if cluster.history.subscription(name).unknown:
                 await self._operator.seek_back(name)
             cluster.add_client(f"last-{name}")
+        await self._until(inspector.layout_is_steady, "every change of the layout has come to its end")
         await self._until(inspector.all_served, "every segment is served, and none is about to move")
         await self._until(self._nobody_publishes, "every producer is done")
         await self._until(inspector.all_read, "every subscription is read to its end")
         await self._until(inspector.all_acked, "every ack has arrived")
+        await self._operator.let_go_of_parents()
+        await self._until(inspector.is_finalized, "the last change of the layout is finalized")
+        if cluster.transitions and cluster.retention:
+            await self._ended(cluster.faults.keep_house(), "keeping house")  # Nothing holds parents back any more.
         if not cluster.alone:
             await self._drain_one()
         await cluster.faults.restart_in_order(cluster.random.choice(list(cluster.machines.values())))
@@ -85,9 +90,10 @@ class Settling:
             await cluster.faults.start(machine)
         await self._until(self._inspector.all_served, "every segment is served after all brokers were stopped")
         self._inspector.look_around()
-        log = await self._inspector.read_storage()
+        stored = await self._inspector.read_storage()
+        log = cluster.history.whole(stored)
         cluster.history.check_log(log)
-        if await self._inspector.read_as_client(log) != log:
+        if await self._inspector.read_as_client(stored) != stored:
             raise PromiseBroken("I1", "a client reads another log than storage holds")
         await self._check_checkpoints(log)
         cluster.counts.records = sum(map(len, log.values()))
@@ -104,12 +110,12 @@ class Settling:
             positions = ConsumerCheckpoint.from_bytes(saved.checkpoint).positions
             offsets = {segment: position for segment, position in positions.items() if position != END}
             earliest = dict(history.earliest)
-            refusal: OffsetOutOfRange | None = None
+            refusal: OffsetOutOfRange | SegmentNotFound | None = None
             try:
                 async with self._operator.client.checkpoint_consumer(TOPIC, start=saved.checkpoint) as consumer:
                     while await consumer.receive_batch(timeout=5.0) is not None:
                         pass
-            except OffsetOutOfRange as error:
+            except (OffsetOutOfRange, SegmentNotFound) as error:
                 refusal = error
             self._inspector.look_around()
             history.check_checkpoint(name, offsets, saved.results, log, earliest, refusal)
@@ -122,6 +128,9 @@ class Settling:
             len(handed) for each in history.subscriptions.values() for handed in each.handed.values()
         )
         counts.moves, counts.accepted_losses = ownership.moves, ownership.accepted_losses
+        layouts = self._cluster.layouts
+        counts.layouts, counts.layouts_taken_back = layouts.committed, layouts.aborted
+        counts.segments_pruned = layouts.pruned
 
     # ── brokers and clients ──────────────────────────────────────────────────────────────────────────────────────────
 
