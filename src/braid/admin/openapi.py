@@ -88,7 +88,10 @@ def _made(app: FastAPI, answers: Iterable[Any], *, with_tokens: bool) -> Json:
     for schema in schemas.values():
         if "properties" in schema:
             schema["properties"].pop(UNKNOWN, None)  # More fields may be there anyway.
-            schema["required"] = [*schema["properties"]]
+            given = schema.get("required", ())  # A field that may be unset has no default, and is left out.
+            schema["required"] = [
+                name for name, each in schema["properties"].items() if name in given or "default" in each
+            ]
             schema.pop("additionalProperties", None)
             for each in schema["properties"].values():
                 each.pop("default", None)
