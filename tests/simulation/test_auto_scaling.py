@@ -13,7 +13,8 @@ from braid.broker.layouts.auto_scaling import INTERVAL_S
 from braid.client.client import Client
 from braid.cluster.leader import Leader
 from braid.metadata import paths
-from braid.metadata.store import Compare
+from braid.metadata.store import Compare, Put
+from braid.model.cluster import Registration
 from braid.model.errors import (
     InvalidArgument,
     SegmentNotFound,
@@ -235,6 +236,18 @@ async def test_an_aborted_split_costs_no_cooldown(simulation: Simulation) -> Non
                 await until(lambda: brokers.any().topics.get(PATH).transition is not None, 120)
                 await brokers.call("a", "abort_transition", topic="orders")
             await until(lambda: len(active(brokers)) == 2, 60)
+
+
+async def test_a_change_that_cannot_begin_says_why(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers, **ON)
+        old = Registration(address="old:6660", admin="", version="0.1.0", state="stopping")
+        await brokers.store.txn([], [Put(paths.broker("old"), old.to_json())])
+        async with load(client, 50):
+            await asyncio.sleep(60)
+            found = await proposal(brokers)
+        assert (found["action"], len(active(brokers))) == ("split", 1)
+        assert any("broker old runs version 0.1.0" in each for each in found["findings"])
 
 
 async def test_a_broker_that_no_longer_leads_begins_no_change(

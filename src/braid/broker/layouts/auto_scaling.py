@@ -149,6 +149,8 @@ class AutoScaling:
         """By a topic's path: when this leader last asked for its load, and what it was about then."""
         self._cold: dict[str, dict[SegmentId, _Cold]] = {}
         """By a topic's path."""
+        self._refused: dict[str, str] = {}
+        """By a topic's path: why a change that was decided did not begin."""
         self._acting = TaskScope[str]()
         """By a topic's path."""
 
@@ -214,9 +216,9 @@ class AutoScaling:
             return
         self._looked_s = now
         topics = self._topics.all()
-        for forgotten in self._asked.keys() - topics.keys():
-            del self._asked[forgotten]
-            self._cold.pop(forgotten, None)
+        for known in (self._asked, self._cold, self._refused):
+            for forgotten in known.keys() - topics.keys():
+                del known[forgotten]
         consumers: dict[str, dict[str, int]] | None = None
         for path, topic in topics.items():
             policy = None if topic.deleting or topic.transition or path in self._acting else self._enabled(path, topic)
@@ -257,9 +259,12 @@ class AutoScaling:
 
             await self._transitions.begin(name, plan, conditions=[fence])
             self.actions["split" if isinstance(action, Split) else "merge"] += 1
+            self._refused.pop(name.path, None)
             _log.info("topic %s: %s", name, found.reason)
         except BraidError as error:
-            _log.warning("the layout of topic %s does not follow its load now: %s", name, error)
+            if self._refused.get(name.path) != str(error):
+                _log.warning("the layout of topic %s does not follow its load: %s", name, error)
+            self._refused[name.path] = str(error)
 
     async def _on_propose(self, arguments: Arguments) -> AutoScaleProposal:
         return await self._propose(TopicName.parse(arguments["topic"]))
@@ -278,6 +283,8 @@ class AutoScaling:
         else:
             assumed = structs.replace(policy, enabled=True)
             found = await self._decide(name, topic, assumed, self._consumers().get(name.path, {}))
+        if found.action is not None and policy.enabled and (why := self._refused.get(name.path)) is not None:
+            found = found._replace(findings=(*found.findings, f"The last try failed: {why}."))
         return AutoScaleProposal.of(name, policy, found)
 
     async def _decide(
