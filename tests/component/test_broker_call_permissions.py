@@ -32,7 +32,11 @@ TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "seek_subscription": {"subscription": "billing", "to": "latest"},
     "skip_subscription": {"subscription": "billing"},
     "delete_subscription": {"subscription": "billing"},
+    "get_layout": {},
     "split_segment": {"segment": 0},
+    "merge_segments": {"segments": [0, 1]},
+    "repartition_topic": {"segments": 2},
+    "abort_transition": {},
     "get_auto_scale_policy": {},
     "set_auto_scale_policy": {"policy": {}},
     "delete_auto_scale_policy": {},
@@ -42,7 +46,7 @@ TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "delete_segment": {"descriptor": "0000-ffff-9"},
     "delete_topic": {},
 }
-KNOW = {"get_topic", "topic_stats", "list_subscriptions", "get_subscription"}
+KNOW = {"get_topic", "get_layout", "topic_stats", "list_subscriptions", "get_subscription"}
 OF_SEGMENTS = {"create_segment", "terminate_segment", "delete_segment"}
 """As PIP-468 has it: not for the topic's own administrators."""
 NAMESPACE_CALLS: dict[str, dict[str, Any]] = {

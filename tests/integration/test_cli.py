@@ -139,6 +139,31 @@ def test_a_topic_is_split_merged_and_repartitioned_and_its_braid_is_drawn(url: s
     assert "there is nothing to abort" in run(url, "topic", "abort", topic, code=1)
 
 
+def test_auto_scaling_is_set_shown_tried_and_removed(url: str, topic: str) -> None:
+    scale = ("topic", "autoscale")
+    assert run(url, *scale, "show", topic) == f"The topic public/default/{topic} has no settings of its own.\n"
+    run(url, *scale, "set", topic, "--on", "--max-segments", "16")
+    said = run(
+        url, *scale, "set", topic, "--merge-window", "1h", "--split-bytes-in", "1MiB", "--merge-bytes-in", "1KiB"
+    )
+    assert said == f"Changed the auto-scaling of topic public/default/{topic}.\n"
+    wanted = {"enabled": True, "maxSegments": 16, "mergeWindowSeconds": 3_600}
+    wanted |= {"splitBytesRateInThreshold": 1 << 20, "mergeBytesRateInThreshold": 1 << 10}
+    assert ask(url, *scale, "show", topic) == wanted, "what was not given stays"
+    assert re.search(r"^maxSegments +16$", run(url, *scale, "show", topic), re.MULTILINE)
+    run(url, *scale, "set", "--namespace", "public/other", "--off")
+    assert ask(url, *scale, "show", "--namespace", "public/other") == {"enabled": False}
+    tried = run(url, *scale, "dry-run", topic)
+    assert re.search(r"^auto-scaling +on$", tried, re.MULTILINE)
+    assert re.search(r"^would run +-$", tried, re.MULTILINE)
+    assert ask(url, *scale, "dry-run", topic)["policy"]["maxSegments"] == 16
+    assert "min_segments is 17, above max_segments" in run(url, *scale, "set", topic, "--min-segments", "17", code=2)
+    run(url, *scale, "delete", topic)
+    assert ask(url, *scale, "show", topic) == {}
+    assert "name a topic, or a namespace" in run(url, *scale, "show", code=2)
+    assert "at least one setting" in run(url, *scale, "set", topic, code=2)
+
+
 def test_a_broker_that_is_alone_has_nowhere_to_move_to(url: str, topic: str) -> None:
     said = run(url, "topic", "move", topic, "--segment", "0", "--to", "broker-2", code=1)
     assert "broker broker-2 cannot be given segments: it is not there; the active brokers are: broker-1" in said

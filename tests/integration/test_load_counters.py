@@ -10,6 +10,7 @@ import pytest
 import braid
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
+from tests.kits.waiting import until
 
 
 def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_gone(tmp_path: Path) -> None:
@@ -55,3 +56,32 @@ async def test_a_brokers_labels_are_shown_to_operators(tmp_path: Path) -> None:
             assert [each["labels"] for each in await client.admin.brokers()] == [labels]
     finally:
         await broker.close()
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+def test_key_hashes_are_counted_while_somebody_asks(tmp_path: Path, compression: str | None) -> None:
+    """Compressed batches are unpacked in a thread."""
+
+    async def main() -> None:
+        broker = await Broker.open(BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin=""))
+        try:
+            await use(broker)
+        finally:
+            await broker.close()
+
+    async def use(broker: Broker) -> None:
+        path = "public/default/orders"
+        async with braid.connect(f"braid://{broker.address}") as client:
+            await client.admin.create_topic("orders")
+            broker.group_host.auto_scaling.measure(path)
+            samples = broker.segments.get(path, 0).publishes.samples
+            assert samples is not None
+            async with client.producer("orders", compression=compression) as producer:
+                await producer.send_many([(b"key-%d" % number, b"x" * 100) for number in range(1_000)])
+            await until(lambda: samples.summary().records > 0)
+            found = samples.summary()
+            assert 0.4 < found.lower_share < 0.6
+            assert found.split_at is not None
+            assert 0x7000 < found.split_at < 0x9000
+
+    asyncio.run(main())
