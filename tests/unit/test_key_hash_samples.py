@@ -171,6 +171,10 @@ def test_a_batch_that_is_large_when_it_is_unpacked_is_left_out() -> None:
     assert samples.summary().records == 0
     samples.take(header, batch)
     assert samples.summary().records == pytest.approx(2_000), "it waits for the next one that is opened"
+    plain, _ = measuring()
+    header, batch = batch_of(KEYS)
+    plain.take(msgspec.structs.replace(header, raw_length=MAX_UNPACKED_BYTES + 1), batch)
+    assert plain.summary().records == pytest.approx(1_000), "nothing is unpacked"
 
 
 def test_a_hash_outside_of_the_segment_is_not_counted() -> None:

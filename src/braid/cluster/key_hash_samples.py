@@ -11,7 +11,7 @@ records since the last one that was opened.
 
 Nothing is counted unless somebody has asked within the last `WANTED_S`. Counts lose half of their weight every
 `HALF_LIFE_S`, so that they show the load of the last minutes. The cost is bounded (I12): `CELLS` numbers, and one look
-a second at `ROWS` hashes. A compressed batch is unpacked in a thread; a large one is left out.
+a second at `ROWS` hashes. A compressed batch is unpacked in a thread, unless it is large: then it is left out.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class KeyHashSamples:
             self._add(header.min_key_hash, weight * header.count)
         else:
             self._waiting += weight * header.count
-            if now >= self._next_sample and header.raw_length <= MAX_UNPACKED_BYTES:
+            plain = is_plain(header)
+            if now >= self._next_sample and (plain or header.raw_length <= MAX_UNPACKED_BYTES):
                 self._next_sample = now + SAMPLE_S
                 stands_for, self._waiting = self._waiting, 0.0
-                if is_plain(header) or self._threads is None:
+                if plain or self._threads is None:
                     self._count(stands_for, _look(batch, header), None)
                 else:
                     self._threads.start(partial(self._count, stands_for), _look, bytes(batch), header)
