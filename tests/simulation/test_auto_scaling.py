@@ -303,6 +303,30 @@ async def test_nothing_is_decided_about_a_broker_that_does_not_answer(simulation
             await brokers.call(leader, "merge_segments", topic="orders", segments=[0, 1], timeout=1.0)
 
 
+async def test_records_keep_their_order_while_the_layout_follows_the_load(simulation: Simulation) -> None:
+    """A burst, from one segment to several, and back when it is over."""
+    policy = ON | {"splitCooldownSeconds": 10, "mergeCooldownSeconds": 10, "mergeWindowSeconds": 20}
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await a_topic(brokers, **policy)
+        await client.admin.create_subscription("orders", "billing")
+        async with client.producer("orders") as producer:
+            for number in range(6_000):
+                await producer.send(b"%d" % number, key=KEYS[number % len(KEYS)])
+                await asyncio.sleep(0.01)
+        assert len(active(brokers)) > 3
+        await until(lambda: len(active(brokers)) == 1, 600)
+        last: dict[bytes | None, int] = {}
+        async with client.stream_consumer("orders", "billing", name="worker") as consumer:
+            for _ in range(6_000):
+                message = await consumer.receive(timeout=60)
+                assert message is not None, "I5: records are missing"
+                assert last.get(message.key, -1) < int(message.value), "I4: out of order"
+                last[message.key] = int(message.value)
+                await consumer.ack(message)
+        assert {number % len(KEYS) for number in last.values()} == set(range(len(KEYS)))
+        assert min(last.values()) >= 5_900
+
+
 # Single segments.
 
 
