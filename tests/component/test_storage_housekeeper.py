@@ -51,3 +51,17 @@ async def test_a_segment_that_was_fenced_out_does_not_stop_the_round(world: Worl
     assert housekeeper.errors == {}
     await old.abandon()
     await new.close()
+
+
+async def test_a_segment_that_is_removed_while_its_round_is_under_way_is_forgotten(world: World) -> None:
+    segment = await world.a.open()
+    housekeeper = Housekeeper()
+
+    def removed() -> RetentionPolicy:
+        housekeeper.remove(segment)
+        raise Fenced("the segment has another owner")
+
+    housekeeper.add(segment, removed)
+    await housekeeper.go_round()
+    assert housekeeper.errors == {}
+    await segment.close()

@@ -197,6 +197,19 @@ def test_of_a_drawn_id_only_the_last_batch_is_inherited() -> None:
     ]
 
 
+def test_few_drawn_ids_are_handed_on_from_log_to_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "MAX_HANDED_ON", 2)
+    table = inherited([table_of((WRITER, era(1), 5, 0), (1, 0, 1, 5), (2, 0, 1, 6), (3, 0, 1, 7))])
+    assert [table.next_sequence(each) for each in (1, 2, 3)] == [1, 1, 1], "the next log knows all of them"
+    table.apply(make_header(1, producer=4), Offset(0))
+    table = inherited([table])
+    assert [table.next_sequence(each) for each in (1, 2, 3, 4)] == [NOT_KNOWN, 1, 1, 1]
+    table.apply(make_header(1, producer=5), Offset(0))
+    table = inherited([table])
+    assert [table.next_sequence(each) for each in (2, 3, 4, 5)] == [NOT_KNOWN, 1, 1, 1]
+    assert table.next_sequence(WRITER) == era(1, 5), "a derived id may come back at any time"
+
+
 def test_a_log_can_continue_several_logs_and_be_continued() -> None:
     first, second = table_of((7, 0, 5, 0), (8, 0, 1, 5)), table_of((9, 0, 2, 0))
     table = inherited([inherited([first, second]), table_of((10, 0, 1, 77))])

@@ -350,9 +350,11 @@ class Session:
                 f"the layout of topic {topic.path} has epoch {found.layout.epoch}, and segment {route.segment} takes "
                 f"no writes in it"
             )
-        if len(self._routes) >= MAX_ROUTES:
-            self._routes.clear()
         if len(body) <= MAX_ROUTE_BYTES:
+            # Segments that are not served here any more would stay in memory as long as the connection.
+            self._routes = {known: each for known, each in self._routes.items() if each.takes_publishes}
+            if len(self._routes) >= MAX_ROUTES:
+                self._routes.clear()
             self._routes[body] = segment
         return segment
 

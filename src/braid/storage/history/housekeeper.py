@@ -76,7 +76,11 @@ class Housekeeper:
                 await segment.sweep()
                 self.errors.pop(segment, None)
             except BraidError as error:
-                self.errors[segment] = error
+                self._note(segment, error)
             except Exception as error:  # our bug; the other segments' retention must not end with it
-                self.errors[segment] = BrokenInvariant(f"housekeeping broke: {error!r}")
+                self._note(segment, BrokenInvariant(f"housekeeping broke: {error!r}"))
                 _log.exception("housekeeping broke")
+
+    def _note(self, segment: SegmentStorage, error: BraidError) -> None:
+        if segment in self._charges:  # One that was removed meanwhile has failed because of that.
+            self.errors[segment] = error

@@ -25,6 +25,9 @@ several of those logs has no single number to go on from: its last era is closed
 judged any more and is out of sequence, earlier eras are stored, and a later one may begin. Two logs may also have
 inherited one producer from the same log, as when the halves of a split are merged. A drawn id belongs to one log, so
 its batches are the same in both tables, and count once.
+
+Only a client that has missed a change of the layout, and cannot reach the log itself, asks for a drawn id whose log has
+ended. So few of them are handed on from log to log. A topic that is changed often would otherwise collect 10,000.
 """
 
 from __future__ import annotations
@@ -51,6 +54,8 @@ from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000
 REMEMBERED_BATCHES: Final = 8
+MAX_HANDED_ON: Final = 256
+"""Of drawn ids whose log has ended, so many are handed on again when the next log ends, too."""
 ELSEWHERE: Final = Offset((1 << 64) - 1)
 """The offset of a batch that stands in another log."""
 
@@ -198,8 +203,11 @@ def inherited(tables: Collection[ProducerTable]) -> ProducerTable:
     Of more than `MAX_PRODUCERS`, those are kept that wrote last; each of the logs counts the same."""
     table = ProducerTable()
     by_rank = zip_longest(*(reversed(other._batches) for other in tables))
-    newest_first = dict.fromkeys(producer for rank in by_rank for producer in rank if producer is not None)
-    for producer in reversed(list(newest_first)[:MAX_PRODUCERS]):
+    newest_first = list(dict.fromkeys(producer for rank in by_rank for producer in rank if producer is not None))
+    ended = [producer for producer in newest_first if _has_ended(producer, tables)]
+    forgotten = set(ended[MAX_HANDED_ON:])
+    kept = [producer for producer in newest_first if producer not in forgotten][:MAX_PRODUCERS]
+    for producer in reversed(kept):
         found = [other._batches[producer] for other in tables if producer in other._batches]
         known = list(found[0]) if is_derived(producer) else [found[0][-1]]  # A drawn id belongs to one log, and ends.
         batches = [(first, ELSEWHERE, records) for first, _, records in known]
@@ -207,6 +215,14 @@ def inherited(tables: Collection[ProducerTable]) -> ProducerTable:
             batches = [_closed_era(max(known[-1][0] for known in found))]
         table._batches[producer] = deque(batches, REMEMBERED_BATCHES)
     return table
+
+
+def _has_ended(producer: ProducerId, tables: Collection[ProducerTable]) -> bool:
+    """Tell whether a drawn id belongs to a log that had ended before those of these tables."""
+    if is_derived(producer):
+        return False
+    known = (table._batches[producer] for table in tables if producer in table._batches)
+    return all(offset == ELSEWHERE for batches in known for _, offset, _ in batches)
 
 
 def _one_origin(producer: ProducerId, found: list[deque[_Stored]]) -> bool:
