@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 from braid.client.producing.cut_batch import cut_batch
 from braid.client.producing.open_batch import ProducerBatch
 from braid.client.routing import LOOKUP_TIMEOUT_S
-from braid.model.batch.identity import SEVERAL_LOGS
+from braid.model.batch.identity import NOT_KNOWN, SEVERAL_LOGS
 from braid.model.errors import BraidError, InvalidArgument
 from braid.wire.operations import Kind, Stored, StoredRequest, encode
 
@@ -99,8 +99,10 @@ class Retirement:
         return queues
 
     async def ask(self, producer: Producer, producer_id: int) -> int | None:
-        """Ask the heirs how far the ended log has this id (model/batch/identity.py). None if no heir can tell."""
+        """Ask the heirs how far the ended log has this id (model/batch/identity.py). None if no heir can tell: a log
+        hands on only some of the producers that it has inherited, so only a child knows what its parent never had."""
         path = producer.topic.path
+        segments = (await producer.client.routing.topic(path)).by_id
         for heir in self._heirs:
             request = encode(StoredRequest(path, producer.topic_id, heir.segment, (producer_id,)))
             try:
@@ -108,6 +110,8 @@ class Retirement:
                 stored = await link.ask(Kind.STORED, request, Stored, LOOKUP_TIMEOUT_S)
             except BraidError:
                 continue
-            if stored.next_sequences != (SEVERAL_LOGS,):
-                return stored.next_sequences[0]
+            (next_sequence,) = stored.next_sequences
+            is_child = heir.segment in segments and self._writer.segment in segments[heir.segment].parents
+            if next_sequence != SEVERAL_LOGS and (next_sequence != NOT_KNOWN or is_child):
+                return next_sequence
         return None
