@@ -357,3 +357,32 @@ async def test_in_local_mode_a_target_without_the_table_of_producers_does_not_be
     assert successor.catalog.objects == []
     await successor.hand_over()
     await world.b.start(mode=StorageMode.LOCAL, objects=empty).open()
+
+
+@pytest.mark.parametrize("earlier", [True, False], ids=["after an earlier hand-over", "from the beginning"])
+async def test_in_local_mode_producers_outlive_their_expired_files_and_chunks_through_a_hand_over(
+    earlier: bool, world: World
+) -> None:
+    """A skip leaves an older producer table named. The newest closed file has records and stays, so the hand-over
+    exports it with the whole table (I10)."""
+    world.a.start(mode=StorageMode.LOCAL)
+    segment = await world.a.open()
+    batches = [make_batch(producer=7, sequence=sequence) for sequence in range(4)]
+    await segment.log.confirm(segment.log.append(bytearray(batches[0])))
+    if earlier:
+        await segment.hand_over()
+        segment = await world.a.open()
+    for batch in batches[1:]:
+        await segment.log.confirm(segment.log.append(bytearray(batch)))
+        await segment.log.rotate()
+    for _ in range(2):  # The chunk first, then the files.
+        await segment.apply_retention(RetentionPolicy(max_bytes=0))
+    assert (segment.earliest, segment.log.end) == (3, 4)
+    assert segment.catalog.next_offset == 3
+    assert (segment.catalog.producers is not None) is earlier
+    await segment.hand_over()
+    segment = await world.a.open()
+    for sequence in (2, 3):
+        repeated = segment.log.append(bytearray(batches[sequence]))
+        assert (repeated.duplicate, repeated.base_offset) == (True, sequence)
+    assert segment.log.end == 4
