@@ -24,10 +24,10 @@ from braid.model.errors import (
     BraidError,
     ClientClosed,
     ConsumerReplaced,
-    NotAvailable,
     OffsetOutOfRange,
     PositionDiverged,
     RepeatDiffers,
+    RepeatTooLate,
     SegmentNotFound,
     SubscriptionNotFound,
     TimedOut,
@@ -35,7 +35,6 @@ from braid.model.errors import (
 from braid.model.message import Message, MessageId
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import ConsumerHistory, Seek
-from braid.testing.scenarios.sinks import Sink
 from braid.testing.sim.loop import Process
 
 if TYPE_CHECKING:
@@ -249,8 +248,7 @@ class ClientMachine:
         await self._pause(random.choice([0.05, 0.5, 2.0]))
         if self._done_publishing():
             return
-        # A sink does not follow a change of the layout yet. Where the layout changes, each writes once.
-        sink = Sink(f"{self.name}-{next(cluster.producers)}") if cluster.transitions else random.choice(cluster.sinks)
+        sink = random.choice(cluster.sinks)
         if not sink.stored or (sink.era >= 0 and random.random() < 0.5):
             cluster.counts.repeated_writes += sink.stored
         else:
@@ -264,14 +262,11 @@ class ClientMachine:
                 for block in blocks:
                     await writer.add(block)
                 await writer.finish()
-        except RepeatDiffers:
-            if not self.history.lost_tails:
+        except (RepeatDiffers, RepeatTooLate) as error:
+            pruned = isinstance(error, RepeatTooLate) and self.history.ends_of_pruned
+            if not self.history.lost_tails and not pruned:
                 raise
             return  # What an earlier attempt had stored is gone, and with it the numbers that this one counted on.
-        except NotAvailable:
-            if not cluster.transitions:
-                raise
-            return
         finally:
             del self.producers[writer.producer]
         for value in values:

@@ -35,7 +35,7 @@ from braid.model.errors import (
     TransitionRefused,
     TransitionRunning,
 )
-from braid.model.layout import HashRange, Layout
+from braid.model.layout import Layout
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Seek
 from braid.testing.scenarios.clients import TOPIC
@@ -69,11 +69,6 @@ PRUNED: Final[Errors] = (SegmentNotFound,)
 """The layout may drop a segment while a call that names it is under way."""
 MOST_SEGMENTS: Final = 5
 """That take writes."""
-
-
-def _inner(hashes: HashRange) -> tuple[int, int]:
-    """The hashes at which a range can be split."""
-    return min(hashes.start + 1, hashes.end), hashes.end
 
 
 class Reposition(msgspec.Struct, frozen=True):
@@ -166,14 +161,15 @@ class Operator:
     def _chosen_change(self, layout: Layout) -> Callable[..., Awaitable[Any]]:
         admin, random, active = self._admin, self._random, layout.active
         at = random.randrange(len(active))
-        hashes = active[at].hash_range
-        merges = [partial(admin.merge, TOPIC, *(each.segment_id for each in active[at : at + 2]))]
-        split = partial(admin.split, TOPIC, active[at].segment_id)
-        splits = [split, split, partial(split, into=3), partial(split, at=f"{random.randint(*_inner(hashes)):04x}")]
-        ways = merges if len(active[at : at + 2]) == 2 else []
+        segment, hashes = active[at].segment_id, active[at].hash_range
+        ways = [partial(admin.repartition, TOPIC, random.randint(1, MOST_SEGMENTS))]
+        if at + 1 < len(active):
+            ways.append(partial(admin.merge, TOPIC, segment, active[at + 1].segment_id))
         if len(active) < MOST_SEGMENTS and len(hashes) > MOST_SEGMENTS:
-            ways = [*ways, *splits]
-        change = random.choice([*ways, partial(admin.repartition, TOPIC, random.randint(1, MOST_SEGMENTS))])
+            split = partial(admin.split, TOPIC, segment)
+            boundary = random.randint(hashes.start + 1, hashes.end)
+            ways += [split, split, partial(split, into=3), partial(split, at=f"{boundary:04x}")]
+        change = random.choice(ways)
         self._cluster.note(f"the layout is to change: {change.func.__name__}{change.args} {change.keywords}")
         return change
 
