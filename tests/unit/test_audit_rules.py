@@ -23,6 +23,7 @@ from braid.spark.jobs.audit.rules import (
     Repeat,
     SegmentFacts,
     SegmentTotals,
+    layout_tiling,
     manifest_end,
     manifest_seal,
     missing_manifest,
@@ -352,6 +353,31 @@ def test_a_child_that_begins_before_an_ancestor_has_ended_is_found() -> None:
     assert [each.segment for each in parent_end(segments, good | {1: wrote(8, 20)})] == [1]
     through_an_empty_one = {0: wrote(0, 10), 1: empty, 2: wrote(5, 30), 3: empty}
     assert [each.segment for each in parent_end(segments, through_an_empty_one)] == [2]
+
+
+def test_offsets_after_the_end_that_a_manifest_names_are_found() -> None:
+    def found(end: int | None, totals: SegmentTotals, of_owner: int = RECORDS) -> list[tuple[str, int]]:
+        own = facts(sound(), end=of_owner)
+        assert own.manifest is not None
+        changed = msgspec.structs.replace(own.manifest, end=end)
+        return places([*manifest_seal(msgspec.structs.replace(own, manifest=changed), totals)])
+
+    sealed = SegmentTotals(seal_at=RECORDS)
+    assert found(RECORDS, sealed) == found(None, sealed) == []
+    assert found(RECORDS - 5, sealed) == [("manifest-seal", RECORDS - 5)]
+    assert found(RECORDS, SegmentTotals(), RECORDS + 1) == [("manifest-seal", RECORDS)]
+
+
+def test_hashes_that_no_segment_or_more_than_one_has_are_found() -> None:
+    family = {segment: facts(sound(), segment) for segment in range(3)}
+    assert [*layout_tiling(family)] == []
+    assert [*layout_tiling({1: family[1], 2: family[2]})] == [], "the parent has left the layout"
+    narrow = {**family, 2: msgspec.structs.replace(family[2], first_hash=family[2].first_hash + 1)}
+    assert [each.segment for each in layout_tiling(narrow)] == [0, 0]
+    wide = {**family, 2: msgspec.structs.replace(family[2], first_hash=family[2].first_hash - 1)}
+    assert [each.rule for each in layout_tiling(wide)] == ["layout-tiling"] * 2
+    orphan = {**family, 2: msgspec.structs.replace(family[2], parents=())}
+    assert [(each.segment, "do not tile its hashes" in each.text) for each in layout_tiling(orphan)] == [(0, True)]
 
 
 def test_children_with_records_of_a_parent_that_is_open_are_found() -> None:

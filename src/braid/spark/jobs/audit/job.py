@@ -40,6 +40,7 @@ from braid.spark.jobs.audit.rules import (
     Repeat,
     SegmentFacts,
     SegmentTotals,
+    layout_tiling,
     manifest_end,
     manifest_seal,
     missing_manifest,
@@ -124,6 +125,7 @@ def audit_topic(spark: SparkSession, options: Mapping[str, str], *, deep: bool =
     findings += found
     for fact in facts.values():
         findings += [*manifest_end(fact), *manifest_seal(fact, totals[fact.id])]
+    findings += layout_tiling(facts)
     findings += [*parent_end(facts, totals), *parent_sealed(facts, totals), *repeated_in_lineage(facts, again)]
     notes += [each.text for each in findings if each.rule == EXPIRED]
     return _report(snapshot, facts, totals, findings, notes, time.monotonic() - began)

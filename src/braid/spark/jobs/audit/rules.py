@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from braid.model.errors import ChunkCorrupt
+from braid.model.layout import FULL_RANGE, HashRange, tiles
 from braid.spark.source.snapshot import SegmentBounds
 from braid.storage.chunk import decode_footer
 from braid.storage.history.manifest import SegmentManifest
@@ -40,8 +41,9 @@ RULES: Final[Mapping[str, str]] = {
     "sequence-gap": "the sequences of a producer have no gap",
     "parent-end": "a child begins after its parents have ended",
     "parent-sealed": "a segment whose children have records is sealed",
+    "layout-tiling": "the segments that take writes have every key hash once, and children have their parents' hashes",
     "manifest-end": "a manifest ends where its chunks end",
-    "manifest-seal": "a manifest says that a log is sealed if it is",
+    "manifest-seal": "a manifest says that a log is sealed if it is, and where it ends",
     "manifest-missing": "a segment that has chunks has a manifest",
     "retained-start": "chunks begin where the owner says that history begins",
     "owner-damaged": "the owner can read what only it has",
@@ -112,7 +114,13 @@ def manifest_seal(facts: SegmentFacts, totals: SegmentTotals) -> Iterator[Findin
     if totals.seal_at is not None and totals.seal_at == manifest.next_offset and not manifest.sealed:
         text = f"the log is sealed at offset {totals.seal_at}, and the manifest says that it goes on"
         yield Finding("manifest-seal", facts.id, totals.seal_at, "", text)
-    if manifest.sealed and facts.end > manifest.next_offset:
+    if manifest.end is not None and totals.seal_at not in (None, manifest.end):
+        text = f"the log is sealed at offset {totals.seal_at}, and the manifest says that it ends at {manifest.end}"
+        yield Finding("manifest-seal", facts.id, manifest.end, "", text)
+    elif manifest.end is not None and max(facts.end, manifest.next_offset) > manifest.end:
+        text = f"the manifest says that the log ends at {manifest.end}, and there are offsets after that"
+        yield Finding("manifest-seal", facts.id, manifest.end, "", text)
+    elif manifest.sealed and facts.end > manifest.next_offset:
         text = f"the manifest says that the log is sealed at {manifest.next_offset}, and its owner has {facts.end}"
         yield Finding("manifest-seal", facts.id, manifest.next_offset, "", text)
 
@@ -178,6 +186,22 @@ def ancestors(facts: Mapping[int, SegmentFacts], segment: int) -> set[int]:
             found.add(parent)
             to_visit += facts[parent].parents
     return found
+
+
+def layout_tiling(facts: Mapping[int, SegmentFacts]) -> Iterator[Finding]:
+    """Check that no hash is lost or has two places: among the segments without children, and among the children of each
+    parent. Parents that have left the layout are not missed."""
+    ranges = {number: HashRange(fact.first_hash, fact.last_hash) for number, fact in facts.items()}
+    children = {number: [each for each, fact in facts.items() if number in fact.parents] for number in facts}
+    newest = sorted(ranges[number] for number, found in children.items() if not found)
+    if not tiles(newest, FULL_RANGE):
+        text = f"the segments without children have the hashes {', '.join(map(str, newest))}"
+        yield Finding("layout-tiling", min(facts), 0, "", f"{text}: they do not tile {FULL_RANGE}")
+    for parent, found in children.items():
+        shared = [ranges[parent].overlap(ranges[child]) for child in found]
+        if found and not tiles(sorted(each for each in shared if each is not None), ranges[parent]):
+            text = f"its children {', '.join(map(str, sorted(found)))} do not tile its hashes {ranges[parent]}"
+            yield Finding("layout-tiling", parent, 0, "", text)
 
 
 def parent_end(facts: Mapping[int, SegmentFacts], totals: Mapping[int, SegmentTotals]) -> Iterator[Finding]:
