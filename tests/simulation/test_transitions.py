@@ -400,6 +400,31 @@ async def test_a_topic_is_deleted_in_the_middle_of_a_split(simulation: Simulatio
         await brokers.start(gone)
 
 
+async def test_a_limit_by_size_counts_a_sealed_segment_together_with_those_that_came_after_it(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders", retention_bytes=200_000)
+        await until(lambda: brokers.owner(0))
+
+        async def send(kilobytes: int) -> None:
+            async with client.producer("orders") as producer:
+                await producer.send_many([(b"key-%d" % number, bytes(1_000)) for number in range(kilobytes)])
+
+        def segments() -> set[int]:
+            return set(brokers.any().topics.get(PATH).layout.segments)
+
+        await send(150)
+        await client.admin.split("orders", 0)
+        await send(30)
+        await asyncio.sleep(600)
+        assert segments() == {0, 1, 2}, "there is room for all of it"
+        await send(120)
+        await until(lambda: segments() == {1, 2}, 600)
+        await asyncio.sleep(600)
+        assert segments() == {1, 2}
+
+
 async def test_many_transitions_in_a_row_leave_little_behind(simulation: Simulation) -> None:
     async with running_brokers(simulation) as brokers:
         await brokers.call("a", "create_topic", topic="orders", policies={"retentionMs": 1_000})

@@ -22,12 +22,12 @@ from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.owned_segment import OwnedSegment, SegmentRetention
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics
-from braid.cluster.members import still_gone
+from braid.cluster.members import Members, still_gone
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition, Operation, Put
 from braid.model.errors import BraidError, ConditionFailed, Fenced, NotServing
-from braid.model.ids import Epoch, Offset, Revision
+from braid.model.ids import Epoch, Offset, Revision, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
@@ -54,6 +54,7 @@ class Opening:
         metrics: BrokerMetrics,
         topics: Topics,
         owners: Owners,
+        members: Members,
         housekeeper: Housekeeper,
         may_act: Callable[[], bool],
     ) -> None:
@@ -62,6 +63,7 @@ class Opening:
         self._metrics = metrics
         self._topics = topics
         self._owners = owners
+        self._members = members
         self._housekeeper = housekeeper
         self._may_act = may_act
         self._manifests: dict[str, Revision] = {}
@@ -100,7 +102,12 @@ class Opening:
             lambda: self._policies(name.topic.path, topic),
         )
         retention = SegmentRetention(
-            name, storage, cursors, lambda: self._topics.find(name.topic.path), self._context.clock.now_us
+            name,
+            storage,
+            cursors,
+            lambda: self._topics.find(name.topic.path),
+            self._context.clock.now_us,
+            lambda: self._newer_bytes(name),
         )
         self._housekeeper.add(storage, retention.policy, retention.needed_from, keep_local_bytes=KEEP_LOCAL_BYTES)
         _log_recovery(name, storage)
@@ -213,6 +220,22 @@ class Opening:
         except BraidError as error:
             self._manifests.pop(name.path, None)
             _log.warning("the manifest of %s was not written: %s", name, error)
+
+    def _newer_bytes(self, name: SegmentName) -> int:
+        """Return how much the descendants of a segment hold, as far as load reports tell."""
+        path = name.topic.path
+        topic = self._topics.find(path)
+        if topic is None or name.id not in topic.layout.segments:
+            return 0
+        newer = {each for each in topic.layout.lineage(name.id) if each > name.id}
+        loads = [load for report in self._members.loads.all().values() for load in report.busiest] if newer else []
+        sizes: dict[SegmentId, int] = {}
+        for load in loads:
+            if (
+                load.topic_path == path and load.segment_id in newer
+            ):  # Two brokers report a segment that has just moved.
+                sizes[load.segment_id] = max(load.history_bytes, sizes.get(load.segment_id, 0))
+        return sum(sizes.values())
 
     def _policies(self, path: str, opened: Topic) -> TopicPolicies:
         """The topic's policies now. A topic that is being deleted keeps those that it was opened with."""

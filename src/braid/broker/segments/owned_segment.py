@@ -36,7 +36,9 @@ class SegmentRetention:
         cursors: Cursors,
         topic: Callable[[], Topic | None],
         now_us: Callable[[], int],
+        newer_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`newer_bytes` returns how much the segments hold that came after this one."""
         self.held: dict[str, int] = {}
         """By subscription: bytes that have outlived the policy and wait for it. Known from the last round."""
         self._name = name
@@ -44,6 +46,7 @@ class SegmentRetention:
         self._cursors = cursors
         self._topic = topic
         self._now_us = now_us
+        self._newer_bytes = newer_bytes
         self._forgotten: set[str] = set()
         """Subscriptions that retention no longer waits for. The log has said so, once."""
 
@@ -52,9 +55,10 @@ class SegmentRetention:
         if topic is None:
             return RetentionPolicy()
         policies = topic.policies
+        max_bytes = policies.retention_bytes
         return RetentionPolicy(
             max_age_s=policies.retention_ms / 1000 if policies.retention_ms is not None else None,
-            max_bytes=policies.retention_bytes,
+            max_bytes=max(0, max_bytes - self._newer_bytes()) if max_bytes is not None else None,
             delete_unconsumed=policies.retention_ignores_subscriptions,
         )
 

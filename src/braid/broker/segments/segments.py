@@ -107,7 +107,7 @@ class Segments:
         self.accesses: Final = SegmentAccesses(context.broker_id, self, owners, members, ask)
         """To the segments of all brokers."""
         self._succession = Succession(context.broker_id, owners, self.accesses)
-        self._opening = Opening(context, config, metrics, topics, owners, housekeeper, may_act)
+        self._opening = Opening(context, config, metrics, topics, owners, members, housekeeper, may_act)
         self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
