@@ -192,7 +192,9 @@ async def test_a_policy_that_cannot_be_is_refused(simulation: Simulation) -> Non
                 await brokers.call("a", call, topic="absent")
 
 
-async def test_policies_that_contradict_each_other_later_switch_it_off_and_say_so(simulation: Simulation) -> None:
+async def test_policies_that_contradict_each_other_later_switch_it_off_and_say_so(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
     place = {"tenant": "public", "namespace": "default"}
     async with running_brokers(simulation) as brokers, brokers.client() as client:
         await a_topic(brokers, **ON, minSegments=10)
@@ -203,7 +205,9 @@ async def test_policies_that_contradict_each_other_later_switch_it_off_and_say_s
         assert len(active(brokers)) == 1
         assert (found["enabled"], found["policy"]) == (False, None)
         assert found["findings"] == [found["reason"]]
-        assert "min_segments is 10, above max_segments, which is 4" in found["reason"]
+        why = "min_segments is 10, above max_segments, which is 4"
+        assert why in found["reason"]
+        assert sum(why in record.getMessage() for record in caplog.records) == 1, "the log says it once"
 
 
 async def test_a_cooldown_survives_the_end_of_the_leader(simulation: Simulation) -> None:

@@ -150,7 +150,7 @@ class AutoScaling:
         self._cold: dict[str, dict[SegmentId, _Cold]] = {}
         """By a topic's path."""
         self._refused: dict[str, str] = {}
-        """By a topic's path: why a change that was decided did not begin."""
+        """By a topic's path: why a change that was decided did not begin, or why nothing is decided."""
         self._acting = TaskScope[str]()
         """By a topic's path."""
 
@@ -238,9 +238,15 @@ class AutoScaling:
             return None
         try:
             policy = self.policy(path, topic)
-        except BraidError:
-            return None  # `proposal` says why.
+        except BraidError as error:
+            self._note_refused(path, error)
+            return None
         return policy if policy.enabled else None
+
+    def _note_refused(self, path: str, error: BraidError) -> None:
+        if self._refused.get(path) != str(error):
+            _log.warning("the layout of topic %s does not follow its load: %s", path, error)
+        self._refused[path] = str(error)
 
     async def _act(self, name: TopicName, topic: Topic, policy: AutoScalePolicy, consumers: Mapping[str, int]) -> None:
         try:
@@ -262,9 +268,7 @@ class AutoScaling:
             self._refused.pop(name.path, None)
             _log.info("topic %s: %s", name, found.reason)
         except BraidError as error:
-            if self._refused.get(name.path) != str(error):
-                _log.warning("the layout of topic %s does not follow its load: %s", name, error)
-            self._refused[name.path] = str(error)
+            self._note_refused(name.path, error)
 
     async def _on_propose(self, arguments: Arguments) -> AutoScaleProposal:
         return await self._propose(TopicName.parse(arguments["topic"]))
