@@ -257,3 +257,8 @@ def test_the_highest_request_id_and_kind_travel() -> None:
     assert plain(feed(FrameReader(), a_frame(255, b"", request=0xFFFF_FFFF, flags=3)))[0][:3] == (255, 3, 0xFFFF_FFFF)
     with pytest.raises(struct.error):
         a_frame(256)
+
+
+def test_a_peer_that_answers_in_http_is_named() -> None:
+    with pytest.raises(ProtocolError, match="the port of the REST interface"):
+        feed(FrameReader(), b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n")

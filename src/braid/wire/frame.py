@@ -65,6 +65,9 @@ otherwise hold on to megabytes."""
 MAX_REQUEST_ID: Final = (1 << 32) - 1
 _ZEROS: Final = tuple(bytes(count) for count in range(8))
 
+_HTTP: Final = int.from_bytes(b"HTTP", "little")
+"""The first bytes of an answer in HTTP, read as the length of a frame."""
+
 
 class Flags(IntFlag):
     REPLY = 1
@@ -191,6 +194,10 @@ class FrameReader:
 
     def _check(self, length: int, body_length: int, flags: int, zero: int) -> None:
         if zero or flags & ~_KNOWN_FLAGS:
+            if length == _HTTP:
+                raise ProtocolError(
+                    "the peer answers in HTTP: this is the port of the REST interface, not that of clients"
+                )
             raise ProtocolError("these bytes are no frame: the peer does not speak Braid's protocol, or lost its place")
         if length > self.limit:
             raise FrameTooLarge(f"a frame of {length} bytes was announced; the limit is {self.limit}")
