@@ -216,6 +216,7 @@ def test_a_split_goes_before_a_merge_also_while_it_rests() -> None:
 
 def test_what_was_merged_too_often_is_not_merged_again() -> None:
     layout = Layout.initial(2)
+    assert set(layout.merge_depths.values()) == {0}
     for turn in range(2):
         merged = changed(layout, plan_merge(layout, *(each.segment_id for each in layout.active)))
         layout = changed(merged, plan_split(merged, merged.active[0].segment_id))
