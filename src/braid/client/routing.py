@@ -292,7 +292,7 @@ class Routing:
         fresh = TopicMap(generation, route)
         self._set(fresh)
         if known is not None:
-            for address in known.addresses() - fresh.addresses():
+            for address in sorted(known.addresses() - fresh.addresses()):
                 self.pool.suspect(address)
         return fresh
 
