@@ -2,6 +2,7 @@
 does much else makes an example slow, and not wrong."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -14,3 +15,7 @@ settings.register_profile("braid", deadline=None, max_examples=share(DEFAULT))
 settings.load_profile("braid")
 
 start_java_quickly(os.environ)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets its background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -502,9 +502,8 @@ def test_importing_it_does_not_import_arrow() -> None:
 
 
 SCRIPT = """
-import signal, sys
+import sys
 from braid import sync
-signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell lets its background jobs ignore it.
 with sync.connect(sys.argv[1]) as client:
     with client.stream_consumer("orders", "billing", start="earliest") as consumer:
         for message in consumer:

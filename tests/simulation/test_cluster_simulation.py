@@ -41,6 +41,7 @@ FAVOURED_SEEDS = {
     ZOMBIES: [0, 3, 12],
     "crash_at_write": [0, 1],
     "replace_disk": [0, 1],
+    "use_brief_subscription": [0, 1],
     TRANSITIONS: [*TRANSITIONS_FAILED_ONCE, 131, 142],
 }
 

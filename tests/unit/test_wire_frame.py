@@ -260,5 +260,5 @@ def test_the_highest_request_id_and_kind_travel() -> None:
 
 
 def test_a_peer_that_answers_in_http_is_named() -> None:
-    with pytest.raises(ProtocolError, match="the port of the REST interface"):
+    with pytest.raises(ProtocolError, match="REST interface"):
         feed(FrameReader(), b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n")

@@ -196,7 +196,8 @@ class FrameReader:
         if zero or flags & ~_KNOWN_FLAGS:
             if length == _HTTP:
                 raise ProtocolError(
-                    "the peer answers in HTTP: this is the port of the REST interface, not that of clients"
+                    "the peer answers in HTTP and does not speak Braid's protocol: this may be the port of a broker's "
+                    "REST interface, and not that for clients"
                 )
             raise ProtocolError("these bytes are no frame: the peer does not speak Braid's protocol, or lost its place")
         if length > self.limit:

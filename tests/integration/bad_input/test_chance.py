@@ -144,7 +144,7 @@ def outcome(client: RawClient, kind: Kind, body: Any, payload: bytearray) -> str
     """`answered`, `ended`, or the code of the error."""
     try:
         request = client.send(kind, body, payload)
-        if kind != Kind.CREDIT:
+        if kind not in (Kind.CREDIT, Kind.PROGRESS):  # These have no answer.
             client.reply(request)
     except (Ended, ConnectionError):
         return "ended"
