@@ -29,6 +29,7 @@ from braid.ports.allocator import keep_freed_memory
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.checkpoint import NAME as CHECKPOINT
 from braid.storage.log.context import FileConfig, LogConfig
@@ -37,7 +38,7 @@ from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.recovery import recover, repair
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 
 NOW_US = 1_790_000_000_000_000
 BATCH_BYTES = (16 << 10, 256 << 10, 1 << 20)

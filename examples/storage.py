@@ -28,13 +28,14 @@ from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.context import LogConfig
 from braid.storage.log.recovery import recover
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
 from braid.storage.recovery_start import RecoverySource
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 
 TOPIC = "public/default/orders"
 DESCRIPTOR = "0000-ffff-0"

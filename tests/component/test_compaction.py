@@ -19,6 +19,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch
 from braid.storage.chunk import RUN_BYTES, decode_footer, encode_footer
+from braid.storage.context import StorageMode
 from braid.storage.history.catalog import Catalog
 from braid.storage.history.compaction import (
     GRACE_S,
@@ -32,7 +33,7 @@ from braid.storage.history.compaction import (
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.clock import START_US
 from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_all

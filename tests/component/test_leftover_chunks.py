@@ -17,11 +17,11 @@ from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Move, Ownership
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 from braid.storage.history.producer_objects import producers_name
-from braid.storage.segment import StorageContext, StorageMode
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects

@@ -19,12 +19,13 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch
 from braid.ports.disk import Buffer
+from braid.storage.context import StorageMode
 from braid.storage.history.compaction import store_joined
 from braid.storage.history.exporter import FIRST_RETRY_S, MAX_RETRY_S, chunk_name
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.object_names import topic_id_of
 from braid.storage.log.context import LogConfig
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 from tests.kits.storage import (

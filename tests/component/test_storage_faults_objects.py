@@ -20,10 +20,11 @@ from braid.model.errors import (
     StorageError,
 )
 from braid.model.ids import Offset
+from braid.storage.context import StorageMode
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import Fault, Faults
 from tests.kits.fault_scenes import (

@@ -19,9 +19,9 @@ from braid.model.errors import (
     RecoveryUnsafe,
     StorageError,
 )
+from braid.storage.context import StorageMode
 from braid.storage.log.recovery import recover
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import StorageMode
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import Faults
 from tests.kits.fault_scenes import (

@@ -11,8 +11,9 @@ from braid.model.errors import (
     StorageError,
 )
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageMode
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.loop import Simulation
 from tests.kits.fault_scenes import CHECKPOINT, Scene, batch, read_all
 

@@ -18,10 +18,11 @@ from braid.model.errors import (
     SyncFailed,
 )
 from braid.model.ids import Offset
+from braid.storage.context import StorageMode
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.wal import wal_name
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.objects import Faults, FaultyObjects, MemoryObjects
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, TOPIC, World, fill, make_batch, read_offsets, with_files

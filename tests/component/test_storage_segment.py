@@ -24,6 +24,7 @@ from braid.model.topic import Durability
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.context import LogConfig
@@ -32,7 +33,7 @@ from braid.storage.log.producers import ROW_BYTES, ProducerTable
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import MAX_INHERITED_BYTES, SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import MAX_INHERITED_BYTES, SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.objects import Faults, FaultyObjects
 from tests.kits.owner_changes import send

@@ -26,6 +26,7 @@ from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest, segment_folder
 from braid.storage.objects.disk import DiskObjects
@@ -33,7 +34,7 @@ from braid.storage.objects.remote import RemoteObjects
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from tests.conformance.objects_factories import s3_for_tests
 from tests.kits.etcd_server import run_test, shared_etcd_server
 from tests.kits.s3_server import S3Server

@@ -30,11 +30,12 @@ from braid.model.ids import Epoch
 from braid.ports.clock import SystemClock
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from tests.kits.storage import DESCRIPTOR, SEGMENT_FOLDER, SMALL, TOPIC, fill, make_batch, read_offsets
 from tests.kits.waiting import wait_until
 

@@ -27,13 +27,14 @@ from braid.model.ids import Epoch, Offset
 from braid.model.topic import Durability
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import Catalog
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.log.wal import wal_name
 from braid.storage.objects.store import Objects, ObjectStat
 from braid.storage.reader import LogReader
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.disk import Crashed, SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation, run_simulation

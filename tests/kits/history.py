@@ -17,13 +17,14 @@ from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
 from braid.model.names import SegmentName, TopicName
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, decode_footer, encode_footer
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.catalog import ChunkDescriptor, ProducerObject
 from braid.storage.history.exporter import chunk_name
 from braid.storage.history.manifest import SegmentManifest, write_topic_manifest
 from braid.storage.history.producer_objects import producers_name
 from braid.storage.log.producers import ProducerTable
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.clock import SimulatedClock
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation

@@ -13,6 +13,7 @@ from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, Disk, DiskFile, FileStat, FolderLock
 from braid.storage.cache import HotCache
 from braid.storage.chunk import Index, encode_footer
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.context import FileConfig, LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
@@ -20,7 +21,7 @@ from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import recover, repair
 from braid.storage.objects.store import Objects
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.batches import opaque_header
 from braid.testing.sim.clock import START_US
 from braid.testing.sim.disk import SimulatedDisk

@@ -17,11 +17,12 @@ from braid.ports.clock import SystemClock
 from braid.ports.disk import Buffer
 from braid.ports.os_disk import OsDisk
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.log.log import Appended
 from braid.storage.objects.disk import DiskObjects
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.batches import opaque_batch
 
 TOPIC, DESCRIPTOR = "public/default/orders", "0000-ffff-0"

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.model.topic import Durability
+from braid.storage.context import StorageMode
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from tests.kits.examples import share
 from tests.kits.storage import Read, World, make_batch, read_all, run
 

@@ -22,7 +22,7 @@ from braid.model.batch.header import BatchHeader
 from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.ownership import Ownership, OwnershipState
-from braid.storage import recovery_start, segment
+from braid.storage import recovery_start, segment_recovery
 from braid.storage.history import catalog
 from braid.storage.history.catalog import SealedState
 from braid.storage.log.log import Log
@@ -138,7 +138,7 @@ def forget_producers_when_a_segment_moves(patch: pytest.MonkeyPatch) -> None:
     def check_known(self: ProducerTable, header: BatchHeader) -> Duplicate | None:
         return check(self, header) if header.producer_id in self._batches else None
 
-    patch.setattr(segment, "_add_producers", lambda _recovered, _earlier: None)
+    patch.setattr(segment_recovery, "_add_producers", lambda _recovered, _earlier: None)
     patch.setattr(ProducerTable, "check", check_known)
 
 

@@ -13,7 +13,7 @@ from braid.metadata.store import Condition, Operation, Put
 from braid.model.batch.header import BatchHeader, padded
 from braid.model.errors import BraidError
 from braid.ports.disk import Buffer, Disk, DiskFile
-from braid.storage import segment
+from braid.storage import segment_recovery
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, Frontier
 from braid.storage.log import recovery
 from braid.storage.log.log import Log
@@ -73,7 +73,7 @@ def append_behind_torn_bytes(patch: pytest.MonkeyPatch) -> None:
             recovered.tail = None
         await repair(disk, folder, recovered)
 
-    patch.setattr(segment, "repair", keep_garbage)
+    patch.setattr(segment_recovery, "repair", keep_garbage)
 
 
 def write_without_comparing(patch: pytest.MonkeyPatch) -> None:

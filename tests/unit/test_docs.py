@@ -24,6 +24,7 @@ from braid.model.layout import Layout
 from braid.storage import cache, handles, reader
 from braid.storage import chunk as chunks
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history import catalog, exporter
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
@@ -32,7 +33,7 @@ from braid.storage.log import checkpoint, preallocated, producers, wal
 from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation, run_simulation
 from braid.testing.sim.objects import MemoryObjects

@@ -68,7 +68,7 @@ NEVER_ON_A_BROKERS_PATH = {"pyarrow", "numpy"}
 
 NEEDS_SPARK = {"pyspark", "py4j", "deltalake"}
 """What `pip install braidmq` alone does not bring: `braidmq[spark]` does, for the folder `spark`."""
-ONLY_FOR_OWNERS = ("log", "segment", "history.exporter", "history.housekeeper")
+ONLY_FOR_OWNERS = ("log", "segment", "segment_recovery", "history.exporter", "history.housekeeper")
 """Of storage. Spark reads what owners have written, and asks them for the rest."""
 BUT_READERS_KNOW = ("braid.storage.log.producers",)
 MOST_MODULES = 13

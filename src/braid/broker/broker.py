@@ -44,8 +44,8 @@ from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.ports.network import Address, Network
 from braid.ports.tasks import cancel
+from braid.storage.context import StorageMode
 from braid.storage.objects.store import Objects
-from braid.storage.segment import StorageMode
 
 COME_BACK_S: Final = 1.0
 HAND_OVER_TIMEOUT_S: Final = 20.0

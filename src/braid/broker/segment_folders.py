@@ -15,8 +15,8 @@ from braid.model.errors import DiskError
 from braid.model.names import SegmentName
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import StorageContext, StorageMode
 
 MARK: Final = "topic-"
 

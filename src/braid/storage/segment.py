@@ -9,8 +9,8 @@ Opening, each step repeatable after a crash before the next:
 4. open the log and make its first batch, a BEGIN, durable;
 5. **begin**: one transaction says that this owner has begun, and removes the sealed state.
 
-Only then may anything be appended. On a full disk, where step 4 finds no room, step 5 lets the owner serve readers of
-its local files, and does not say that it has begun.
+Only then may anything be appended. Steps 1 to 3 are in segment_recovery.py. On a full disk, where step 4 finds no room,
+step 5 lets the owner serve readers of its local files, and does not say that it has begun.
 
 Handing over for a move runs the other way: stop the log and export the tail (`finish`), write the sealed state
 (`seal`), and only then drop the local files (`drop_files`).
@@ -20,31 +20,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import Enum
 from typing import Final
 
-import msgspec
-
-from braid.metadata.store import Condition, Operation, Store
+from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import (
-    DiskFull,
-    FileMissing,
-    InvalidArgument,
-    LogBusy,
-    NotAvailable,
-    RecoveryConflict,
-    RecoveryUnsafe,
-)
+from braid.model.errors import DiskFull, InvalidArgument, LogBusy, NotAvailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.names import SegmentName
-from braid.ports.clock import Clock
-from braid.ports.disk import Disk, FolderLock, lock_folder
-from braid.storage.cache import HotCache
+from braid.ports.disk import FolderLock, lock_folder
 from braid.storage.chunk import Footer, Index
-from braid.storage.handles import NO_LOG, FooterCache, ReadHandles
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject, SealedState
 from braid.storage.history.compaction import check_joined, chosen, may_go
 from braid.storage.history.exporter import Exporter, Rider
@@ -54,47 +40,18 @@ from braid.storage.history.producer_objects import is_outdated, store_producers
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
-from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.log.producers import ProducerTable, inherited
-from braid.storage.log.recovery import RecoveredLog, Unclosed, recover, repair
-from braid.storage.log.wal import base_of
+from braid.storage.log.recovery import RecoveredLog
 from braid.storage.objects.disk import DiskObjects
-from braid.storage.objects.store import Objects, ObjectStat
-from braid.storage.reader import LogReader, ObjectBytes, Sources
-from braid.storage.recovery_start import LocalEvidence, RecoverySource, Start, resolve_recovery_start
+from braid.storage.objects.store import ObjectStat
+from braid.storage.reader import LogReader, Sources
+from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.retention import Aged, RetentionPolicy, expired, held_back, reclaimable, removable
+from braid.storage.segment_recovery import last_footer, recover_segment, remove_file
 
 MAX_INHERITED_BYTES: Final = 16 << 10
 """A larger producer table that a log begins with becomes an object. Storing an object takes longer than a transaction,
 and producers wait for it."""
-
-
-class StorageMode(Enum):
-    LOCAL = "local"
-    """Chunks lie on the broker's own disk and are made when a segment is handed over."""
-    SHARED_FS = "shared_fs"
-    OBJECT_STORE = "object_store"
-
-    @property
-    def exports_continuously(self) -> bool:
-        return self is not StorageMode.LOCAL
-
-
-class StorageContext(msgspec.Struct):
-    """What all segments of one broker share."""
-
-    broker_id: str
-    disk: Disk
-    folder: str
-    store: Store
-    objects: Objects
-    mode: StorageMode
-    clock: Clock
-    cache: HotCache
-    handles: ReadHandles
-    footers: FooterCache
-    preallocated: PreallocatedFiles | None
-    random: random.Random
 
 
 class SegmentStorage:
@@ -167,18 +124,10 @@ class SegmentStorage:
             undo.push_async_callback(lock.release)
             catalog = Catalog(context.store, topic_path, descriptor)
             await catalog.load()
-            found = await _recover(context.disk, folder, accept_loss=accept_loss)
-            start = resolve_recovery_start(
-                sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
-            )
             history = segment_folder(topic_path, descriptor)
-            from_history = start.source in (RecoverySource.SEALED, RecoverySource.CHUNKS)
-            if context.mode is StorageMode.LOCAL and from_history and not accept_loss:
-                await _check_history(context, catalog, history)
-            await catalog.claim(epoch, context.broker_id)
-            if accept_loss and start.source is not RecoverySource.LOCAL and context.mode is StorageMode.LOCAL:
-                await _forget_missing(context, catalog, history)
-            continued = await _continue(context, catalog, history, folder, epoch, start, found)
+            start, found, continued = await recover_segment(
+                context, catalog, folder, history, epoch, accept_loss=accept_loss
+            )
             file_closed = asyncio.Event()
             log_context = LogContext(
                 disk=context.disk,
@@ -382,7 +331,7 @@ class SegmentStorage:
         if stays or self.catalog.producers is not None or not self.log.knows_producers:
             return None
         await self.catalog.check_held()  # An owner that was replaced leaves no object.
-        footer = await _last_footer(self._context, self.catalog, self._objects_folder)
+        footer = await last_footer(self._context, self.catalog, self._objects_folder)
         return await store_producers(
             self._context.objects, self._objects_folder, footer, self.log.epoch, self._topic_id
         )
@@ -478,51 +427,7 @@ class SegmentStorage:
             path = f"{self.log.folder}/{name}"
             await self._context.handles.forget(self.log.number, path)
             self._context.footers.forget(self.log.number, path)
-            await _remove(self._context.disk, path)
-
-
-async def _recover(disk: Disk, folder: str, *, accept_loss: bool) -> RecoveredLog:
-    """Find out what the folder holds. Files that contradict each other count for nothing if a loss is accepted."""
-    try:
-        return await recover(disk, folder)
-    except RecoveryConflict:
-        if not accept_loss:
-            raise
-        return RecoveredLog()
-
-
-def _evidence(recovered: RecoveredLog) -> LocalEvidence | None:
-    """Return what the local files prove; None for files without a single batch."""
-    if not recovered.epochs:
-        return None
-    return LocalEvidence(recovered.base_offset, recovered.next_offset, frozenset(recovered.epochs))
-
-
-async def _continue(
-    context: StorageContext,
-    catalog: Catalog,
-    history: str,
-    folder: str,
-    epoch: Epoch,
-    start: Start,
-    found: RecoveredLog,
-) -> RecoveredLog:
-    """Leave in the local folder only what is part of the log, and return what the log continues."""
-    continued = found
-    if start.source is not RecoverySource.LOCAL:
-        await _clear_folder(context, folder, found, catalog.sealed, epoch)
-        continued = RecoveredLog(next_offset=start.offset)
-    continued.sealed = continued.sealed or catalog.end is not None
-    if not continued.producers_complete and catalog.objects:
-        footer = await _last_footer(context, catalog, history)
-        _add_producers(continued, footer.producers)
-        continued.sealed = continued.sealed or footer.sealed
-    elif not continued.producers_complete:
-        _add_producers(continued, ProducerTable.from_rows(catalog.inherited))
-    if start.source is RecoverySource.LOCAL:
-        _close_exported(continued, catalog)
-        await repair(context.disk, folder, continued)
-    return continued
+            await remove_file(self._context.disk, path)
 
 
 async def _begin(
@@ -545,81 +450,3 @@ def _link(context: StorageContext) -> Callable[[str, str], Awaitable[None]] | No
     """Return how a file of the log becomes an object without a copy, where both lie on the broker's own disk."""
     objects = context.objects
     return objects.link if context.mode is StorageMode.LOCAL and isinstance(objects, DiskObjects) else None
-
-
-def _close_exported(recovered: RecoveredLog, catalog: Catalog) -> None:
-    """Have the newest file closed if a chunk holds all of it: a full log was exported and not handed over. A chunk must
-    begin where the last one ends, so nothing may follow in that file."""
-    tail = recovered.tail
-    if tail is None or tail.file.closed or tail.file.damage or not tail.file.records:
-        return
-    if tail.file.next_offset <= catalog.next_offset:
-        recovered.unclosed.append(Unclosed(tail.file, recovered.producers.copy()))
-        recovered.tail = None  # Its torn bytes go with the rest of the file after the footer.
-
-
-async def _clear_folder(
-    context: StorageContext, folder: str, recovered: RecoveredLog, sealed: SealedState | None, epoch: Epoch
-) -> None:
-    """Remove local files that are not part of the log, if chunks hold all of their records. Otherwise keep them aside,
-    in a folder that is named after the epoch that found them."""
-    names = [stat.name for stat in await context.disk.list(folder) if base_of(stat.name) is not None]
-    redundant = (
-        sealed is not None
-        and sealed.epoch in recovered.epochs
-        and recovered.next_offset <= sealed.last_committed_offset + 1
-        and not recovered.damage
-    )
-    aside = f"{folder}/aside-{epoch}"
-    if names and not redundant:
-        await context.disk.make_folder(aside)
-    await _remove(context.disk, f"{folder}/{checkpoints.NAME}")
-    for name in names:
-        if redundant:
-            await _remove(context.disk, f"{folder}/{name}")
-        else:
-            await context.disk.rename(f"{folder}/{name}", f"{aside}/{name}")
-
-
-async def _remove(disk: Disk, path: str) -> None:
-    with contextlib.suppress(FileMissing):
-        await disk.remove(path)
-
-
-def _add_producers(recovered: RecoveredLog, earlier: ProducerTable) -> None:
-    """Add to the local files what is known of producers before them."""
-    recovered.producers = earlier.extended(recovered.producers)
-    recovered.unclosed = [Unclosed(each.file, earlier.extended(each.producers)) for each in recovered.unclosed]
-
-
-async def _check_history(context: StorageContext, catalog: Catalog, history: str) -> None:
-    """Refuse to begin without all of history: the last owner removes its copies as soon as this broker serves."""
-    missing = await _missing(context, catalog, history)
-    if missing:
-        raise RecoveryUnsafe(
-            f"{len(missing)} of {len(catalog.objects)} chunks of this log are not on this broker's disk, the first one "
-            f"is {missing[0].object}; bring them back from a broker that holds them"
-        )
-
-
-async def _forget_missing(context: StorageContext, catalog: Catalog, history: str) -> None:
-    """Let history begin after the last chunk that lies only on the disk that was given up."""
-    missing = await _missing(context, catalog, history)
-    if catalog.producers in missing:
-        await catalog.forget_producers()
-    gone = max((at for at, chunk in enumerate(catalog.chunks, 1) if chunk in missing), default=0)
-    if gone:
-        await catalog.remove(catalog.chunks[:gone])
-
-
-async def _missing(context: StorageContext, catalog: Catalog, history: str) -> list[ChunkDescriptor | ProducerObject]:
-    """Return which of the catalog's objects are not in this broker's object store."""
-    here = {stat.name: stat.size for stat in await context.objects.list(history)}
-    return [each for each in catalog.objects if here.get(f"{history}/{each.object}") != each.size]
-
-
-async def _last_footer(context: StorageContext, catalog: Catalog, history: str) -> Footer:
-    """Read the footer that knows every producer, and a seal: that of the newest chunk, or what is left of it."""
-    last = catalog.producers or catalog.chunks[-1]
-    name = f"{history}/{last.object}"
-    return await context.footers.get(NO_LOG, name, ObjectBytes(context.objects, name), last.size)

@@ -22,9 +22,9 @@ from braid.cluster.segment_keys import delete_segment_keys
 from braid.model.errors import BraidError, MetadataUncertain
 from braid.model.names import SegmentName
 from braid.ports.tasks import TaskScope, cancel
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.manifest import segment_folder
 from braid.storage.history.object_names import topic_id_of
-from braid.storage.segment import StorageContext, StorageMode
 
 RETRY_S: Final = 1.0
 

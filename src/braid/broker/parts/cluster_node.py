@@ -18,7 +18,7 @@ from braid.cluster.load_reports import LoadReports, Reading
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata.view import View
-from braid.storage.segment import StorageMode
+from braid.storage.context import StorageMode
 
 
 class ClusterNode:

@@ -27,12 +27,12 @@ from braid.ports.private_files import keep_folder_private
 from braid.ports.processor import NoProcessor, Processor, SystemProcessor
 from braid.ports.threads import Threads
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.marked import MarkedObjects
 from braid.storage.objects.store import Objects
-from braid.storage.segment import StorageContext, StorageMode
 
 _log: Final = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from braid.model.errors import BraidError, Fenced, ForeignFile, MetadataUncertai
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.ports.tasks import TaskScope, all_of, cancel
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import StorageContext, StorageMode
 
 MAX_REMOVING: Final = 16
 RETRY_S: Final = 1.0

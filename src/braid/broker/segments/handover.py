@@ -43,7 +43,7 @@ from braid.model.errors import (
 )
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.ports.clock import Clock
-from braid.storage.segment import StorageContext, StorageMode
+from braid.storage.context import StorageContext, StorageMode
 
 PREPARE_ROUNDS: Final = 8
 SHORT_TAIL_BYTES: Final = 4 << 20

@@ -31,11 +31,11 @@ from braid.model.errors import (
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.ports.disk import Buffer
+from braid.storage.context import StorageContext
 from braid.storage.history.catalog import ChunkDescriptor, ProducerObject
 from braid.storage.history.manifest import segment_folder
 from braid.storage.history.producer_objects import SUFFIX as PRODUCERS
 from braid.storage.objects.disk import DiskObjects, ObjectDraft
-from braid.storage.segment import StorageContext
 
 PIECE_BYTES: Final = 1 << 20
 COPY_ROUNDS: Final = 3

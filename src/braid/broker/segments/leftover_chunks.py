@@ -20,10 +20,10 @@ from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
 from braid.ports.tasks import TaskScope
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Catalog
 from braid.storage.history.manifest import segment_folder
 from braid.storage.history.producer_objects import SUFFIX as PRODUCERS
-from braid.storage.segment import StorageContext, StorageMode
 
 RETRY_S: Final = 5.0
 

@@ -32,12 +32,13 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.topic import Topic, TopicPolicies
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import write_topic_manifest
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.recovery_start import RecoverySource
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 
 KEEP_LOCAL_BYTES: Final = 256 << 20
 """Of each segment whose history is in shared storage, for readers that lag a little: they read the local disk."""

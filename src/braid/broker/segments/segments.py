@@ -61,9 +61,9 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
 from braid.ports.tasks import TaskScope, all_of, cancel, join
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.housekeeper import Housekeeper
 from braid.storage.history.manifest import segment_folder
-from braid.storage.segment import StorageContext, StorageMode
 
 __all__ = ["OwnedSegment", "Segments"]
 

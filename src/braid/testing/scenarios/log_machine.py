@@ -10,11 +10,12 @@ import msgspec
 from braid.metadata.memory import Fault, MemoryStore
 from braid.model.ids import Epoch
 from braid.storage.cache import HotCache
+from braid.storage.context import StorageContext, StorageMode
 from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.log.context import LogConfig
 from braid.storage.log.preallocated import PreallocatedFiles
 from braid.storage.objects.store import Objects
-from braid.storage.segment import SegmentStorage, StorageContext, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation
 from braid.testing.sim.objects import Faults, FaultyObjects

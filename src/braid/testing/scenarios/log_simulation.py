@@ -25,12 +25,13 @@ from braid.model.batch.header import assemble, body_of, verify
 from braid.model.errors import BraidError, OutOfSequence, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset, ProducerId
 from braid.model.topic import Durability
+from braid.storage.context import StorageMode
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.history.ranges import HistoryReader
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.reader import StoredBatch
 from braid.storage.retention import RetentionPolicy
-from braid.storage.segment import SegmentStorage, StorageMode
+from braid.storage.segment import SegmentStorage
 from braid.testing.batches import opaque_header
 from braid.testing.checkers.history import Confirmed, LogModel, PromiseBroken, Stored
 from braid.testing.scenarios.log_machine import (
