@@ -12,13 +12,15 @@ import logging
 from typing import Final
 
 from braid.model.errors import DiskError
-from braid.model.names import SegmentName
+from braid.model.names import SegmentName, TopicName
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.manifest import segment_folder
 
 MARK: Final = "topic-"
+ROOM_BYTES: Final = 16 << 20
+"""As large as a group of batches."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -42,6 +44,36 @@ async def own_folder(context: StorageContext, name: SegmentName, topic_id: int) 
         await remove_tree(disk, folder)  # Last, because the mark goes with the folder.
         await disk.make_folder(folder)
     await (await disk.open(f"{folder}/{MARK}{topic_id}", create=True)).close()
+
+
+async def remove_segment(context: StorageContext, name: SegmentName) -> None:
+    """Remove what this broker's own disk holds of a segment. Can be repeated after a crash anywhere."""
+    folder = f"{context.folder}/{name.topic.path}"
+    await remove_tree(context.disk, f"{folder}/{name.descriptor}")
+    await context.disk.sync_folder(folder)
+    if context.mode is StorageMode.LOCAL:
+        await context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
+
+
+async def remove_topic(context: StorageContext, name: TopicName) -> None:
+    """Remove what this broker's own disk holds of a topic. Can be repeated after a crash anywhere."""
+    await remove_tree(context.disk, f"{context.folder}/{name.path}")
+    # An earlier try may have removed the folder without syncing that. Nothing may come back after the record is gone.
+    await context.disk.sync_folder(f"{context.folder}/{name.tenant}/{name.namespace}")
+    if context.mode is StorageMode.LOCAL:
+        await context.objects.delete_below(name.path)
+
+
+async def has_room(disk: Disk, folder: str) -> bool:
+    """Tell whether the disk takes a file of ROOM_BYTES. One caller at a time may ask about a folder."""
+    probe = f"{folder}/room"
+    with contextlib.suppress(DiskError):
+        await disk.remove(probe)
+    with contextlib.suppress(DiskError):  # Whatever is wrong with the disk: there is no room.
+        await disk.prepare(probe, ROOM_BYTES)
+        await disk.remove(probe)
+        return True
+    return False
 
 
 async def remove_tree(disk: Disk, folder: str) -> None:

@@ -2,7 +2,9 @@
 
 The record becomes SERVING in one transaction with the storage's *begin*. From then on the segment is this broker's in
 this epoch, and every write about it (cursors, chunks) compares that record. An opening that fails leaves nothing but
-the epoch, if it came far enough to claim the catalog in it; the next opening then takes another epoch.
+the epoch, if it came far enough to claim the catalog in it; the next opening then takes another epoch. The record says
+why the segment cannot be opened (`failures`): immediately if records are missing or contradict each other, otherwise
+when it has lasted for TELL_AFTER_S.
 
 Where a loss was accepted, the same transaction carries it out. So it compares that the brokers that were given up are
 still gone. A broker that is back gets the segment from the leader (cluster/ownership/leader_step.py).
@@ -26,7 +28,8 @@ from braid.cluster.members import Members, still_gone
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition, Operation, Put
-from braid.model.errors import BraidError, ConditionFailed, Fenced, NotServing
+from braid.metadata.view import Known
+from braid.model.errors import BraidError, ConditionFailed, DiskError, Fenced, MetadataError, NotServing
 from braid.model.ids import Epoch, Offset, Revision, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
@@ -42,6 +45,8 @@ from braid.storage.segment import SegmentStorage
 
 KEEP_LOCAL_BYTES: Final = 256 << 20
 """Of each segment whose history is in shared storage, for readers that lag a little: they read the local disk."""
+TELL_AFTER_S: Final = 10.0
+"""How long an opening may fail for a reason that time may mend before the record says so."""
 NO_END: Final = Offset((1 << 63) - 1)
 
 _log: Final = logging.getLogger(__name__)
@@ -114,7 +119,43 @@ class Opening:
         _log_recovery(name, storage)
         return OwnedSegment(name, topic, record, storage, cursors, publishes, retention, on_failure)
 
-    async def has_claimed(self, name: SegmentName, epoch: Epoch) -> bool:
+    async def take(self, name: SegmentName, known: Known[Ownership], tried: Epoch) -> tuple[Ownership, Revision]:
+        """Return the record under which this broker may open its segment now, and the record's revision. The broker
+        takes the next epoch if it has served the segment, or if its last attempt, in the epoch `tried`, came too far.
+        """
+        record = known.value
+        is_new = record.state is OwnershipState.ASSIGNED
+        if is_new and not (record.epoch == tried and await self._has_claimed(name, record.epoch)):
+            return record, known.revision
+        record = record.taken_again()
+        revision = await self._owners.swap(name, known.revision, record)
+        if revision is None:
+            raise Fenced(f"{name} was given to another owner")
+        return record, revision
+
+    async def note_failure(self, name: SegmentName, epoch: Epoch, error: BraidError, failing_since: float) -> None:
+        """Write into the record why this broker cannot open the segment, unless that is there already."""
+        if isinstance(error, Fenced):
+            return  # The segment is not this broker's any more.
+        mendable = error.retriable or isinstance(error, DiskError)  # A disk may fail once and then work.
+        if mendable and self._context.clock.monotonic() - failing_since < TELL_AFTER_S:
+            return
+        try:
+            known = self._owners.known(name)
+            if known is None or known.value.state is not OwnershipState.ASSIGNED:
+                return
+            if not known.value.is_held_by(self._context.broker_id, epoch):
+                return
+            told = known.value.unopened(str(error), lasting=not error.retriable)
+            if told == known.value:
+                return
+            revision = await self._owners.swap(name, known.revision, told)
+            if revision is not None:
+                await self._owners.view.caught_up(revision)
+        except MetadataError as failure:
+            _log.warning("%s: the record does not say that it cannot be opened: %s", name, failure)
+
+    async def _has_claimed(self, name: SegmentName, epoch: Epoch) -> bool:
         """Tell whether an opening in this epoch has claimed the catalog: the epoch cannot be used again."""
         entry = await self._context.store.get(paths.current_chunk(name.topic.path, name.descriptor))
         return entry is not None and decode(Frontier, entry.value).epoch >= epoch
@@ -232,9 +273,8 @@ class Opening:
         loads = [load for report in self._members.loads.all().values() for load in report.busiest] if newer else []
         sizes: dict[SegmentId, int] = {}
         for load in loads:
-            if (
-                load.topic_path == path and load.segment_id in newer
-            ):  # Two brokers report a segment that has just moved.
+            if load.topic_path == path and load.segment_id in newer:
+                # Two brokers report a segment that has just moved.
                 sizes[load.segment_id] = max(load.history_bytes, sizes.get(load.segment_id, 0))
         return sum(sizes.values())
 

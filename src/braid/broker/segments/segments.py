@@ -15,8 +15,7 @@ write or a sync did, the segment is abandoned and opened again in the next epoch
 really holds. Until then requests are answered with *not serving*, which clients retry.
 
 A segment that cannot be opened is tried again and again, with longer and longer pauses, in one epoch as long as no try
-has claimed the catalog in it. The record says why (`failures`): immediately if records are missing or contradict each
-other, otherwise when it has lasted for TELL_AFTER_S.
+has claimed the catalog in it. The record says why (opening.py).
 
 One task at a time works on a segment (`_work`), until the broker stops; everything runs on the broker's loop.
 """
@@ -32,7 +31,7 @@ from typing import Any, Final
 from braid.broker.config import BrokerConfig
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.metrics import BrokerMetrics
-from braid.broker.segment_folders import remove_tree
+from braid.broker.segment_folders import has_room, remove_segment, remove_topic
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.handover import HandOver, MoveGivenUp
 from braid.broker.segments.opening import Opening
@@ -46,10 +45,8 @@ from braid.cluster.ownership import owner_step
 from braid.cluster.ownership.owner_step import OwnerAction, TransitionRole
 from braid.model.errors import (
     BraidError,
-    DiskError,
     DiskFull,
     Fenced,
-    MetadataError,
     Moved,
     NotServing,
     SegmentNotFound,
@@ -61,9 +58,8 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
 from braid.ports.tasks import TaskScope, all_of, cancel, join
-from braid.storage.context import StorageContext, StorageMode
+from braid.storage.context import StorageContext
 from braid.storage.history.housekeeper import Housekeeper
-from braid.storage.history.manifest import segment_folder
 
 __all__ = ["OwnedSegment", "Segments"]
 
@@ -71,9 +67,6 @@ MAX_OPENING: Final = 16
 MAX_HANDING_OVER: Final = 8
 REOPEN_FIRST_S: Final = 0.1
 REOPEN_MAX_S: Final = 10.0
-TELL_AFTER_S: Final = 10.0
-"""How long an opening may fail for a reason that time may mend before the record says so."""
-ROOM_BYTES: Final = 16 << 20
 ROOM_PROBE_S: Final = 1.0
 
 _log: Final = logging.getLogger(__name__)
@@ -224,9 +217,8 @@ class Segments:
         if unreadable is not None and segment is None and record is not None and self._is_ours(record):
             self._note_absent(key, name, unreadable)
             return
-        failure = (
-            segment.storage.log.failure if segment is not None else None
-        )  # While something else was done about it.
+        # It may have failed while another task worked on the segment.
+        failure = segment.storage.log.failure if segment is not None else None
         action = owner_step.decide(
             record,
             self._context.broker_id,
@@ -306,46 +298,16 @@ class Segments:
                 return None
             try:
                 async with self._slots:
-                    record, revision = known.value, known.revision
-                    if record.state is not OwnershipState.ASSIGNED or (
-                        record.epoch == tried_epoch and await self._opening.has_claimed(name, record.epoch)
-                    ):
-                        record = record.taken_again()
-                        taken = await self._owners.swap(name, revision, record)
-                        if taken is None:
-                            raise Fenced(f"{name} was given to another owner")
-                        revision = taken
+                    record, revision = await self._opening.take(name, known, tried_epoch)
                     tried_epoch = record.epoch
                     return await self._open(key, name, topic, record, revision)
             except BraidError as error:
                 failing_since = self._context.clock.monotonic() if failing_since is None else failing_since
                 self._note_absent(key, name, error)
-                await self._tell(name, tried_epoch, error, failing_since)
+                await self._opening.note_failure(name, tried_epoch, error, failing_since)
             self._tried[key].set()
             await self._pause(key, tried_epoch, pause_s)
             pause_s = min(2 * pause_s, REOPEN_MAX_S)
-
-    async def _tell(self, name: SegmentName, epoch: Epoch, error: BraidError, since: float) -> None:
-        """Write into the record why this broker cannot open the segment, unless that is there already."""
-        if isinstance(error, Fenced):
-            return  # The segment is not this broker's any more.
-        mendable = error.retriable or isinstance(error, DiskError)  # A disk may fail once and then work.
-        if mendable and self._context.clock.monotonic() - since < TELL_AFTER_S:
-            return
-        try:
-            known = self._owners.known(name)
-            if known is None or known.value.state is not OwnershipState.ASSIGNED:
-                return
-            if not known.value.is_held_by(self._context.broker_id, epoch):
-                return
-            told = known.value.unopened(str(error), lasting=not error.retriable)
-            if told == known.value:
-                return
-            revision = await self._owners.swap(name, known.revision, told)
-            if revision is not None:
-                await self._owners.view.caught_up(revision)
-        except MetadataError as failure:
-            _log.warning("%s: the record does not say that it cannot be opened: %s", name, failure)
 
     async def _pause(self, key: Key, epoch: Epoch, pause_s: float) -> None:
         """Return after a while, or when the record is assigned anew: perhaps a loss was accepted."""
@@ -466,20 +428,13 @@ class Segments:
         await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
 
     async def _room(self, segment: OwnedSegment) -> bool:
-        """Return True when the disk takes a file of ROOM_BYTES again, which is as large as a group of batches; False
-        when the segment is to move."""
-        disk = self._context.disk
-        probe = f"{segment.storage.log.folder}/room"  # Each segment has its own probe.
+        """Return True when the disk has room again, False when the segment is to move."""
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
             record = self._owners.find(segment.name)
             if record is not None and record.move is not None:
                 return False
-            with contextlib.suppress(DiskError):
-                await disk.remove(probe)
-            with contextlib.suppress(DiskError):  # Whatever is wrong with the disk: there is no room yet.
-                await disk.prepare(probe, ROOM_BYTES)
-                await disk.remove(probe)
+            if await has_room(self._context.disk, segment.storage.log.folder):
                 return True
 
     def _on_fenced(self, key: Key, cursors: Cursors, error: Fenced) -> None:
@@ -593,11 +548,7 @@ class Segments:
         if (segment := self._served.pop(key, None)) is not None:
             await self._end(segment, SegmentNotFound(f"{name} is gone"), orderly=False)
         await join([task for ending, task in self._endings.items() if ending.name == name])
-        folder = f"{self._context.folder}/{name.topic.path}"
-        await remove_tree(self._context.disk, f"{folder}/{name.descriptor}")
-        await self._context.disk.sync_folder(folder)
-        if self._context.mode is StorageMode.LOCAL:
-            await self._context.objects.delete_below(segment_folder(name.topic.path, name.descriptor))
+        await remove_segment(self._context, name)
 
     async def drop_topic(self, name: TopicName) -> None:
         """End the segments of a topic that is being deleted, and remove what this broker's own disk holds of the topic.
@@ -619,12 +570,7 @@ class Segments:
         await cancel(working.values())
         await all_of(end(key) for key in sorted(keys))
         await join([task for segment, task in self._endings.items() if segment.name.topic == name])
-        await remove_tree(self._context.disk, f"{self._context.folder}/{name.path}")
-        # An earlier try may have removed the folder without syncing that. Nothing may come back after the record is
-        # gone.
-        await self._context.disk.sync_folder(f"{self._context.folder}/{name.tenant}/{name.namespace}")
-        if self._context.mode is StorageMode.LOCAL:
-            await self._context.objects.delete_below(name.path)
+        await remove_topic(self._context, name)
         self._metrics.topics.pop(name.path, None)
         self._opening.forget(name.path)
 
