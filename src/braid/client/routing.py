@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Final
 
@@ -37,6 +37,7 @@ from braid.model.errors import (
     TimedOut,
     TopicNotFound,
 )
+from braid.model.layout import reachable
 from braid.ports.network import Address
 from braid.ports.tasks import cancel
 from braid.wire.address import parse_address
@@ -85,6 +86,14 @@ class TopicMap(msgspec.Struct, frozen=True, dict=True):
             return self.by_id[segment_id]
         except KeyError:
             raise SegmentNotFound(f"topic {self.topic} has no segment {segment_id}") from None
+
+    def ancestors(self, segment_id: int) -> set[int]:
+        """Return the segments that this one continues, in every generation that the map still has."""
+
+        def parents(each: int) -> Iterator[int]:
+            return (parent for parent in self.by_id[each].parents if parent in self.by_id)
+
+        return reachable(parents(segment_id), parents)
 
     def publish_route(self, segment_id: int) -> bytes:
         """Return the encoded route that a publish to this segment carries."""

@@ -15,11 +15,11 @@ The JSON is PIP-468's:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -33,7 +33,7 @@ MAX_INITIAL_SEGMENTS: Final = 1_024
 MAX_SEGMENTS: Final = MAX_INITIAL_SEGMENTS
 """That take writes."""
 
-
+_Id = TypeVar("_Id", bound=int)
 Hash = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": LAST_HASH})]
 """The limits are documentation; a `HashRange` checks them."""
 
@@ -169,14 +169,9 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
 
     def ancestors(self, segment_id: int) -> tuple[SegmentId, ...]:
         """Parents, their parents and so on, in every generation that the layout still holds; lowest id first."""
-        found: set[SegmentId] = set()
-        to_visit = list(self.segment(segment_id).parent_ids)
-        while to_visit:
-            parent = to_visit.pop()
-            if parent not in found:
-                found.add(parent)
-                to_visit += self.segments[parent].parent_ids
-        return tuple(sorted(found))
+        return tuple(
+            sorted(reachable(self.segment(segment_id).parent_ids, lambda each: self.segments[each].parent_ids))
+        )
 
     @cached_property
     def merge_depths(self) -> Mapping[SegmentId, int]:
@@ -191,13 +186,8 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
     def lineage(self, segment_id: int) -> tuple[SegmentId, ...]:
         """The segment, its ancestors and its descendants: every segment that a key of its range may have been in, or
         is. Lowest id first."""
-        found = {SegmentId(segment_id), *self.ancestors(segment_id)}
-        to_visit = [SegmentId(segment_id)]
-        while to_visit:
-            children = [child for child in self.segment(to_visit.pop()).child_ids if child not in found]
-            found.update(children)
-            to_visit += children
-        return tuple(sorted(found))
+        later = reachable([SegmentId(segment_id)], lambda each: self.segment(each).child_ids)
+        return tuple(sorted(later.union(self.ancestors(segment_id))))
 
     def with_ids_taken(self, count: int) -> Layout:
         """Reserve so many segment ids, from `next_segment_id` on. They are never given out again."""
@@ -249,6 +239,17 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
             parents = tuple(parent for parent in child.parent_ids if parent != segment_id)
             segments[child_id] = msgspec.structs.replace(child, parent_ids=parents)
         return msgspec.structs.replace(self, epoch=LayoutEpoch(self.epoch + 1), segments=segments)
+
+
+def reachable(first: Iterable[_Id], next_to: Callable[[_Id], Iterable[_Id]]) -> set[_Id]:
+    """Return the segments to which parents, or children, lead from the first ones. The first ones are among them."""
+    found = set(first)
+    to_visit = [*found]
+    while to_visit:
+        new = set(next_to(to_visit.pop())) - found
+        found |= new
+        to_visit += new
+    return found
 
 
 def _start(segment: SegmentInfo) -> int:

@@ -1,8 +1,8 @@
 """The checkpoint consumer: reads a topic in order from positions that the caller keeps.
 
 It belongs to no subscription and leaves nothing on the brokers. Several of them can share a topic as a group
-(checkpoint_group.py). `checkpoint()` returns the positions of the application
-as bytes, to be stored beside its results. A consumer that begins at those bytes continues exactly there. In them,
+(checkpoint_group.py). `checkpoint()` returns the positions of the application as bytes, to be stored beside its
+results. A consumer that begins at those bytes continues exactly there. In them,
 
     {"version": 1, "topic": "public/default/orders", "topicId": 7, "positions": {"0": "END", "1": 17, "2": 0},
      "epochs": {"1": 3}}
@@ -48,6 +48,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.ids import Epoch
+from braid.model.layout import reachable
 from braid.model.names import TopicName
 from braid.ports.tasks import cancel
 from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, encode
@@ -145,14 +146,8 @@ def chosen_positions(children: Mapping[int, Iterable[int]], offsets: Mapping[int
     of each segment."""
     if missing := sorted(offsets.keys() - children.keys()):
         raise SegmentNotFound(f"the topic has no segment {missing[0]}; it has {', '.join(map(str, sorted(children)))}")
-    positions: dict[int, Position] = {}
-    to_visit = [*offsets]
-    while to_visit:
-        segment = to_visit.pop()
-        if segment not in positions:
-            positions[segment] = offsets.get(segment, 0)
-            to_visit += (child for child in children[segment] if child in children)
-    return {segment: positions.get(segment, END) for segment in sorted(children)}
+    read = reachable(offsets, lambda segment: (child for child in children[segment] if child in children))
+    return {segment: offsets.get(segment, 0) if segment in read else END for segment in sorted(children)}
 
 
 def first_positions(start: str | int, segments: Iterable[SegmentPositions]) -> dict[int, Position]:

@@ -180,12 +180,7 @@ class GroupCheckpointConsumer(CheckpointConsumer):
 
     def _note_ancestors(self, topic: TopicMap, segment: int) -> None:
         """The group has read all ancestors of a segment that it is given. Forget segments that the layout has lost."""
-        to_visit, ancestors = [segment], set[int]()
-        while to_visit:
-            parents = {each for each in topic.by_id[to_visit.pop()].parents if each in topic.by_id} - ancestors
-            ancestors |= parents
-            to_visit += parents
-        ended = {each: GroupPosition(each, ENDED) for each in ancestors}
+        ended = {each: GroupPosition(each, ENDED) for each in topic.ancestors(segment)}
         self._positions |= dict.fromkeys(ended, END)
         self._keep(ended.values())
         self._positions = {each: at for each, at in self._positions.items() if each in topic.by_id or at != END}

@@ -80,14 +80,9 @@ class Lineage:
     """The ancestors of a segment, as far as the map of the topic has them."""
 
     def __init__(self, topic: TopicMap, segment: int, first_segments: int) -> None:
-        found = {segment}
-        to_visit = [segment]
-        while to_visit:
-            parents = [parent for parent in topic.by_id[to_visit.pop()].parents if parent not in found]
-            found.update(parents)
-            to_visit += parents
-        self.ancestors: Final = sorted(found - {segment})
-        self.is_whole: Final = all(each < first_segments or _has_all_parents(topic, each) for each in found)
+        self.ancestors: Final = sorted(topic.ancestors(segment))
+        line = (*self.ancestors, segment)
+        self.is_whole: Final = all(each < first_segments or _has_all_parents(topic, each) for each in line)
         """Whether the layout has dropped no ancestor."""
         dropped = (each for each in range(first_segments, segment) if each not in topic.by_id)
         later = (each for each in self.ancestors if each >= first_segments)

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from braid.model.errors import ChunkCorrupt
-from braid.model.layout import FULL_RANGE, HashRange, tiles
+from braid.model.layout import FULL_RANGE, HashRange, reachable, tiles
 from braid.spark.source.snapshot import SegmentBounds
 from braid.storage.chunk import decode_footer
 from braid.storage.history.manifest import SegmentManifest
@@ -178,14 +178,12 @@ def unreferenced(facts: SegmentFacts, objects: Iterable[str]) -> str | None:
 
 
 def ancestors(facts: Mapping[int, SegmentFacts], segment: int) -> set[int]:
-    found: set[int] = set()
-    to_visit = list(facts[segment].parents)
-    while to_visit:
-        parent = to_visit.pop()
-        if parent not in found and parent in facts:
-            found.add(parent)
-            to_visit += facts[parent].parents
-    return found
+    """Return those that the layout still holds."""
+
+    def parents(each: int) -> Iterator[int]:
+        return (parent for parent in facts[each].parents if parent in facts)
+
+    return reachable(parents(segment), parents)
 
 
 def layout_tiling(facts: Mapping[int, SegmentFacts]) -> Iterator[Finding]:
