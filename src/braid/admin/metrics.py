@@ -1,6 +1,6 @@
 """`/metrics`: what the broker counts and what it holds now, in Prometheus' words.
 
-Names follow Prometheus' rules: `braid_` first, base units (seconds, bytes), `_total` behind counters. docs/operating/
+Names follow Prometheus' rules: `braid_` first, base units (seconds, bytes), `_total` after counters. docs/operating/
 monitoring.md says what each means and what to do about it.
 
 Labels: `topic` is `tenant/namespace/name`. Series grow with topics, segments and subscriptions, which only an
@@ -148,7 +148,7 @@ class Exposition:
                     shown.append(row)
                     left -= row.series
                 else:
-                    left, omitted = 0, omitted + row.series  # nor anything behind it
+                    left, omitted = 0, omitted + row.series  # nor anything after it
             if number % TOPICS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return shown, omitted

@@ -85,9 +85,8 @@ class KeyHashSamples:
         if error is not None:
             raise error
         each = stands_for / max(len(found), 1)
-        first, last, cells, hashes, loads = (  # Locals: this runs on the loop, for hundreds of rows.
-            self._hashes.start, self._hashes.end, self.cells, len(self._hashes), self._loads
-        )  # fmt: skip
+        first, last, hashes = self._hashes.start, self._hashes.end, len(self._hashes)
+        loads, cells = self._loads, self.cells  # Locals: this runs on the loop, for hundreds of rows.
         for key_hash in found:
             if key_hash is None:
                 self._unkeyed += each

@@ -1,7 +1,7 @@
-"""Decides whether a topic's layout should follow its load: split one segment, merge two, or nothing. A pure function of
-the policy, the layout and what was measured; the reason is a sentence, because people ask for it.
+"""Decides whether a topic's layout should follow its load: split one segment, merge two, or nothing. It is a pure
+function of the policy, the layout and what was measured. It gives its reason as a sentence, because people ask for it.
 
-In this order, and at most one at a time:
+It looks for work in this order, and does at most one thing at a time:
 
 1. *Split what is hot.* Of the segments above a split threshold, the one furthest above is split where half of its
    measured load is. A segment whose load sits on one key hash is left alone, and named: no split divides a key.
@@ -9,10 +9,10 @@ In this order, and at most one at a time:
 3. *Merge what is cold.* Of the neighbours that were both below every merge threshold for the whole window, the two with
    the least load are merged, unless a subscription has consumers for all segments.
 
-**It settles.** A policy has at least twice the merge threshold as its split threshold. Two cold segments are so not hot
-when they are merged; and of the parts of a hot one, the larger has more than half of a split threshold, so it is not
-cold. Between the two thresholds nothing happens. Cooldowns count from times that are stored with the layout, so they
-hold whichever broker decides.
+**It settles.** A split threshold is at least twice the merge threshold. So two cold segments are not hot when they are
+merged. Of the parts of a hot segment, the larger has more than half of a split threshold, so it is not cold. Between
+the two thresholds nothing happens. Cooldowns count from times that are stored with the layout, so a new leader keeps
+them.
 """
 
 from __future__ import annotations
@@ -87,12 +87,15 @@ def decide(
     merged_at: int = 0,
     now: int,
 ) -> AutoScaleDecision:
-    """`measured` has the segments whose owners answered, `consumers` the consumers of each subscription. `split_at` and
-    `merged_at` are the times of the last split and merge, and `now` the time, in µs since 1970."""
-    return _Decision(policy, layout, measured, max(consumers.values(), default=0), split_at, merged_at, now).made()
+    """Decide what to do with a topic now.
+
+    `measured` has the segments whose owners answered, `consumers` the number of consumers of each subscription.
+    `split_at` and `merged_at` are the times of the last split and merge, and `now` the time, in µs since 1970."""
+    most = max(consumers.values(), default=0)
+    return _Evaluation(policy, layout, measured, most, split_at, merged_at, now).decision()
 
 
-class _Decision(NamedTuple):
+class _Evaluation(NamedTuple):
     policy: AutoScalePolicy
     layout: Layout
     measured: Mapping[SegmentId, MeasuredSegment]
@@ -102,7 +105,7 @@ class _Decision(NamedTuple):
     merged_at: int
     now: int
 
-    def made(self) -> AutoScaleDecision:
+    def decision(self) -> AutoScaleDecision:
         if not self.policy.enabled:
             return AutoScaleDecision(None, "Auto-scaling is off.")
         findings = [*self._hot_keys()]

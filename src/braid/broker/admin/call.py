@@ -82,12 +82,12 @@ class OnTopic(AdminCall, frozen=True):
 
 
 def on_topic(*actions: Action) -> Callable[[Access, Principal, OnTopic], None]:
-    """Whoever may do one of these with the topic."""
+    """Allow principals that may do one of these with the topic."""
     return lambda access, principal, call: access.check_topic(principal, call.name, *actions)
 
 
 def on_namespace(action: Action) -> Callable[[Access, Principal, Any], None]:
-    """Whoever may do this with the whole namespace."""
+    """Allow principals that may do this with the whole namespace."""
     return lambda access, principal, call: access.check(principal, action, *call.path.split("/"))
 
 

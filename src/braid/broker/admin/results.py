@@ -239,7 +239,7 @@ class ClusterRouting(Struct, frozen=True):
 
 
 class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Null stands for what is not known: nobody who answered serves the segment now."""
+    """Null stands for what is not known: no broker that answered serves the segment now."""
 
     segment_id: SegmentId
     hash_range: HashRange

@@ -71,7 +71,7 @@ from braid.ports.clock import Clock
 from braid.scaling.assignment import assign
 from braid.wire.operations import GroupPosition
 
-log: Final = logging.getLogger(__name__)
+_log: Final = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
 """A topic's path, and a subscription's name or a group's key."""
@@ -104,7 +104,7 @@ class Groups:
         self._signer = signer
         self._controls: dict[str, Control] = {}
         """By topic: the topics whose controller is this broker."""
-        self._groups: dict[tuple[str, str], Group] = {}
+        self._groups: dict[_Key, Group] = {}
         self._sessions: dict[int, MemberSession] = {}
         """The connected sessions by number."""
         self._numbers = count(clock.now_us())
@@ -463,7 +463,7 @@ class Groups:
     def _on_release_overdue(self, group: Group, segment: SegmentId) -> None:
         holder = group.holders[segment]
         assert holder.member is not None, "a disconnection frees the segments that were asked back"
-        log.warning(
+        _log.warning(
             "consumer %s of subscription %s of %s did not give back segment %d within %g s: another consumer gets it",
             holder.consumer, group.subscription, group.topic, segment, self._config.release_timeout_s,
         )  # fmt: skip

@@ -6,7 +6,7 @@
 has one that shows the children. The mark's own revision is that routing's generation, because the transaction that
 commits the layout writes the mark. Each broker reports the lowest generation of its clients with its load; only live
 brokers have reports. Nothing that is correct depends on adoption, so the leader waits for it only ADOPTION_S after the
-parents were drained. A new leader counts from anew.
+parents were drained. A new leader begins to count anew.
 
 A subscription that nobody consumes keeps the mark, and with it the parents: that is visible, and `skip` lets go of
 them. It holds up no write and no other transition.

@@ -19,7 +19,7 @@ logs have forgotten the producer, fails with `TimedOut`, as in a round (segment_
 order. The heirs number it anew, each under its own producer id.
 
 **Barrier.** An heir sends nothing until every retired writer whose range touches its own has handed over. Handed over
-batches go to the front of its queue; what the program gave the heir meanwhile waits behind them. Two parents of a merge
+batches go to the front of its queue; what the program gave the heir meanwhile waits after them. Two parents of a merge
 have no key in common, so their order among each other does not matter. So the records of a key reach the logs in the
 order in which the program gave them: first those of the ended segment, then those of its heirs.
 

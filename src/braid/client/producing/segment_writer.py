@@ -317,8 +317,8 @@ class SegmentWriter:
 
     # Replies.
 
-    def _on_reply(self, batch: ProducerBatch, outcomes: int, reply: Frame | None, error: BraidError | None) -> None:
-        if outcomes != self._round:
+    def _on_reply(self, batch: ProducerBatch, of_round: int, reply: Frame | None, error: BraidError | None) -> None:
+        if of_round != self._round:
             return  # The writer has left that round.
         link = self._link
         assert link is not None

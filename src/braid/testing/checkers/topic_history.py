@@ -493,7 +493,7 @@ class TopicHistory:
         return sighting.value if sighting is not None else None
 
     def missing(self, subscription: str, ends: Mapping[int, int]) -> list[Place]:
-        """What the subscription's consumers have not got yet, of what lies behind its start or its last place."""
+        """Return what the subscription's consumers have not got yet, from its start, or its last place, on."""
         history = self.subscription(subscription)
         return [
             (segment, offset)

@@ -383,7 +383,7 @@ class ClientMachine:
             raise PromiseBroken("I5", f"an ack up to {offset} of segment {channel.segment} was taken")
 
     async def _follow_checkpoints(self, client: Client) -> None:
-        """A program that stores its results and its checkpoint together, and goes on behind them after a crash."""
+        """Be a program that stores its results and its checkpoint together, and goes on there after a crash."""
         random, cluster = self.random, self.cluster
         name = f"reader-{random.randrange(2)}"
         saved = cluster.saved.get(name)

@@ -380,7 +380,7 @@ class Inspector:
             while batches := await reader.read_available():
                 for header, data in batches:
                     if header.epoch < epoch:
-                        raise PromiseBroken("I3", f"{segment.name}: epoch {header.epoch} stands behind {epoch}")
+                        raise PromiseBroken("I3", f"{segment.name}: epoch {header.epoch} stands after {epoch}")
                     epoch = header.epoch
                     for message in decode_messages(data, header):
                         if message.offset != len(records):

@@ -110,7 +110,8 @@ class Operator:
     # Moving.
 
     async def move(self) -> None:
-        """One segment, or several at once, also the same one, also to where it is or to a broker that is gone."""
+        """Move one segment, or several at the same time: also the same one, also to where it is, or to a broker that is
+        gone."""
         random, cluster = self._random, self._cluster
         for _ in range(random.choice([1, 1, 1, 2, 3])):
             segments = cluster.inspector.segments()
@@ -128,7 +129,7 @@ class Operator:
                 raise PromiseBroken("moves", f"segment {each['segment']} was to move to {to}, and moved to {each}")
 
     async def drain(self) -> None:
-        """Or activate, whichever fits."""
+        """Drain a broker, or activate one that is drained."""
         random, cluster = self._random, self._cluster
         broker = random.choice(list(cluster.machines))
         drained = [each for each in cluster.machines if cluster.store._server.get(paths.drain(each)) is not None]
@@ -282,7 +283,7 @@ class Operator:
             )
 
     async def seek_back(self, name: str) -> None:
-        """To the earliest place, surely."""
+        """Set a subscription to the earliest place, surely."""
         await self.surely(lambda: self._set(name, lambda: self._admin.seek(TOPIC, name, "earliest")))
 
     async def _set(self, name: str, way: Callable[[], Awaitable[Any]]) -> None:
@@ -397,7 +398,7 @@ class Operator:
             with contextlib.suppress(TopicNotFound):
                 await self._admin.delete_topic(name, force=True)
             if self._cluster.store._server.get(paths.layout(f"public/default/{name}")) is not None:
-                raise TimedOut("a creation that nobody waits for any more came to its end behind the deletion")
+                raise TimedOut("a creation that nobody waits for any more came to its end after the deletion")
 
         await self.surely(delete)
 
