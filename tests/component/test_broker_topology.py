@@ -221,20 +221,46 @@ async def test_the_lowest_acked_generation_is_known_of_connections_that_ack(simu
             client.link.send(Kind.TOPOLOGY_ACK, encode(TopologyAck(generation)))
             await client.settled()
 
-        await clients[0].watch(ORDERS.path)
+        told, _, _ = [(await client.watch(ORDERS.path)).generation for client in clients]
         assert server.adopted_generation() is None, "one that never acks holds nobody back"
-        await ack(clients[0], 9)
-        assert server.adopted_generation() == 9
-        await ack(clients[1], 7)
-        assert server.adopted_generation() == 7
-        await ack(clients[1], 12)
-        await ack(clients[1], 11)
-        assert server.adopted_generation() == 9, "an older ack takes nothing back"
+        await ack(clients[0], told - 2)
+        assert server.adopted_generation() == told - 2
+        await ack(clients[1], told - 3)
+        assert server.adopted_generation() == told - 3
+        await ack(clients[1], told)
+        await ack(clients[1], told - 1)
+        assert server.adopted_generation() == told - 2, "an older ack takes nothing back"
         clients[0].close()
-        await until(lambda: server.adopted_generation() == 12)
+        await until(lambda: server.adopted_generation() == told)
         for client in clients[1:]:
             client.close()
         await until(lambda: server.adopted_generation() is None)
+
+
+async def test_a_client_that_knows_all_that_concerns_it_has_the_newest_routing(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a")
+        servers = [cluster[node].server for node in ("a", "b")]
+        clients = [await ClientLink.open(cluster, node) for node in ("a", "b")]
+        for client, topic in zip(clients, (ORDERS, OTHER), strict=True):
+            told = await client.watch(topic.path)
+            client.link.ack_topology(told.generation)
+            await client.settled()
+        await cluster.put(0, OwnershipState.DRAINING)
+        await cluster.agree()
+        await clients[0].settled()
+        generation = clients[0].pushes[-1].generation
+        assert not clients[1].pushes, "its topic has not changed"
+        assert all(server.adopted_generation() == generation for server in servers)
+        vars(clients[0].link)["ack_topology"] = lambda _generation: None
+        await cluster.put(0, OwnershipState.SERVING)
+        await cluster.agree()
+        await clients[0].settled()
+        assert servers[0].adopted_generation() == generation, "it was told more, and has not acked that"
+        newest = servers[1].adopted_generation()
+        assert newest == clients[0].pushes[-1].generation
+        for client in clients:
+            client.close()
 
 
 async def test_a_malformed_ack_ends_the_connection(simulation: Simulation) -> None:

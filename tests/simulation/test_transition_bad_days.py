@@ -52,6 +52,17 @@ async def test_a_connected_client_that_never_acks_a_push_delays_the_end_of_a_tra
         assert (await silent.routing.topic(PATH)).active[0].id == 1, "it has the children all the same"
 
 
+async def test_a_client_of_another_topic_holds_up_no_end(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client, brokers.client() as elsewhere:
+        await a_topic(client, brokers)
+        await client.admin.create_topic("other")
+        await elsewhere.routing.topic("public/default/other")
+        await client.admin.split("orders", 0)
+        began = simulation.clock.monotonic()
+        await until(lambda: is_over(brokers))
+        assert simulation.clock.monotonic() - began < ADOPTION_S - 5
+
+
 async def test_the_report_of_a_dead_broker_holds_up_no_end(simulation: Simulation) -> None:
     async with running_brokers(simulation) as brokers:
         dying = next(name for name, broker in brokers.running.items() if not broker.cluster.leader.leading)

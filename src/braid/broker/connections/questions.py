@@ -57,6 +57,8 @@ class Questions:
     def __init__(self, services: Services, connection: Connection, memberships: Memberships) -> None:
         self.watched: dict[str, bytes] = {}
         """The routing that was sent last for each topic whose changes are pushed to the peer, encoded."""
+        self.told_generation = 0
+        """The generation of the last routing that was sent to the peer, asked for or pushed."""
         self._services = services
         self._connection = connection
         self._memberships = memberships
@@ -106,6 +108,7 @@ class Questions:
             self.watched.pop(name.path, None)
             self.watched[name.path] = topology.encoded(name.path)
         answer = encoded_topology(topology.generation, [self.watched[name.path] for name in names])
+        self.told_generation = topology.generation
         # For the topics that were asked for longest ago, a client learns of a change by a refusal (client/routing.py).
         while len(self.watched) > MAX_WATCHED_TOPICS:
             del self.watched[next(iter(self.watched))]

@@ -45,6 +45,8 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self._changed: dict[str, None] = {}
         """Topics whose new routing is pushed in the loop's next iteration."""
+        self._pushed_generation = 0
+        """All changes of routing up to this generation were pushed to the clients that asked for their topics."""
         services.topology.on_change.append(self.announce)
 
     async def listen(self, address: Address) -> Address:
@@ -118,10 +120,13 @@ class Server:
                     if path not in bodies:
                         bodies[path] = encoded_topology(topology.generation, [route])
                     session.connection.send(Kind.TOPOLOGY, bodies[path])
+                    session.questions.told_generation = topology.generation
+        self._pushed_generation = topology.generation
 
     def adopted_generation(self) -> int | None:
         """The lowest generation that the routing of a client shows, of those that report it; None if none does."""
-        return min((acked for each in self._sessions if (acked := each.acked_generation) is not None), default=None)
+        shown = (each.adopted_generation(self._pushed_generation) for each in self._sessions)
+        return min((generation for generation in shown if generation is not None), default=None)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

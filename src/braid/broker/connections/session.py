@@ -102,7 +102,7 @@ class Session:
         self.framed_at = self._loop.time()
         """When the peer last completed a frame; before the first frame, when it connected."""
         self.acked_generation: int | None = None
-        """The generation that the peer's routing has reached; None until the peer reports it."""
+        """The highest generation of routing that the peer has acked; None until it acks one."""
         self._routes: dict[bytes, OwnedSegment] = {}
         """The segments of earlier publishes by the bytes of their routes."""
         self._channels: dict[int, tuple[DeliveryChannel, OwnedSegment]] = {}
@@ -510,6 +510,15 @@ class Session:
 
     def _on_topology_ack(self, frame: Frame) -> None:
         self.acked_generation = max(self.acked_generation or 0, decode(TopologyAck, frame.body).generation)
+
+    def adopted_generation(self, pushed_generation: int) -> int | None:
+        """The generation that the peer's routing shows; None if the peer never acks. A peer that has acked all that it
+        was told has the routing of `pushed_generation`, up to which changes were pushed: nothing that it asked for has
+        changed since. Otherwise a client of one topic would hold up the transitions of all others."""
+        acked = self.acked_generation
+        if acked is None or acked < self.questions.told_generation:
+            return acked
+        return max(acked, pushed_generation)
 
     # Between brokers.
 
