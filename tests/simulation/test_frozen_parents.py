@@ -44,8 +44,8 @@ async def values(consumer: StreamConsumer, count: int) -> list[bytes]:
     return [message.value for message in messages if message is not None]
 
 
-def waits_for(brokers: Brokers, asked: str) -> tuple[str, ...]:
-    return brokers.running[asked].group_host.transitions.waits_for(PATH)
+async def waits_for(brokers: Brokers, asked: str) -> tuple[str, ...]:
+    return await brokers.running[asked].group_host.transitions.waits_for(PATH)
 
 
 @pytest.mark.parametrize("sealing", [False, True], ids=["before-the-seal", "during-the-seal"])
@@ -75,11 +75,13 @@ async def test_a_split_waits_for_a_frozen_owner_visibly_and_clients_wait_for_a_b
             sending = asyncio.create_task(producer.send(b"in doubt", key=b"key"))
             await until(lambda: not brokers.running[other].cluster.members.is_live(owner))
             assert loop.time() - began < LEASE_S + 5
-            await until(
-                lambda: waits_for(brokers, other) == (f"the owner of segment 0, {owner}, is down",), within_s=10
-            )
+
+            async def says_why() -> bool:
+                return await waits_for(brokers, other) == (f"the owner of segment 0, {owner}, is down",)
+
+            await until(says_why, within_s=10)
             shown = await brokers.call(other, "get_layout", topic="orders")
-            assert shown["transition"]["waitsFor"] == [*waits_for(brokers, other)]
+            assert shown["transition"]["waitsFor"] == [*await waits_for(brokers, other)]
             assert shown["transition"]["step"] == ("SEALING" if sealing else "CREATING")
             with pytest.raises(TimedOut):
                 await sending

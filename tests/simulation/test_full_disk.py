@@ -9,7 +9,7 @@ import pytest
 
 from braid.client.client import Client
 from braid.client.producing.producer import Producer
-from braid.model.errors import DiskFull, Fenced, MoveRefused
+from braid.model.errors import DiskFull, Fenced, MoveRefused, TimedOut
 from braid.model.message import MessageId
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
@@ -124,6 +124,26 @@ async def test_a_segment_whose_disk_is_full_is_read_and_moves_away_with_all_of_i
             assert moved["seconds"] < 5
             assert (await sending).offset == 5, "what found no room is stored by the next owner, once"
         assert await read_all(client, 6) == [*FIVE, b"y" * size]
+
+
+async def test_a_split_waits_for_room_on_the_disk_of_its_parent_visibly_and_can_be_taken_back(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=120) as client:
+        async with await full_topic(brokers, client) as producer:
+            sending = await send_more(brokers, producer)
+            for asked in brokers.running:
+                with pytest.raises(TimedOut, match="could not give"):
+                    await brokers.call(asked, "split_segment", topic="orders", segment=0, timeout=2)
+                change = (await brokers.call(asked, "get_layout", topic="orders"))["transition"]
+                assert change["step"] == "CREATING"
+                assert "could not give" in change["waitsFor"][0], "whichever broker is asked"
+                await brokers.call(asked, "abort_transition", topic="orders")
+            brokers.disks["a"].faults = NO_FAULTS
+            assert (await sending).segment == 0, "the log has not ended"
+            await client.admin.split("orders", 0)
+            assert (await producer.send(b"7")).segment != 0
+        assert await read_all(client, 7) == [*FIVE, SIXTH, b"7"]
 
 
 async def test_a_broker_whose_disk_is_full_is_drained(simulation: Simulation) -> None:

@@ -269,11 +269,11 @@ async def test_the_parents_go_on_until_every_subscription_has_its_cursors_on_the
             monkeypatch.setattr(broker.segments, "on_open", [])  # Otherwise a segment that opens gets its cursors.
         with pytest.raises(TimedOut, match="the change goes on"):
             await brokers.call("a", "split_segment", topic="orders", segment=0, timeout=5.0)
-        leader = next(each for each in brokers.running.values() if each.cluster.leader.leading)
-        assert leader.group_host.transitions.waits_for(PATH) == (
-            "segment 1 has no cursor yet of billing",
-            "segment 2 has no cursor yet of billing",
-        )
+        for broker in brokers.running.values():
+            assert await broker.group_host.transitions.waits_for(PATH) == (
+                "segment 1 has no cursor yet of billing",
+                "segment 2 has no cursor yet of billing",
+            )
         async with client.producer("orders") as producer:
             assert (await producer.send(b"still taken")).segment == 0
         for broker in brokers.running.values():
@@ -317,9 +317,12 @@ async def test_a_broker_that_no_longer_leads_takes_no_step(
             assert topic.transition is not None
             return await transitions._step(name, topic, topic.transition)
 
+        async def is_ready() -> bool:
+            return not await transitions.waits_for(PATH)
+
         if reached is TransitionStep.SEALING:
             await until(step)
-        await until(lambda: not transitions.waits_for(PATH))
+        await until(is_ready)
         stale = leader.cluster.leader.fence
         await leader.cluster.leader.stop()
         await until(lambda: any(each.cluster.leader.leading for each in brokers.running.values() if each is not leader))

@@ -138,7 +138,7 @@ class GetLayout(OnTopic, frozen=True):
         records = {
             segment: services.owners.find(SegmentName.of(name, info)) for segment, info in topic.segments.items()
         }
-        return LayoutDescription.of(name, topic, records, services.transitions.waits_for(name.path))
+        return LayoutDescription.of(name, topic, records, await services.transitions.waits_for(name.path))
 
 
 # Auto-scaling.

@@ -66,7 +66,7 @@ class Transitions:
         self._driving = TaskScope[str]()
         """By a topic's path."""
         self._missing: dict[str, tuple[str, ...]] = {}
-        """By a topic's path: what the owners said is missing when they were asked last."""
+        """By a topic's path: what the driver has logged last that its transition waits for."""
 
     # On any broker.
 
@@ -106,7 +106,7 @@ class Transitions:
             return topic is None or topic.transition is None or topic.transition.id != asked.id
 
         if not await self._view.until(is_over, timeout_s):
-            waits = "; ".join(self.waits_for(name.path)) or "it is nearly done"
+            waits = "; ".join(await self.waits_for(name.path)) or "it is nearly done"
             raise TimedOut(
                 f"the layout of topic {name} was not changed within {timeout_s:g} s, and the change goes on: {waits}"
             )
@@ -115,13 +115,19 @@ class Transitions:
             raise TransitionRefused(f"the change of the layout of topic {name} was aborted")
         return topic
 
-    def waits_for(self, path: str) -> tuple[str, ...]:
-        """Return what the topic's transition waits for, in sentences. Every broker can tell."""
+    async def waits_for(self, path: str) -> tuple[str, ...]:
+        """Return what the topic's transition waits for, in sentences. Every broker can tell: what the records do not
+        show, it asks the owners, as the driver does."""
         topic = self._topics.find(path)
         if topic is None or topic.transition is None:
             return ()
         found = decide(topic.transition, self._records(path, topic), self._members.brokers.all())
-        return found.missing or self._missing.get(path, ())
+        if found.action is not TransitionAction.SEAL:
+            return found.missing
+        try:
+            return await self._asked(TopicName.parse(path), topic, topic.transition)
+        except BraidError as error:
+            return (str(error),)
 
     # On the cluster leader.
 
