@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -100,6 +101,17 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
         assert await call("list_topics", tenant="acme", namespace="nothing") == []
         with pytest.raises(TopicExists):
             await call("create_topic", topic="orders")
+
+
+async def test_a_layout_is_shown_as_it_is_stored(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders", properties={"team": "billing"})
+        await call("split_segment", topic="orders", segment=0)
+        shown = await call("get_layout", topic="orders")
+        stored = json.loads(broker.topics.get(ORDERS.path).layout.to_json())
+        assert {name: shown.pop(name) for name in stored} == stored
+        owners = dict.fromkeys(("0", "1", "2"), "broker-1")
+        assert shown == {"name": "topic://public/default/orders", "owners": owners, "transition": None}
 
 
 async def test_a_created_topic_can_be_written_at_once(simulation: Simulation) -> None:

@@ -428,10 +428,13 @@ class TransitionDescription(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LayoutDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    """PIP-468's JSON as it is stored, with the owners and the change that is under way beside it."""
+
     name: str
     epoch: Annotated[LayoutEpoch, Meta(description="Counts the topic's layouts.")]
     next_segment_id: SegmentId
     segments: dict[SegmentId, SegmentInfo]
+    properties: dict[str, str]
     owners: Annotated[
         dict[SegmentId, str | None], Meta(description="The broker that has each segment; null while none does.")
     ]
@@ -451,6 +454,7 @@ class LayoutDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             epoch=topic.layout.epoch,
             next_segment_id=topic.layout.next_segment_id,
             segments=topic.layout.segments,
+            properties=topic.layout.properties,
             owners=_owners(records),
             transition=None
             if change is None
