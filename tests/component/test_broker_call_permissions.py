@@ -1,18 +1,27 @@
-"""Which administrative calls a role may make."""
+"""Which administrative calls a role may make, and which requests of producers and consumers."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 
 from braid.broker.auth import Principal
 from braid.broker.config import AuthConfig, Grant
-from braid.model.errors import InvalidName, PermissionDenied, SegmentNotFound, TransitionRefused
+from braid.model.batch.encode import encode_batch
+from braid.model.errors import ClientClosed, InvalidName, PermissionDenied, SegmentNotFound, TransitionRefused
+from braid.ports.network import Address
 from braid.testing.sim.loop import Simulation
+from braid.wire.link import connect_link
+from braid.wire.operations import Join, Kind, Open, PositionsRequest, Route, StoredRequest, TopologyRequest, encode
 from tests.kits.calls import caller
 from tests.kits.control import Machine
+from tests.kits.links import ignore
+
+SECRET = b"x" * 32
 
 GRANTS = (
     Grant(role="producer", on="public/default/orders", allow=("produce",)),
@@ -121,4 +130,40 @@ async def test_who_may_not_know_of_a_topic_cannot_tell_whether_it_exists(
             await call(name, topic="absent", **rest)
     with pytest.raises(InvalidName):
         await call("get_topic", topic="a b")
+    await broker.close()
+
+
+async def test_producers_and_consumers_need_a_grant_of_their_own(tmp_path: Path, simulation: Simulation) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    machine = Machine(simulation, AuthConfig(secret_file=str(secret), superusers=("root",), grants=GRANTS))
+    broker = await machine.start()
+    await caller(broker, Principal("root", ("root",), None))("create_topic", topic="orders")
+    path, topic_id = "public/default/orders", broker.topics.get("public/default/orders").id
+    requests = {
+        Kind.PUBLISH: encode(Route(path, topic_id, 0, 0)),
+        Kind.STORED: encode(StoredRequest(path, topic_id, 0, (1,))),
+        Kind.JOIN: encode(Join(path, "billing", "worker")),
+        Kind.POSITIONS: encode(PositionsRequest(path)),
+        Kind.OPEN: encode(Open(1, path, topic_id, 0, 0)),
+        Kind.TOPOLOGY: encode(TopologyRequest((path,))),
+    }
+    may: dict[str, set[Kind]] = {}
+    for role in ("producer", "consumer", "owner", "stranger"):
+        token = jwt.encode({"sub": "somebody", "roles": [role]}, SECRET, "HS256")
+        link = await connect_link(
+            machine.host, Address("machine", 6660), client="test", token=token, timeout_s=5, on_topology=ignore
+        )
+        may[role] = set()
+        for kind, body in requests.items():
+            with contextlib.suppress(PermissionDenied):
+                await link.request(kind, body, [encode_batch([b"value"], now_us=0)] if kind is Kind.PUBLISH else [])
+                may[role].add(kind)
+        link.close(ClientClosed("the test is over"))
+    assert may == {
+        "producer": {Kind.PUBLISH, Kind.STORED, Kind.TOPOLOGY},
+        "consumer": {Kind.JOIN, Kind.POSITIONS, Kind.OPEN, Kind.TOPOLOGY},
+        "owner": {Kind.TOPOLOGY},
+        "stranger": set(),
+    }
     await broker.close()

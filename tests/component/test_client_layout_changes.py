@@ -135,6 +135,23 @@ async def test_between_the_seal_and_the_new_layout_records_wait_and_then_go_on_q
         check_order(world, 400)
 
 
+async def test_segments_that_do_not_change_go_on_while_another_one_ends(simulation: Simulation) -> None:
+    async with producing(simulation) as (world, producer):
+        receipts = submit(producer, 0, 16)
+        await producer.flush()
+        low, _high = change(world, [0], LOW, HIGH)
+        receipts |= submit(producer, 16, 16)
+        await producer.flush()
+        world.broker.seal(PATH, low)
+        receipts |= submit(producer, 32, 80)
+        await asyncio.sleep(1)
+        waiting = {int(value) for value, receipt in receipts.items() if not receipt.done()}
+        assert waiting == {number for number in range(32, 112) if key_hash(KEYS[number % len(KEYS)]) in LOW}
+        show(world, [low], *LOW.parts(2))
+        check_ids(world, await settled(receipts))
+        check_order(world, 112)
+
+
 async def test_a_merge_brings_the_fast_path_back(simulation: Simulation) -> None:
     async with producing(simulation, segments=2) as (world, producer):
         receipts = submit(producer, 0, 16)
