@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
-from braid.client.client import Client
+from braid.client.client import Client, connect
 from braid.client.consuming.checkpoint import END, CheckpointConsumer, ConsumerCheckpoint
 from braid.metadata import paths
 from braid.metadata.store import Delete
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, TopicNotFound
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -170,6 +170,43 @@ async def test_a_group_resumes_from_its_checkpoints(simulation: Simulation) -> N
         async with topic.consumer("x", saved) as one, topic.consumer("y", saved) as two, topic.consuming(one, two):
             await until(lambda: topic.complete)
         assert topic.once
+
+
+async def test_a_consumer_that_slept_while_its_topic_was_made_anew_does_not_let_the_group_skip(
+    simulation: Simulation,
+) -> None:
+    async with shared(simulation, segments=1) as topic:
+        network = topic.brokers.network
+        sleeping = connect(
+            "braid://a:6660,b:6660,c:6660",
+            network=network.host("sleeper"),
+            clock=simulation.clock,
+            random=simulation.random,
+            timeout=60,
+        )
+        async with sleeping:
+            sleeper = sleeping.checkpoint_consumer("orders", group=GROUP, name="a-sleeper")
+            await sleeper.start()
+            await topic.send(2)
+            await topic.take(sleeper, 2 * len(KEYS))
+            sleeper.checkpoint()
+            for name in topic.brokers.running:
+                network.cut("sleeper", name)
+            await asyncio.sleep(60)
+            await topic.admin.delete_topic("orders")
+            await topic.admin.create_topic("orders", segments=1)
+            topic.sent, topic.received = 0, {key: [] for key in KEYS}
+            await topic.send(3)
+            async with topic.consumer("worker") as worker:
+                await topic.take(worker, 1)
+                worker.checkpoint()
+                network.heal("sleeper")
+                with pytest.raises(TopicNotFound):
+                    await sleeper.receive(timeout=60)
+                await asyncio.sleep(60)  # It joins again, and leaves: the segment goes to it and back.
+                async with topic.consuming(worker):
+                    await until(lambda: topic.complete)
+                assert topic.once
 
 
 async def test_checkpoint_consumers_without_a_group_each_see_everything(simulation: Simulation) -> None:

@@ -281,6 +281,13 @@ class Topic(StoredRecord, frozen=True, kw_only=True, rename="camel", dict=True):
             return self.layout.segments
         return {**self.layout.segments, **self.transition.pending(self.layout)}
 
+    def has_ended(self, segment_id: SegmentId) -> bool:
+        """Tell whether the log of a segment has ended, or is being ended."""
+        info, transition = self.layout.segments.get(segment_id), self.transition
+        if info is not None and info.is_active and transition is not None:
+            return transition.step is TransitionStep.SEALING and segment_id in transition.parents
+        return info is not None and not info.is_active
+
     @property
     def first_segments(self) -> int:
         """How many segments the topic had when it was created. Their ids are the lowest: 0, 1, 2, … It is 0 if an

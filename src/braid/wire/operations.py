@@ -220,6 +220,9 @@ class Join(_Body, frozen=True):
     create: bool = True
     positions: tuple[GroupPosition, ...] = ()
     """Of a group: all that the consumer knows."""
+    topic_id: int = 0
+    """Of the topic that the consumer joined before, or that `positions` are of: a later topic of the same name is
+    another one. 0: any."""
 
 
 class Joined(_Body, frozen=True):

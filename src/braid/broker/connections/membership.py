@@ -82,7 +82,9 @@ class Memberships:
             created = await self._ensure_subscription(topic, join)
         found = self._topics.get(topic.path)
         member = Membership(self._connection, self._forget)
-        number = await self._groups.join(topic, join.subscription, join.consumer, member, join.positions)
+        number = await self._groups.join(
+            topic, join.subscription, join.consumer, member, join.positions, topic_id=join.topic_id
+        )
         if self._connection.closing:
             self._groups.disconnected(number)
         else:

@@ -4,7 +4,7 @@ and the small changes that keep them consistent. Only `Groups` (broker/groups/gr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -97,7 +97,7 @@ class Group(msgspec.Struct, eq=False):
 
     @property
     def ended(self) -> frozenset[SegmentId]:
-        """The segments that checkpoint consumers have read to their ends."""
+        """The segments of which checkpoint consumers say that they have read them to their ends."""
         return frozenset(segment for segment, position in self.positions.items() if position.offset == ENDED)
 
     @property
@@ -111,6 +111,11 @@ class Group(msgspec.Struct, eq=False):
         known = self.positions.get(segment)
         if known is None or (known.offset != ENDED and (position.offset == ENDED or position.offset > known.offset)):
             self.positions[segment] = position
+
+    def forget_all_but(self, segments: Iterable[SegmentId]) -> None:
+        """Forget the positions of segments that the topic does not have any more."""
+        for segment in self.positions.keys() - segments:
+            del self.positions[segment]
 
     def held_by(self, session: MemberSession) -> tuple[SegmentId, ...]:
         """The segments that the session has and may keep."""

@@ -19,8 +19,9 @@ No consumer should have a segment that its subscription has drained, or one with
 a seek backwards the ancestor is to be read again: its consumers wait until all of its descendants were given back.
 
 A group of checkpoint consumers has no cursors and no drained marks. Its consumers tell how far they have come, and what
-they have read to its end; each consumer goes on where the last one was. After a fail-over the group waits for all
-stored sessions: only together do its consumers know what has ended.
+they have read to its end; each consumer goes on where the last one was. The end of a segment counts when the topic's
+record says that its log ends: otherwise one consumer could keep all others from the records to come. After a fail-over
+the group waits for all stored sessions: only together do its consumers know what has ended.
 
 A segment that was asked back goes to no consumer before it is given back, not even to A: A's answer may be under way.
 This module does not keep A from reading on. Instead, a segment gets a higher *grant* each time that it is given to a
@@ -69,7 +70,7 @@ from braid.model.stored_record import decode
 from braid.model.subscription import Subscription, is_group
 from braid.ports.clock import Clock
 from braid.scaling.assignment import assign
-from braid.wire.operations import GroupPosition
+from braid.wire.operations import ENDED, GroupPosition
 
 _log: Final = logging.getLogger(__name__)
 
@@ -160,27 +161,34 @@ class Groups:
         consumer: str,
         member: Member,
         positions: Iterable[GroupPosition] = (),
+        *,
+        topic_id: int = 0,
     ) -> int:
         """Return the number of the session. Its first assignment is pushed in the loop's next iteration. `Moved` if
-        another broker is the topic's controller. A checkpoint consumer tells the positions that it knows.
+        another broker is the topic's controller. A checkpoint consumer tells the positions that it knows, and of which
+        topic: those of a deleted topic would let its group skip records of the next one. `TopicNotFound` if the topic
+        of this name has another id.
 
         A connected consumer of the same name is replaced; a disconnected one is continued."""
         check_name("consumer", consumer)
+        if topic_id not in (0, self._topics.get(topic.path).id):
+            await self._topics.stored(topic.path)  # This broker's view may be older than the consumer's.
         await self.control(topic)
         async with self._stored.turn(topic, subscription, consumer):
             while True:
-                control = self._control_of(topic)
+                control = self._control_of(topic, topic_id)
                 endings = self._endings
                 if not self._is_member(topic, subscription, consumer):
                     await self._stored.put(topic, subscription, consumer, control.fence)
-                if endings == self._endings and self._control_of(topic) is control:
+                if endings == self._endings and self._control_of(topic, topic_id) is control:
                     group = self._group(topic, subscription)
                     self._note(group, positions)
                     return self._enter(group, consumer, member)
 
-    def _control_of(self, topic: TopicName) -> Control:
+    def _control_of(self, topic: TopicName, topic_id: int) -> Control:
         self._check_open()
-        self._topics.get(topic.path)
+        if topic_id not in (0, self._topics.get(topic.path).id):
+            raise TopicNotFound(f"topic {topic} was deleted and created again since the consumer joined it")
         control = self._controls.get(topic.path)
         if control is None:
             raise NotServing(f"this broker does not run the subscriptions of topic {topic} any more; join again")
@@ -290,7 +298,7 @@ class Groups:
     def _note(self, group: Group, positions: Iterable[GroupPosition]) -> None:
         known = self._topics.get(group.topic.path).segments
         for position in positions:
-            if position.segment in known:
+            if position.segment in known and position.offset >= ENDED:
                 group.note(position)
 
     def _fence(self, topic: TopicName) -> Compare | None:
@@ -433,7 +441,8 @@ class Groups:
         if not is_group(group.subscription):
             drained = self._drained.of(group.topic.path, group.subscription)
         elif group.complete:
-            drained = group.ended
+            group.forget_all_but(topic.segments)
+            drained = frozenset(filter(topic.has_ended, group.ended))
         else:
             return  # When the last session is back, or over, there is another pass.
         wanted = {
@@ -482,7 +491,8 @@ class Groups:
                 self._signer.signed(group.topic_id, group.subscription, segment, term, number)
                 for segment, number in zip(segments, numbers)
             )
-            positions = tuple(group.positions[segment] for segment in segments if segment in group.positions)
+            known = (group.positions[segment] for segment in segments if segment in group.positions)
+            positions = tuple(position for position in known if position.offset != ENDED)  # It takes writes.
             session.member.assign(Assigned(session.pushes, segments, term, grants, positions))
 
 

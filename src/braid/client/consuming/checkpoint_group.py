@@ -105,6 +105,7 @@ class GroupCheckpointConsumer(CheckpointConsumer):
         deadline = asyncio.get_running_loop().time() + self._client.timeout_s
         try:
             await retrying(self._find_positions, deadline, self._client.backoff())
+            self._session.topic_id = self._topic_id
             if isinstance(self._start, ConsumerCheckpoint):
                 positions, epochs = self._start.positions, self._start.epochs
                 self._kept = {segment: _position(segment, positions, epochs) for segment in positions}

@@ -63,7 +63,8 @@ class GroupSession:
     ) -> None:
         """`positions` returns all that a checkpoint consumer knows; None for a stream consumer."""
         self.topic_id = 0
-        """The id of the topic that was joined first. A new topic of the same name has another id."""
+        """The id of the topic that was joined first, or that the positions are of; 0: not known yet. A new topic of the
+        same name has another id."""
         self._client = client
         self._topic = topic
         self._subscription = subscription
@@ -161,7 +162,7 @@ class GroupSession:
         again = self.topic_id != 0
         link = await self._controller_link()
         # A subscription that was deleted while we were away must not come back at another place.
-        join = Join(self._topic, self._subscription, self._name, self._start, create=not again)
+        join = Join(self._topic, self._subscription, self._name, self._start, create=not again, topic_id=self.topic_id)
         if self._positions is not None:
             join = msgspec.structs.replace(join, kind=CHECKPOINT, positions=self._positions())
         request = link.request(Kind.JOIN, encode(join))
