@@ -176,6 +176,17 @@ async def test_a_repeat_is_refused_when_the_segment_that_it_began_in_has_left_th
         assert (await attempt(client, tables, era=0, part=2)).duplicates == 0, "a new writer"
 
 
+async def test_a_task_is_completed_long_after_the_merge_with_an_empty_segment(simulation: Simulation) -> None:
+    rows = pa.table({"value": [b"1", b"2"], "key": pa.array([b"key-1", b"key-1"], pa.binary())})
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders", segments=2)
+        await attempt(client, [rows])
+        await change(client, "merge 0 1")
+        await asyncio.sleep(3_600)
+        assert [*brokers.any().topics.get(PATH).layout.segments] == [0, 1, 2], "the topic keeps all for ever"
+        assert (await attempt(client, [rows])).duplicates == 2
+
+
 async def test_attempts_go_on_when_the_owner_dies_while_its_log_ends(simulation: Simulation) -> None:
     tables = blocks(20)
     async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client(timeout=60) as client:

@@ -20,6 +20,10 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     delete_unconsumed: bool = False
     """Whether age and size also delete what a subscription has not consumed yet."""
 
+    @property
+    def keeps_all(self) -> bool:
+        return self.max_age_s is None and self.max_bytes is None
+
 
 class Aged(NamedTuple):
     """A chunk, or a local file where files are the history."""

@@ -314,8 +314,9 @@ class SegmentStorage:
         return len(old) + len(gone)
 
     def has_outlived(self, policy: RetentionPolicy, needed_from: Offset | None) -> bool:
-        """Tell whether the log has ended and all of it has outlived the policy. Then the whole segment may go."""
-        if not self.log.seal_is_durable:
+        """Tell whether the log has ended and all of it has outlived the policy. Then the whole segment may go. Where
+        all is kept for ever, an empty segment stays, too: repeats of writes ask all ancestors (decision 40)."""
+        if not self.log.seal_is_durable or policy.keeps_all:
             return False
         chunks = self.catalog.chunks
         tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
@@ -338,7 +339,7 @@ class SegmentStorage:
 
     def held_back(self, policy: RetentionPolicy, cursors: Mapping[str, Offset]) -> dict[str, int]:
         """Return the bytes that have outlived the policy and that subscriptions have not consumed, by subscription."""
-        if policy.max_age_s is None and policy.max_bytes is None:
+        if policy.keeps_all:
             return {}
         chunks = self.catalog.chunks
         tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]

@@ -5,7 +5,8 @@ has consumed it (or retention does not wait for subscriptions), its own parents 
 a parent is still to be finalized. The layout forgets the segment in one write; then its owner removes what is left of
 it (removal.py). The children keep what it knew of producers: they have inherited it.
 
-So the layout of a topic that is split and merged for ever stays as long as its retention, not as its history.
+So the layout of a topic that is split and merged for ever stays as long as its retention, not as its history. A topic
+that keeps all records keeps all segments, also empty ones.
 """
 
 from __future__ import annotations
