@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from braid.broker.layouts.auto_scaling import INTERVAL_S
 from braid.client.client import Client
@@ -126,6 +127,24 @@ async def test_cold_segments_are_merged_and_no_more_than_may_be(simulation: Simu
         await until(lambda: len(active(brokers)) == 2, 180)
         await asyncio.sleep(300)
         assert len(active(brokers)) == 2
+
+
+@pytest.mark.parametrize(("field", "segments"), [("split_at", 1), ("merged_at", 2)])
+async def test_a_cooldown_ends_though_the_clock_that_wrote_its_beginning_was_far_ahead(
+    field: str, segments: int, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers, segments, **ON, splitCooldownSeconds=60, maxSegments=2)
+        topic = brokers.any().topics.get(PATH)
+        ahead = structs.replace(topic, **{field: simulation.clock.now_us() + 365 * 86_400_000_000})
+        await brokers.store.txn([], [Put(paths.layout(PATH), ahead.to_json())])
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(2 if field == "split_at" else 0):
+                consumer = client.stream_consumer("orders", "billing", name=f"worker-{number}")
+                await stack.enter_async_context(consumer)
+            await asyncio.sleep(50)
+            assert len(active(brokers)) == segments
+            await until(lambda: len(active(brokers)) == 3 - segments, 60)
 
 
 async def test_a_topic_gets_a_segment_for_each_consumer(simulation: Simulation) -> None:

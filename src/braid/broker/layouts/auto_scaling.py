@@ -7,7 +7,8 @@ left alone, and asking for its proposal says why.
 
 The leader remembers since when each segment is cold; a new leader begins to watch anew, so a merge comes later, never
 earlier. Everything else that a decision needs is measured, or stored with the topic: the times of the last split and
-merge are written by the transaction that commits one, so a change that was aborted costs no cooldown.
+merge are written by the transaction that commits one, so a change that was aborted costs no cooldown. A time that is in
+the future was written by a broker whose clock was ahead. It counts as the moment at which this leader first saw it.
 """
 
 from __future__ import annotations
@@ -149,6 +150,8 @@ class AutoScaling:
         """By a topic's path: when this leader last asked for its load, and what it was about then."""
         self._cold: dict[str, dict[SegmentId, _Cold]] = {}
         """By a topic's path."""
+        self._ahead: dict[str, dict[int, float]] = {}
+        """By a topic's path: the stored times that are in the future, and when this leader first saw each of them."""
         self._refused: dict[str, str] = {}
         """By a topic's path: why a change that was decided did not begin, or why nothing is decided."""
         self._acting = TaskScope[str]()
@@ -216,7 +219,7 @@ class AutoScaling:
             return
         self._looked_s = now
         topics = self._topics.all()
-        for known in (self._asked, self._cold, self._refused):
+        for known in (self._asked, self._cold, self._ahead, self._refused):
             for forgotten in known.keys() - topics.keys():
                 del known[forgotten]
         consumers: dict[str, dict[str, int]] | None = None
@@ -308,16 +311,25 @@ class AutoScaling:
             cold_for_s = now - cold[segment].since_s if segment in cold else 0.0
             measured[segment] = MeasuredSegment(rates, load.key_hashes, cold_for_s)
         self._cold[name.path] = cold
+        split_at, merged_at = self._committed_at(name.path, topic)
         found = decide(
             policy,
             topic.layout,
             measured,
             consumers,
-            split_at=topic.split_at,
-            merged_at=topic.merged_at,
+            split_at=split_at,
+            merged_at=merged_at,
             now=self._clock.now_us(),
         )
         return found._replace(findings=(*found.findings, *unknown))
+
+    def _committed_at(self, path: str, topic: Topic) -> tuple[int, int]:
+        """Return when the last split and the last merge were committed, as far as their times can be believed."""
+        now, now_us = self._clock.monotonic(), self._clock.now_us()
+        times, known = (topic.split_at, topic.merged_at), self._ahead.get(path, {})
+        ahead = self._ahead[path] = {at: known.get(at, now) for at in times if at > now_us}
+        split_at, merged_at = (now_us - round((now - ahead[at]) * 1e6) if at in ahead else at for at in times)
+        return split_at, merged_at
 
     async def _loads(self, name: TopicName, topic: Topic) -> tuple[dict[SegmentId, SegmentMeasurement], list[str]]:
         """Ask the owners of the active segments. Return what they said, and why some did not."""
