@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from braid.broker.layouts.auto_scaling import INTERVAL_S
+from braid.broker.topics import Topics
 from braid.client.client import Client
 from braid.cluster.leader import Leader
 from braid.metadata import paths
@@ -27,6 +28,7 @@ from braid.model.errors import (
 from braid.model.hashing import key_hash
 from braid.model.ids import Revision
 from braid.model.topic import AutoScaleOverride
+from braid.testing.checkers.fence_checker import FenceChecker
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -379,11 +381,37 @@ async def test_a_segment_that_is_terminated_makes_way_for_one_of_the_same_range(
         await until(lambda: brokers.any().topics.committed.get(PATH) is None)
         with pytest.raises(TransitionRefused, match="takes writes"):
             await client.admin.delete_segment("orders", "8000-ffff-1")
+        broken: list[BaseException] = []
+        FenceChecker(brokers.store, broken.append)
         await client.admin.delete_segment("orders", "0000-7fff-0")
+        assert not broken
         assert set(brokers.any().topics.get(PATH).layout.segments) == {1, 2}
         await until(lambda: set(brokers.any().cluster.owners.of_topic(PATH)) == {"0000-7fff-2", "8000-ffff-1"})
         with pytest.raises(SegmentNotFound):
             await client.admin.delete_segment("orders", "0000-7fff-0")
+
+
+async def test_a_segment_is_kept_when_a_seek_back_is_faster_than_its_deletion(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        await client.admin.create_subscription("orders", "billing")
+        async with client.producer("orders") as producer:
+            await producer.send(b"value")
+        await client.admin.terminate_segment("orders", "0000-ffff-0")
+        await client.admin.skip("orders", "billing")
+        await until(lambda: brokers.any().topics.committed.get(PATH) is None)
+        prune = Topics.prune
+
+        async def prune_after_a_seek(*arguments: Any) -> bool:
+            await client.admin.seek("orders", "billing", "earliest")
+            return await prune(*arguments)
+
+        monkeypatch.setattr(Topics, "prune", prune_after_a_seek)
+        with pytest.raises(TransitionRefused, match="not consumed by billing"):
+            await client.admin.delete_segment("orders", "0000-ffff-0")
+        assert 0 in brokers.any().topics.get(PATH).layout.segments
 
 
 async def test_a_segment_is_created_by_a_change_of_layout_only(simulation: Simulation) -> None:

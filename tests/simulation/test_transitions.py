@@ -10,7 +10,7 @@ import pytest
 
 from braid.broker import topics
 from braid.broker.groups import subscriptions
-from braid.broker.layouts.finalizing import ADOPTION_S
+from braid.broker.layouts.finalizing import ADOPTION_S, Finalizing
 from braid.broker.layouts.removal import RETRY_S
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.topics import Topics
@@ -23,6 +23,7 @@ from braid.model.errors import TimedOut, TopicNotFound, TransitionRefused, Trans
 from braid.model.hashing import key_hash
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move
+from braid.model.stored_record import encode
 from braid.model.topic import Topic
 from braid.model.transition import TransitionStep, plan_split
 from braid.storage.segment import SegmentStorage
@@ -93,6 +94,21 @@ async def test_one_transition_at_a_time(simulation: Simulation) -> None:
         await transitions.begin(TopicName.parse("orders"), lambda layout: plan_split(layout, 0))
         with pytest.raises(TransitionRunning, match="segments 0 are being replaced"):
             await brokers.call("b", "split_segment", topic="orders", segment=1)
+
+
+async def test_a_call_that_is_repeated_joins_what_its_first_try_has_begun(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+
+        async def split(asked: str) -> list[int]:
+            children: list[int] = (await brokers.call(asked, "split_segment", topic="orders", segment=0, requestId=7))[
+                "children"
+            ]
+            return children
+
+        assert [*await asyncio.gather(split("a"), split("b"))] == [[1, 2], [1, 2]]
+        assert await split("c") == [1, 2], "it is committed"
+        assert brokers.any().topics.get(PATH).layout.epoch == 1
 
 
 async def hold_up(brokers: Brokers, parent: int) -> str:
@@ -224,6 +240,51 @@ async def test_a_client_that_never_says_which_routing_it_has_delays_the_end_of_a
         assert PATH in brokers.any().topics.committed
         await until(lambda: PATH not in brokers.any().topics.committed)
         assert ADOPTION_S - 1 <= simulation.clock.monotonic() - began <= ADOPTION_S + 10
+
+
+@pytest.mark.parametrize("late", ["leader", "mark"])
+async def test_a_transition_is_ended_by_the_leader_alone_and_no_other_one_with_it(
+    late: str, simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Finalizing, "look", lambda _self: None)
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        leader = next(each for each in brokers.running.values() if each.cluster.leader.leading)
+        mark = leader.topics.committed.known(PATH)
+        assert mark is not None
+        if late == "leader":
+            stale = leader.cluster.leader.fence
+            await leader.cluster.leader.stop()
+            others = [each for each in brokers.running.values() if each is not leader]
+            await until(lambda: any(each.cluster.leader.leading for each in others))
+            monkeypatch.setattr(Leader, "fence", property(lambda _self: stale))
+        else:
+            store, put = leader.topics.view.store, Put(paths.transition(PATH), encode(mark.value))
+            txn = store.txn
+
+            async def txn_after_the_next_commit(*arguments: Any) -> Any:
+                await brokers.store.txn([], [put])
+                return await txn(*arguments)
+
+            monkeypatch.setattr(store, "txn", txn_after_the_next_commit)
+        await leader.group_host.finalizing._end(PATH, mark)
+        assert await brokers.store.get(paths.transition(PATH)) is not None
+
+
+async def test_a_parent_stays_in_the_layout_until_its_transition_has_ended(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Finalizing, "undrained", lambda *_: {"not yet": [0]})
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders", retention_ms=1_000)
+        async with client.producer("orders") as producer:
+            await producer.send(b"old")
+        await client.admin.split("orders", 0)
+        await asyncio.sleep(600)
+        assert sorted(brokers.any().topics.get(PATH).layout.segments) == [0, 1, 2], "clients may have the old layout"
+        monkeypatch.undo()
+        await until(lambda: sorted(brokers.any().topics.get(PATH).layout.segments) == [1, 2], within_s=600)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -313,6 +313,7 @@ class DeleteSegment(OnTopic, frozen=True, kw_only=True):
                 # A seek backwards in this moment removes the mark, and wins.
                 drained = [DrainedKey(path, self.descriptor, each) for each in subscriptions]
                 conditions = [services.drained.table.unchanged(key) for key in drained]
+                conditions.append(services.owners.table.unchanged((path, self.descriptor)))
                 if await services.topics.prune(name, info.segment_id, conditions):
                     _log.info("%s deleted segment %s of topic %s", principal.name, self.descriptor, name)
                     return
