@@ -187,6 +187,22 @@ async def test_a_task_is_completed_long_after_the_merge_with_an_empty_segment(si
         assert (await attempt(client, [rows])).duplicates == 2
 
 
+async def test_a_child_says_nothing_of_its_parents_before_its_owner_knows_them(simulation: Simulation) -> None:
+    """The store has the tables that the child inherits, and the answer to its owner is under way."""
+    tables = blocks(6)
+    async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client(timeout=60) as client:
+        leader = next(name for name, each in brokers.running.items() if each.cluster.leader.leading)
+        (owner,) = brokers.running.keys() - {leader}
+        await client.admin.drain(leader)
+        await client.admin.create_topic("orders")
+        await attempt(client, tables)
+        brokers.store_of(owner).delay_s = lambda: 0.5
+        await change(client, "split 0")
+        assert not any(each.inherited for each in brokers.running[owner].segments.of_topic(PATH) if each.name.id)
+        assert (await attempt(client, tables)).duplicates == 6 * ROWS
+        await check(client, [tables])
+
+
 async def test_attempts_go_on_when_the_owner_dies_while_its_log_ends(simulation: Simulation) -> None:
     tables = blocks(20)
     async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client(timeout=60) as client:

@@ -7,9 +7,13 @@ import itertools
 import pytest
 
 from braid.cluster.ownership import leader_step, owner_step
-from braid.cluster.ownership.owner_step import OwnerAction
-from braid.model.ids import Epoch
+from braid.cluster.ownership.owner_step import OwnerAction, TransitionRole
+from braid.model.ids import Epoch, SegmentId
+from braid.model.layout import Layout
 from braid.model.ownership import Ownership, OwnershipState
+from braid.model.topic import Topic
+from braid.model.transition import plan_split
+from tests.kits.layouts import split
 from tests.kits.leader import record, snapshot_of
 
 EPOCH = 3
@@ -123,3 +127,11 @@ def test_a_new_durability_renews_only_what_is_served_as_the_record_says(
 def test_a_failed_log_is_not_closed_in_order() -> None:
     known = record("SERVING", "a", EPOCH)
     assert owner_step.decide(known, "a", Epoch(EPOCH), failed=True, renewed=True) is OwnerAction.REOPEN
+
+
+@pytest.mark.parametrize(("inherited", "role"), [(False, TransitionRole.CHILD), (True, TransitionRole.PARENT)])
+def test_a_segment_inherits_before_it_ends(inherited: bool, role: TransitionRole) -> None:
+    topic = Topic(id=1, layout=split(Layout.initial(), 0))
+    sealing = topic.beginning(plan_split(topic.layout, 1), transition_id=7, created_at=0).sealing()
+    found = owner_step.transition_role(sealing, SegmentId(1), lambda _: record("SERVING", "this"), inherited=inherited)
+    assert found is role

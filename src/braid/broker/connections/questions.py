@@ -23,7 +23,7 @@ from braid.broker.auth import Action, Principal
 from braid.broker.connections.membership import Memberships
 from braid.broker.connections.services import Services, segment_in_layout
 from braid.broker.topology import encoded_topology
-from braid.model.errors import ConnectionLost, InvalidArgument, Overloaded, TopicNotFound
+from braid.model.errors import ConnectionLost, InvalidArgument, NotServing, Overloaded, TopicNotFound
 from braid.model.names import TopicName
 from braid.wire.connection import Connection
 from braid.wire.frame import Frame
@@ -141,7 +141,10 @@ class Questions:
         found = self._services.topics.get(topic.path)
         if found.id != request.topic_id:
             raise TopicNotFound(f"topic {topic.path} was deleted and created again since it was looked up")
-        log = segment_in_layout(self._services, topic.path, found, request.segment).storage.log
+        segment = segment_in_layout(self._services, topic.path, found, request.segment)
+        if not segment.takes_publishes:  # It would deny what its parents have stored (I10).
+            raise NotServing(f"segment {request.segment} of topic {topic.path} has not taken over from its parents yet")
+        log = segment.storage.log
         next_sequences = tuple(await log.next_sequences(request.producers))
         return encode(Stored(next_sequences, log.seal_is_durable, tuple(log.last_eras(request.producers))))
 

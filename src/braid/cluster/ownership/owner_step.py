@@ -110,10 +110,10 @@ def transition_role(
     if info is None or record is None:
         return TransitionRole.NONE
     if segment_id in topic.layout.segments:
+        if info.is_active and info.parent_ids and not inherited:
+            return TransitionRole.CHILD  # Before it ends: its children inherit what it has inherited.
         ends = transition is not None and transition.step is TransitionStep.SEALING and segment_id in transition.parents
-        if ends and record.ended_at is None:
-            return TransitionRole.PARENT
-        return TransitionRole.CHILD if info.is_active and info.parent_ids and not inherited else TransitionRole.NONE
+        return TransitionRole.PARENT if ends and record.ended_at is None else TransitionRole.NONE
     if transition is None or transition.step is not TransitionStep.SEALING or record.inherited == transition.id:
         return TransitionRole.NONE
     parents = map(record_of, info.parent_ids)
