@@ -528,3 +528,30 @@ async def test_a_segment_that_was_split_before_it_was_named_is_followed_too(simu
         async with topic.client.checkpoint_consumer("orders", start={1: 0}) as consumer:
             children = [await consumer.receive(timeout=5) for _ in range(len(KEYS))]
         assert {message.segment for message in children if message is not None} == {1}, "its parent is left out"
+
+
+@pytest.mark.parametrize("call", ["seek", "delete"])
+async def test_a_broker_that_does_not_know_the_children_yet_reaches_their_cursors(
+    call: str, simulation: Simulation
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client("a", "c", timeout=60) as client:
+        await brokers.call("a", "drain_broker", broker="b")
+        await client.admin.create_topic("orders")
+        await client.admin.create_subscription("orders", "billing", start="earliest")
+        about = {"topic": "orders", "subscription": "billing"}
+        store = brokers.store_of("b")
+        store.lag()
+        await client.admin.split("orders", 0)
+        async with client.producer("orders") as producer:
+            for key in KEYS:
+                await producer.send(b"0", key=key)
+        await client.admin.skip("orders", "billing")
+        if call == "seek":
+            asking = asyncio.ensure_future(brokers.call("b", "seek_subscription", **about, to="earliest"))
+        else:
+            asking = asyncio.ensure_future(brokers.call("b", "delete_subscription", **about))
+        await asyncio.sleep(5)
+        store.catch_up()
+        await asking
+        cursors = [each.cursors.all() for name in "ac" for each in brokers.running[name].segments.of_topic(PATH)]
+        assert cursors == ([{"billing": 0}] if call == "seek" else [{}]) * 3

@@ -198,6 +198,7 @@ class Subscriptions:
             entry = await self._read(topic, name)
             if entry is not None and subscription_id not in (None, _id_of(entry)):
                 raise _not_found(topic, name)
+            await self._topics.stored(topic.path)  # The view may not show the newest segments yet.
             segments = self._of_topic(topic, patience_s=REMOVE_PATIENCE_S)
             if entry is not None:
                 await self._remove_key(topic, name, _id_of(entry))
@@ -401,6 +402,7 @@ class Subscriptions:
         async with self._lock(topic, name):
             if request.subscription_id not in (None, (await self.get(topic, name)).id):
                 raise _not_found(topic, name)
+            await self._topics.stored(topic.path)  # The view may not show the newest segments yet.
             since = request.since if request.since is not None else await self._placements(topic, name)
 
             def placing(segment: SegmentId, offset: Offset) -> PlaceCursor:
