@@ -12,7 +12,7 @@ from tests.spark.dying_jobs import Left, killed_driver
 from tests.spark.spark_kit import TIMEOUT_S, StoredBroker, spark_session
 
 GROUPS = {
-    "streams": ("test_stream", "test_stream_losses"),
+    "streams": ("test_stream", "test_stream_losses", "test_stream_subscription"),
     "programs": ("test_clusters", "test_pipeline_commands"),
 }
 """Files of one group run on one worker. Those of `streams` need no session. The programs start their own sessions, in
