@@ -12,6 +12,7 @@ from braid.model.ids import SegmentId
 from braid.model.layout import SegmentInfo
 from braid.ports.disk import Buffer
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, read_segment_manifest, read_topic_manifest
+from braid.storage.objects.store import Objects
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -70,24 +71,45 @@ async def test_storage_forgets_what_has_left_the_layout(simulation: Simulation) 
         await until(lambda: shows_the_layout(brokers))
 
 
+class AbsentManifests:
+    """Object storage that refuses the manifests of topics for a while."""
+
+    def __init__(self, objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = True
+        self._create = objects.create
+        monkeypatch.setattr(objects, "create", self._create_unless_away)
+
+    async def _create_unless_away(self, name: str, parts: Sequence[Buffer]) -> None:
+        if self.away and name.startswith(f"{PATH}/manifests/"):
+            raise ObjectStoreUnavailable("it is away")
+        await self._create(name, parts)
+
+
 async def test_a_layout_is_shown_although_storage_was_away_when_it_changed(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
-        objects = brokers.objects
-        assert objects is not None
+        assert brokers.objects is not None
         await client.admin.create_topic("orders")
         await until(lambda: brokers.owner(0))
-        create, away = objects.create, True
-
-        async def create_unless_away(name: str, parts: Sequence[Buffer]) -> None:
-            if away and name.startswith(f"{PATH}/manifests/"):
-                raise ObjectStoreUnavailable("it is away")
-            await create(name, parts)
-
-        monkeypatch.setattr(objects, "create", create_unless_away)
+        manifests = AbsentManifests(brokers.objects, monkeypatch)
         await client.admin.split("orders", 0)
         await asyncio.sleep(5)
         assert not await shows_the_layout(brokers)
-        away = False
+        manifests.away = False
         await until(lambda: shows_the_layout(brokers))
+
+
+async def test_a_layout_is_shown_although_storage_was_away_when_the_topic_was_created(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        assert brokers.objects is not None
+        manifests = AbsentManifests(brokers.objects, monkeypatch)
+        await client.admin.create_topic("orders")
+        async with client.producer("orders") as producer:
+            await producer.send(b"no segment waits for it")
+        assert await read_topic_manifest(brokers.objects, PATH) is None
+        manifests.away = False
+        await asyncio.sleep(5)
+        assert await shows_the_layout(brokers)

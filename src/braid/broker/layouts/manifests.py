@@ -1,18 +1,20 @@
-"""Writing each new layout into the topic's manifest, so that storage alone tells which segments there are.
+"""The manifests of topics: storage alone tells which segments a topic has.
 
-A broker that opens a segment writes the manifest of the layout that it sees (broker/segments/opening.py). The layout
-may change while the segment is open: a transition is committed, or a sealed segment is dropped. Every broker that
-serves a segment of the topic then writes the new layout. In shared storage they write the same object, and the first
-one counts.
+A broker that opens a segment writes the layout that it sees. The layout may change while the segment is open: a
+transition is committed, or a sealed segment is dropped. Every broker that serves a segment of the topic then writes the
+new layout. In shared storage they write the same object, and the first one counts.
+
+No segment waits for storage that is away. A write that has failed is tried again in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
-from braid.broker.segments.segments import Segments
+from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.topics import Topics
 from braid.model.errors import BraidError
 from braid.model.ids import LayoutEpoch
@@ -25,35 +27,58 @@ RETRY_S: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
-class LayoutManifests:
-    def __init__(self, topics: Topics, segments: Segments, objects: Objects) -> None:
+class TopicManifests:
+    def __init__(self, topics: Topics, objects: Objects, serves: Callable[[str], bool]) -> None:
+        """`serves` tells whether this broker serves a segment of the topic of this path."""
         self._topics = topics
-        self._segments = segments
         self._objects = objects
-        self._written: dict[str, LayoutEpoch] = {}
-        """By a topic's path: the layout that this broker has written last."""
+        self._serves = serves
+        self._written: dict[str, tuple[int, LayoutEpoch]] = {}
+        """By a topic's path: the topic's id, and the layout that this broker has written last."""
+        self._locks = KeyedLocks()
+        """By a topic's path: a thousand of its segments may be opened together, and one of them writes."""
         self._writing = TaskScope[str]()
-        """By a topic's path."""
-        topics.on_change.append(self._on_topic)
+        """By a topic's path: the tasks that write in the background."""
+        topics.on_change.append(self.look)
 
     async def stop(self) -> None:
         await cancel([*self._writing])
 
-    def _on_topic(self, path: str) -> None:
-        topic = self._topics.find(path)
-        if topic is None:
-            self._written.pop(path, None)
-        elif topic.layout.epoch == self._written.get(path, 0) or path in self._writing:
-            return
-        elif self._segments.of_topic(path):
-            self._writing.start(path, self._write(path), name=f"manifest of {path}")
+    async def write(self, path: str) -> None:
+        """Return when the layout of a topic is written, or when that has failed: then a task goes on trying."""
+        async with self._locks.of(path):
+            while path not in self._writing and self._is_due(path):
+                if not await self._write(path):
+                    self._write_later(path)
 
-    async def _write(self, path: str) -> None:
-        while (topic := self._topics.find(path)) is not None and topic.layout.epoch != self._written.get(path):
-            revision = self._topics.unchanged(path).revision
-            try:
-                await write_topic_manifest(self._objects, path, revision, topic.layout, topic.id)
-                self._written[path] = topic.layout.epoch
-            except BraidError as error:
-                _log.warning("the manifest of %s was not written: %s", path, error)
+    def look(self, path: str) -> None:
+        """Write the layout of a topic in the background, if it has changed. Called when the topic has changed, and when
+        a segment of it has been opened."""
+        if self._topics.find(path) is None:
+            self._written.pop(path, None)
+        elif self._is_due(path) and self._serves(path):
+            self._write_later(path)
+
+    def _write_later(self, path: str) -> None:
+        if path not in self._writing:
+            self._writing.start(path, self._write_until_done(path), name=f"manifest of {path}")
+
+    async def _write_until_done(self, path: str) -> None:
+        while self._is_due(path):
+            if not await self._write(path):
                 await asyncio.sleep(RETRY_S)
+
+    def _is_due(self, path: str) -> bool:
+        topic = self._topics.find(path)
+        return topic is not None and self._written.get(path) != (topic.id, topic.layout.epoch)
+
+    async def _write(self, path: str) -> bool:
+        """Write the layout of a topic as it is now. Return False if storage is away."""
+        topic, revision = self._topics.get(path), self._topics.unchanged(path).revision
+        try:
+            await write_topic_manifest(self._objects, path, revision, topic.layout, topic.id)
+        except BraidError as error:
+            _log.warning("the manifest of %s was not written: %s", path, error)
+            return False
+        self._written[path] = (topic.id, topic.layout.epoch)
+        return True

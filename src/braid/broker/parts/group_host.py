@@ -10,7 +10,6 @@ from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.layouts.auto_scaling import AutoScaling
 from braid.broker.layouts.finalizing import Finalizing
-from braid.broker.layouts.manifests import LayoutManifests
 from braid.broker.layouts.pruning import Pruning
 from braid.broker.layouts.removal import SegmentRemoval
 from braid.broker.layouts.transitions import Transitions
@@ -71,7 +70,6 @@ class GroupHost:
         )
         cluster.leader.on_look.append(self.finalizing.look)
         self.pruning = Pruning(cluster.topics, cluster.owners, host.segments)
-        self.manifests = LayoutManifests(cluster.topics, host.segments, resources.storage.objects)
         self.removal = SegmentRemoval(
             resources.storage,
             cluster.topics,
@@ -90,7 +88,6 @@ class GroupHost:
     async def stop(self) -> None:
         """Stop the groups. Stopping twice is fine."""
         await self.pruning.stop()
-        await self.manifests.stop()
         await self.removal.stop()
         await self.auto_scaling.stop()
         await self.finalizing.stop()

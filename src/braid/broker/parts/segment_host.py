@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from braid.broker.config import BrokerConfig
+from braid.broker.layouts.manifests import TopicManifests
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
@@ -25,6 +26,7 @@ class SegmentHost:
         self.housekeeper = Housekeeper()
         self.copies = Copies(storage, owners)
         self.incoming = IncomingHistory(storage, topics, self.copies)
+        self.manifests = TopicManifests(topics, storage.objects, lambda path: bool(self.segments.of_topic(path)))
         self.segments = Segments(
             storage,
             config,
@@ -35,8 +37,10 @@ class SegmentHost:
             members=members,
             housekeeper=self.housekeeper,
             hand_over=HandOver(storage, owners, members, OutgoingHistory(storage, peers), self.copies, resources.clock),
+            write_manifest=self.manifests.write,
             ask=peers.call,
         )
+        self.segments.on_open.append(self.manifests.look)
         self.accesses = self.segments.accesses
         self.deletion = Deletion(
             storage,
@@ -66,5 +70,6 @@ class SegmentHost:
         await self.housekeeper.stop()
         await self.copies.stop()
         await self.deletion.stop()
+        await self.manifests.stop()
         await self.segments.close()
         await self.incoming.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from braid.broker.config import BrokerConfig
@@ -31,14 +31,13 @@ from braid.metadata.store import Compare, Condition, Operation, Put
 from braid.metadata.view import Known
 from braid.model.errors import BraidError, ConditionFailed, DiskError, Fenced, MetadataError, NotServing
 from braid.model.ids import Epoch, Offset, Revision, SegmentId
-from braid.model.names import SegmentName, TopicName
+from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.topic import Topic, TopicPolicies
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
-from braid.storage.history.manifest import write_topic_manifest
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.recovery_start import RecoverySource
 from braid.storage.segment import SegmentStorage
@@ -63,7 +62,9 @@ class Opening:
         members: Members,
         housekeeper: Housekeeper,
         may_act: Callable[[], bool],
+        write_manifest: Callable[[str], Awaitable[None]],
     ) -> None:
+        """`write_manifest` writes the manifest of the topic of this path, and raises nothing."""
         self._context = context
         self._config = config
         self._metrics = metrics
@@ -72,8 +73,7 @@ class Opening:
         self._members = members
         self._housekeeper = housekeeper
         self._may_act = may_act
-        self._manifests: dict[str, Revision] = {}
-        """By topic: the revision of the layout whose manifest this broker has written."""
+        self._write_manifest = write_manifest
 
     async def open(
         self,
@@ -87,7 +87,7 @@ class Opening:
     ) -> OwnedSegment:
         """Open a segment in the record's epoch, which this broker has since `revision`. When this returns, the view
         shows the record SERVING."""
-        await self._write_manifest(name.topic, topic)
+        await self._write_manifest(name.topic.path)
         await own_folder(self._context, name, topic.id)
         if record.accept_loss:
             await self._accept_loss(name, record, revision)
@@ -159,10 +159,6 @@ class Opening:
         """Tell whether an opening in this epoch has claimed the catalog: the epoch cannot be used again."""
         entry = await self._context.store.get(paths.current_chunk(name.topic.path, name.descriptor))
         return entry is not None and decode(Frontier, entry.value).epoch >= epoch
-
-    def forget(self, path: str) -> None:
-        """Forget a topic that was deleted."""
-        self._manifests.pop(path, None)
 
     async def _accept_loss(self, name: SegmentName, record: Ownership, revision: Revision) -> None:
         """Place all cursors anew, before the record forgets that a loss was accepted: if the opening fails after that,
@@ -251,17 +247,6 @@ class Opening:
         )
         await cursors.load(lossy=_may_have_lost(storage, topic))
         return cursors
-
-    async def _write_manifest(self, name: TopicName, topic: Topic) -> None:
-        """Write the topic's manifest once for each layout: a thousand segments of a topic may be opened together."""
-        try:
-            revision = self._topics.unchanged(name.path).revision
-            if self._manifests.get(name.path) != revision:
-                self._manifests[name.path] = revision
-                await write_topic_manifest(self._context.objects, name.path, revision, topic.layout, topic.id)
-        except BraidError as error:
-            self._manifests.pop(name.path, None)
-            _log.warning("the manifest of %s was not written: %s", name, error)
 
     def _newer_bytes(self, name: SegmentName) -> int:
         """Return how much the descendants of a segment hold, as far as load reports tell."""

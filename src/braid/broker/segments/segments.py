@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
@@ -88,6 +88,7 @@ class Segments:
         members: Members,
         housekeeper: Housekeeper,
         hand_over: HandOver,
+        write_manifest: Callable[[str], Awaitable[None]],
         ask: Ask,
     ) -> None:
         self._context = context
@@ -100,7 +101,7 @@ class Segments:
         self.accesses: Final = SegmentAccesses(context.broker_id, self, owners, members, ask)
         """To the segments of all brokers."""
         self._succession = Succession(context.broker_id, owners, self.accesses)
-        self._opening = Opening(context, config, metrics, topics, owners, members, housekeeper, may_act)
+        self._opening = Opening(context, config, metrics, topics, owners, members, housekeeper, may_act, write_manifest)
         self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
@@ -572,7 +573,6 @@ class Segments:
         await join([task for segment, task in self._endings.items() if segment.name.topic == name])
         await remove_topic(self._context, name)
         self._metrics.topics.pop(name.path, None)
-        self._opening.forget(name.path)
 
 
 async def _wait_for(task: asyncio.Task[None]) -> None:
