@@ -1,0 +1,80 @@
+"""How far the copies of a log reach, and what may be concluded from several of them. Values and pure rules.
+
+A segment has n replicas, and w of them must hold a record durably before it counts. Three rules keep what was confirmed
+(docs/decisions/0044-replicas.md):
+
+- A **watermark** counts a replica only if the last batch that it holds is of the owner's epoch. Copies of an older tail
+  alone prove nothing: a replica with a later epoch may win without them.
+- A **vote** needs the promises of n - w + 1 members. Any w replicas and any n - w + 1 have one in common, so the
+  highest position among the promises contains everything that was ever confirmed.
+- A replica is a **member** only since it held everything that was confirmed. A disk that was lost is no witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from braid.model.ids import Epoch, Offset
+from braid.model.stored_record import StoredRecord
+
+
+class LogPosition(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    """How far a copy of a log reaches."""
+
+    epoch: Epoch = Epoch(0)
+    """Of the last batch; 0: there is none."""
+    end: Offset = Offset(0)
+    """The offset after the last record."""
+    sealed: bool = False
+    """Whether the last batch is a seal."""
+
+    @property
+    def rank(self) -> tuple[Epoch, Offset, bool]:
+        """Of two copies, the one with the higher rank contains everything that was confirmed in the other one."""
+        return self.epoch, self.end, self.sealed
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a replica answers when it is asked to promise an epoch: it takes no batch of a lower one any more."""
+
+    broker: str
+    epoch: Epoch
+    """The epoch that it has promised."""
+    position: LogPosition
+    """What its disk holds."""
+    member: bool
+    """Whether it once held everything that had been confirmed then, and has lost nothing since."""
+
+
+def votes_needed(replicas: int, write_quorum: int) -> int:
+    """Return how many members must answer, so that one of them holds each confirmed record."""
+    return replicas - write_quorum + 1
+
+
+def elected(promises: Iterable[Promise], replicas: Collection[str], write_quorum: int, epoch: Epoch) -> Promise | None:
+    """Return the replica that holds everything that was ever confirmed; None: too few members have promised the epoch.
+    Of equal positions, the first broker of `replicas` wins."""
+    votes = {each.broker: each for each in promises if each.member and each.epoch == epoch}
+    members = [votes[broker] for broker in replicas if broker in votes]
+    if len(members) < votes_needed(len(replicas), write_quorum):
+        return None
+    return max(members, key=lambda each: each.position.rank)
+
+
+def replicated_end(ends: Collection[Offset], write_quorum: int) -> Offset:
+    """Return the offset below which `write_quorum` replicas hold every record. `ends` are the durable ends of the
+    replicas that count, the owner's among them."""
+    if len(ends) < write_quorum:
+        return Offset(0)
+    return sorted(ends, reverse=True)[write_quorum - 1]
+
+
+def missing_votes(
+    promises: Mapping[str, Promise], replicas: Collection[str], write_quorum: int
+) -> tuple[int, tuple[str, ...]]:
+    """Return how many more members must answer, and which brokers have not answered as members."""
+    answered = [broker for broker in replicas if broker in promises and promises[broker].member]
+    silent = tuple(broker for broker in replicas if broker not in answered)
+    return max(votes_needed(len(replicas), write_quorum) - len(answered), 0), silent

@@ -1,0 +1,81 @@
+"""What may be concluded from several copies of a log (model/replication.py)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from braid.model.ids import Epoch, Offset
+from braid.model.replication import LogPosition, Promise, elected, missing_votes, replicated_end, votes_needed
+
+A, B, C = "a", "b", "c"
+
+
+def promise(
+    broker: str, epoch: int, end: int, *, sealed: bool = False, member: bool = True, promised: int = 9
+) -> Promise:
+    position = LogPosition(epoch=Epoch(epoch), end=Offset(end), sealed=sealed)
+    return Promise(broker=broker, epoch=Epoch(promised), position=position, member=member)
+
+
+def winner(*promises: Promise, replicas: tuple[str, ...] = (A, B, C), write_quorum: int = 2) -> str | None:
+    found = elected(promises, replicas, write_quorum, Epoch(9))
+    return found.broker if found is not None else None
+
+
+def test_the_highest_position_is_elected() -> None:
+    assert winner(promise(A, 3, 10), promise(B, 3, 12)) == B
+
+
+def test_a_later_epoch_counts_more_than_a_longer_log() -> None:
+    assert winner(promise(A, 3, 50), promise(B, 4, 12)) == B
+
+
+def test_a_seal_counts_at_the_same_end() -> None:
+    assert winner(promise(A, 3, 10), promise(B, 3, 10, sealed=True)) == B
+
+
+def test_of_equal_copies_the_first_replica_is_elected() -> None:
+    assert winner(promise(C, 3, 10), promise(B, 3, 10)) == B
+
+
+def test_too_few_promises_elect_nobody() -> None:
+    assert winner(promise(A, 3, 10)) is None
+
+
+def test_a_blank_disk_is_no_witness() -> None:
+    assert winner(promise(A, 3, 10), promise(B, 0, 0, member=False)) is None
+
+
+def test_a_promise_of_another_epoch_does_not_count() -> None:
+    assert winner(promise(A, 3, 10), promise(B, 3, 12, promised=8)) is None
+
+
+def test_a_stranger_does_not_vote() -> None:
+    assert winner(promise(A, 3, 10), promise("d", 5, 99)) is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "write_quorum", "expected"),
+    [([7], 1, 7), ([7, 5], 2, 5), ([7, 5, 6], 2, 6), ([7, 5, 6], 3, 5), ([7], 2, 0)],
+)
+def test_the_watermark_is_the_wth_largest_end(ends: list[int], write_quorum: int, expected: int) -> None:
+    assert replicated_end([Offset(end) for end in ends], write_quorum) == expected
+
+
+@given(st.data())
+def test_every_vote_meets_a_holder_of_each_confirmed_record(data: st.DataObject) -> None:
+    replicas = data.draw(st.integers(1, 7))
+    write_quorum = data.draw(st.integers(1, replicas))
+    needed = votes_needed(replicas, write_quorum)
+    brokers = range(replicas)
+    holders = set(data.draw(st.permutations(brokers))[:write_quorum])
+    assert all(holders & set(voters) for voters in itertools.combinations(brokers, needed))
+
+
+def test_who_is_missing_is_named() -> None:
+    assert missing_votes({A: promise(A, 3, 10)}, (A, B, C), 2) == (1, (B, C))
+    assert missing_votes({A: promise(A, 3, 10), B: promise(B, 3, 10)}, (A, B, C), 2) == (0, (C,))
