@@ -34,6 +34,8 @@ class ClosedFile(msgspec.Struct, frozen=True, array_like=True):
     """That of its last batch."""
     max_timestamp: int
     sealed: bool
+    record_epoch: Epoch = Epoch(0)
+    """That of its last record; 0: it is not known."""
 
 
 class LogCheckpoint(msgspec.Struct, frozen=True):

@@ -28,15 +28,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from braid.model.batch.header import BatchHeader, stamp
 from braid.model.errors import BraidError, BrokenInvariant
-from braid.model.ids import Offset
+from braid.model.ids import Epoch, Offset
 from braid.storage.log.context import LogContext
 from braid.storage.log.writer import WalWriter
 
 MAX_COMMIT_LAG: Final = 1 << 31
 """Sync at the latest when so many records are not synced: a batch states its lag in 32 bits."""
 
-_Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, int]
-"""A batch, its header, base offset, append time and number. A plain tuple: one is made for each batch."""
+_Pending = tuple[bytearray | memoryview, BatchHeader, Offset, int, Epoch, int, bool, int]
+"""A batch, its header; base offset, append time, epoch and incarnation that are stamped into it; whether it begins a
+file; its number. A plain tuple: one is made for each batch."""
 
 
 class CommitGroup(NamedTuple):
@@ -94,8 +95,28 @@ class GroupCommit:
     # What the listener asks for.
 
     def enqueue(self, batch: bytearray | memoryview, header: BatchHeader, base: Offset) -> None:
-        self.last_number += 1
-        self._gathered.append((batch, header, base, self._clock.now_us(), self.last_number))
+        self.last_number = number = self.last_number + 1
+        self._gathered.append(
+            (batch, header, base, self._clock.now_us(), self._epoch, self._incarnation, False, number)
+        )
+        self.pending_bytes += len(batch)
+
+    def enqueue_stamped(self, batch: bytearray | memoryview, header: BatchHeader, *, begins_file: bool) -> None:
+        """Enqueue a batch that its owner, another broker, has stamped. Only its lag is stated anew: it speaks of this
+        disk. `begins_file` tells whether the batch is the first one of a file."""
+        self.last_number = number = self.last_number + 1
+        self._gathered.append(
+            (
+                batch,
+                header,
+                header.base_offset,
+                header.append_time,
+                header.epoch,
+                header.incarnation,
+                begins_file,
+                number,
+            )
+        )
         self.pending_bytes += len(batch)
 
     def begin(self) -> None:
@@ -169,11 +190,12 @@ class GroupCommit:
             raise
 
     def _write_or_make_room(self) -> None:
-        batch, _, base, _, number = self._gathered[0]
+        batch, _, base, _, _, _, begins_file, number = self._gathered[0]
         wanted = min(self.pending_bytes, max(self._max_group_bytes, len(batch)))
-        room = self._writer.room(len(batch), wanted)
+        new_file = begins_file and not self._writer.begins_at(base)
+        room = 0 if new_file else self._writer.room(len(batch), wanted)
         if not room:
-            self._run(self._make_room(len(batch), wanted, base, number))
+            self._run(self._make_room(len(batch), wanted, base, number, new_file=new_file))
             return
         group = self._take_group(room)
         self._writer.start_write(group.batches, group.headers, sync=group.synced, on_end=self._on_write_end)
@@ -185,13 +207,13 @@ class GroupCommit:
         headers: list[BatchHeader] = []
         size = last_number = 0
         while gathered:
-            batch, header, base, append_time, number = gathered[0]
-            if size + len(batch) > room or (batches and base - synced_end >= MAX_COMMIT_LAG):
+            batch, header, base, append_time, epoch, incarnation, begins_file, number = gathered[0]
+            lag = base - synced_end
+            if size + len(batch) > room or (batches and (begins_file or lag >= MAX_COMMIT_LAG)):
                 break
             gathered.popleft()
             last_number = number
-            lag = base - synced_end
-            headers.append(stamp(batch, header, base, append_time, self._epoch, self._incarnation, lag))
+            headers.append(stamp(batch, header, base, append_time, epoch, incarnation, lag))
             batches.append(batch)
             size += len(batch)
         sync = (
@@ -263,8 +285,8 @@ class GroupCommit:
         else:
             self._fail(error)
 
-    async def _make_room(self, size: int, wanted: int, base: Offset, number: int) -> None:
-        closed = await self._writer.make_room(size, wanted, base)
+    async def _make_room(self, size: int, wanted: int, base: Offset, number: int, *, new_file: bool) -> None:
+        closed = await self._writer.make_room(size, wanted, base, new_file=new_file)
         if closed and self._unsynced_bytes and not self._stopped:
             self._note_synced(number - 1, base)
 

@@ -1,4 +1,4 @@
-"""The log: one writer, group commit, three moments at which an append counts as done.
+"""An owner's log: one writer, group commit, three moments at which an append counts as done.
 
 **Append** is a plain function call: it checks for a retry, assigns the offset and puts the batch in a queue. Nothing
 else assigns offsets, and the queue is written in order, so the order of offsets is the order in the file (I1).
@@ -9,18 +9,13 @@ meanwhile gather for the next call, so the disk itself is the clock.
 **Confirm** is waiting for a watermark: `written` (in the page cache) for durability `memory`, `synced` for `fsync`,
 `replicated` for `replicated`, which replication moves. Consumers stop at the same watermark (I7).
 
-A failed write or sync ends the log: nothing is confirmed any more, now or by a later sync that happens to work. The log
-must be opened again, and recovery finds out what the disk really holds. Losing the lease ends it in the same way (I3).
-
-A full disk is the one failure that leaves no doubt. What was written is all there, and it is all that there is: the
-log *is full*, ends after the last batch that was written, and can still be read and handed over.
+Losing the lease ends the log in the same way as a failed write or sync does (store.py): nothing is confirmed any more
+(I3). A full log can still be handed over.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from enum import Enum
 from typing import Final, NamedTuple
 
 from braid.model.batch.header import (
@@ -38,21 +33,18 @@ from braid.model.errors import (
     Fenced,
     InvalidArgument,
     LogBusy,
-    LogClosed,
-    LogFailed,
     LogSealed,
     OutOfSequence,
     SegmentSealed,
 )
 from braid.model.ids import Offset
 from braid.model.topic import Durability
-from braid.storage.log.commit import CommitGroup, GroupCommit
+from braid.storage.log.commit import CommitGroup
 from braid.storage.log.context import LogContext
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.recovery import RecoveredLog
-from braid.storage.log.wal import WalFile
+from braid.storage.log.store import LogStore
 from braid.storage.log.watermark import Watermark
-from braid.storage.log.writer import WalWriter
 
 
 class Appended(NamedTuple):
@@ -62,46 +54,28 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
-class _LogState(Enum):
-    OPEN = "open"
-    SEALED = "sealed"
-    CLOSED = "closed"
-    FAILED = "failed"
-
-
-_log_numbers: Final = itertools.count(1)
 _NOTHING: Final = Offset(0)
 
 
-class Log:
+class Log(LogStore):
     """The hot part of one segment, on one broker, in one epoch. Everything here runs on one event loop."""
 
     def __init__(self, context: LogContext, recovered: RecoveredLog, *, replicated: Offset = _NOTHING) -> None:
         """`replicated` is the offset below which enough replicas are known to hold every record."""
-        self.folder: Final = context.folder
-        self.epoch: Final = context.epoch
-        self.config: Final = context.config
-        if self.epoch <= recovered.last_epoch:
+        if context.epoch <= recovered.last_epoch:
             raise Fenced(
-                f"epoch {self.epoch} cannot open {self.folder}: epoch {recovered.last_epoch} has written there"
+                f"epoch {context.epoch} cannot open {context.folder}: epoch {recovered.last_epoch} has written there"
             )
-        self.number: Final = next(_log_numbers)
-        self.written: Final = Watermark(recovered.next_offset)
-        self.synced: Final = Watermark(recovered.next_offset)
+        super().__init__(context, recovered)
+        self.epoch: Final = context.epoch
         self.replicated: Final = Watermark(min(replicated, recovered.next_offset))
-        self._writer: Final = WalWriter(context, list(recovered.files), recovered.producers.copy())
-        self._commit: Final = GroupCommit(context, self._writer, self, recovered.next_offset)
-        self._cache = context.cache
         self._may_confirm = context.may_confirm
         self._producers = recovered.producers
         self._end = recovered.next_offset
-        self._state = _LogState.SEALED if recovered.sealed else _LogState.OPEN
+        self._is_open = not recovered.sealed
+        """Whether batches are taken: the log has not ended, was not closed, and has not failed."""
         self._sealed = recovered.sealed
         self._seal_number = 0
-        self._failure: BraidError | None = None
-        self._released = False
-        # In numbers of batches, because control batches take no offset.
-        self._flushed = Watermark(0)
 
     async def open(self) -> None:
         """Return when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
@@ -113,23 +87,9 @@ class Log:
             await self.flush()
 
     @property
-    def files(self) -> list[WalFile]:
-        """The local files, oldest first; the newest may still grow."""
-        return self._writer.files
-
-    @property
-    def base_offset(self) -> Offset:
-        """The first offset that the local files hold."""
-        return self.files[0].base_offset if self.files else self._end
-
-    @property
     def end(self) -> Offset:
         """The offset that the next record gets."""
         return self._end
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._commit.pending_bytes
 
     @property
     def sealed(self) -> bool:
@@ -137,34 +97,13 @@ class Log:
         return self._sealed
 
     @property
+    def _has_ended(self) -> bool:
+        """Tell whether the log has ended for ever, and still answers."""
+        return self._sealed and not self._closed and self._failure is None
+
+    @property
     def seal_is_durable(self) -> bool:
         return self._sealed and self._flushed.value >= self._seal_number
-
-    @property
-    def failure(self) -> BraidError | None:
-        return self._failure
-
-    @property
-    def ended(self) -> BraidError | None:
-        """Tell why this log serves no readers any more: it was closed or abandoned, or has failed. The next owner may
-        give the names of its files to other files. A full disk stops only writers, until the log is closed."""
-        failed = self._state is _LogState.FAILED and not self.is_full
-        return self._refusal() if failed or self._released or self._state is _LogState.CLOSED else None
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether the log has stopped only because its disk is full."""
-        return isinstance(self._failure, DiskFull)
-
-    async def close_newest(self) -> None:
-        """Close the newest file of a full log. Its footer may fit into what the file has on the disk; `DiskFull` if it
-        does not."""
-        await self._commit.settled()
-        await self._writer.close_newest()
-
-    def footer_of_newest(self) -> bytes:
-        """Return the footer that makes a chunk of the newest file of a full log: the disk has no room for it."""
-        return self._writer.footer()
 
     @property
     def confirmed(self) -> Watermark:
@@ -209,7 +148,7 @@ class Log:
         for this very buffer; without it, the batch is verified here. The commit begins at the end of this iteration of
         the loop. A caller with more to append passes `commit=False` and calls `commit` after the last batch.
         """
-        if self._state is not _LogState.OPEN:
+        if not self._is_open:
             return self._recognise(verify(batch) if header is None else header)
         if header is None:
             header = verify(batch)
@@ -248,7 +187,7 @@ class Log:
 
     def _recognise(self, header: BatchHeader) -> Appended:
         """Answer a retry of a batch that an ended log has. It never takes any other batch."""
-        if self._state is not _LogState.SEALED:
+        if not self._has_ended:
             raise self._refusal()
         self._check_lease()  # A former owner does not know how the log has ended (I3).
         try:
@@ -287,19 +226,14 @@ class Log:
         await self.confirmed.reached(appended.next_offset)
         self._check_lease()
 
-    async def flush(self) -> None:
-        """Return when everything appended so far is synced, whatever the durability level."""
-        self._commit.want_sync()
-        await self._flushed.reached(self._commit.last_number)
-
     async def seal(self) -> Offset:
         """End the log for ever: nothing is appended after the seal. Returns the offset at which the log ends."""
-        if self._state is _LogState.OPEN:
-            self._state = _LogState.SEALED
+        if self._is_open:
+            self._is_open = False
             self._sealed = True
             self._enqueue_control(Flag.SEAL)
             self._seal_number = self._commit.last_number
-        elif self._state is not _LogState.SEALED:
+        elif not self._has_ended:
             raise self._refusal()
         await self.flush()
         self._end_watermarks()
@@ -312,44 +246,13 @@ class Log:
         self._check_lease()
         self.replicated.advance(offset)
 
-    async def rotate(self) -> None:
-        """Close the current file, if it has records, so that it can be exported."""
-        self._commit.want_rotation()
-        await self._flushed.reached(self._commit.last_number)
-        await self._commit.rotated()
-        if self._failure is not None:
-            raise self._failure.again()
-
-    def close_file(self) -> None:
-        """Have the current file closed, if it has records. Does not wait for it."""
-        self._commit.want_rotation()
-
-    async def close(self) -> None:
-        """Stop in order: write and sync everything, close the file, leave a checkpoint. Closing twice is fine."""
-        if self._state is _LogState.CLOSED or self._failure is not None:
-            return await self._release()
-        self._state = _LogState.CLOSED
-        try:
-            await self.rotate()
-            self._writer.want_checkpoint(self.synced.value)
-        finally:
-            await self._release()
-
-    async def abandon(self) -> None:
-        """Stop without writing anything more, as after a lost lease. A write in flight may still reach the disk."""
-        self._fail(LogClosed(f"the log under {self.folder} was abandoned"))
-        await self._release()
-
-    def forget_files(self, names: set[str]) -> None:
-        """Drop closed files that the caller is about to remove: chunks cover them, or retention has expired."""
-        if self._state is _LogState.CLOSED or self._failure is not None:
-            raise self._refusal()
-        self._writer.forget(names)
-        self._writer.want_checkpoint(self.synced.value)
-
     def _enqueue_control(self, flag: Flag) -> None:
         batch = control_batch(flag)
         self._commit.enqueue(batch, parse_header(batch), self._end)
+
+    async def close(self) -> None:
+        self._is_open = False
+        await super().close()
 
     # What the commit tells us.
 
@@ -358,57 +261,34 @@ class Log:
         put, number = self._cache.put, self.number
         for header, batch in zip(group.headers, group.batches):
             put(number, header, batch)
-        end = group.headers[-1].next_offset
         if self.config.durability is Durability.MEMORY:
             self._check_lease()
-        self.written.advance(end)
-        if group.synced and self._failure is None:
-            self.on_synced(group.last_number, end)
+        super().on_written(group)
 
     def on_synced(self, number: int, next_offset: Offset) -> None:
         self._check_lease()
-        self.synced.advance(next_offset)
-        self._flushed.advance(number)
-
-    def on_commit_failed(self, error: BraidError) -> None:
-        self._fail(error)
+        super().on_synced(number, next_offset)
 
     def _check_lease(self) -> None:
         if not self._may_confirm():
             raise Fenced(f"the lease on {self.folder} has run out in epoch {self.epoch}: nothing more is confirmed")
 
     def _refusal(self) -> BraidError:
-        if self._failure is not None:
-            return self._failure.again()
-        if self._state is _LogState.SEALED:
+        if self._failure is None and self._sealed and not self._closed:
             return LogSealed(f"the log under {self.folder} is sealed at offset {self._end}")
-        return LogClosed(f"the log under {self.folder} is closed")
+        return super()._refusal()
 
     def _fail(self, cause: BraidError) -> None:
-        if self._failure is not None:
-            return
-        if isinstance(cause, DiskFull | Fenced | LogClosed):
-            self._failure = cause
-        else:
-            self._failure = LogFailed(f"the log under {self.folder} has stopped confirming: {cause}")
-            self._failure.__cause__ = cause
-        self._state = _LogState.FAILED
-        if self.is_full:
+        self._is_open = False
+        if self._failure is None and isinstance(cause, DiskFull):
             self._end = Offset(self.written.value)  # What found no room is not part of the log.
-        self._commit.stop()
-        self._fail_watermarks(self._failure)
+        super()._fail(cause)
+
+    def _watermarks(self) -> tuple[Watermark, ...]:
+        return self.written, self.synced, self.replicated
 
     def _end_watermarks(self) -> None:
         """Fail everything that waits for an offset after a durable seal: no watermark will ever reach it."""
         error = LogSealed(f"the log under {self.folder} ends at offset {self._end}")
-        for watermark in (self.written, self.synced, self.replicated):
+        for watermark in self._watermarks():
             watermark.end_at(self._end, error)
-
-    def _fail_watermarks(self, error: BraidError) -> None:
-        for watermark in (self.written, self.synced, self.replicated, self._flushed):
-            watermark.fail(error)
-
-    async def _release(self) -> None:
-        self._released = True
-        await self._commit.end()
-        self._fail_watermarks(self._refusal())

@@ -247,6 +247,8 @@ class _Recovery:
                     found.epochs.add(header.epoch)
                     found.incarnation = header.incarnation
                     found.sealed = header.is_seal
+                    if header.count:
+                        found.record_epoch = header.epoch
                     found.max_timestamp = max(found.max_timestamp, header.max_timestamp)
                     synced_offset = max(synced_offset, header.synced_before)
                     positions.append((header.base_offset, position))
@@ -310,6 +312,7 @@ def _as_listed(file: ClosedFile) -> WalFile:
         sealed=file.sealed,
         epochs=set(file.epochs),
         incarnation=file.incarnation,
+        record_epoch=file.record_epoch,
     )
 
 

@@ -64,6 +64,8 @@ class WalFile(msgspec.Struct):
     """The epochs of its batches. All of them: an owner that never began may have written the last one."""
     incarnation: int = 0
     """That of its last batch; 0 if it has none."""
+    record_epoch: Epoch = Epoch(0)
+    """That of its last record; 0 if it has none, or if it is not known."""
 
     @property
     def records(self) -> int:

@@ -8,6 +8,7 @@ a chunk.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -64,7 +65,7 @@ class WalWriter:
     @property
     def age_left_s(self) -> float | None:
         """Return how long the newest file may stay open; None if no open file holds records."""
-        if self._current is None or not self.files[-1].records:
+        if self._current is None or not self.files[-1].records or self._config.file_age_s == math.inf:
             return None
         return max(0.0, self._begun_at + self._config.file_age_s - self._clock.monotonic())
 
@@ -87,13 +88,18 @@ class WalWriter:
         fits = min(wanted, left, self._reserved_bytes - newest.batch_bytes)
         return fits if fits >= size else 0
 
-    async def make_room(self, size: int, wanted: int, base_offset: Offset) -> bool:
-        """Make room for a batch of `size` bytes, in a new file if need be, and for the rest of the `wanted` bytes as
-        far as they belong into that file. Returns whether it closed a file, which also synced that file."""
+    def begins_at(self, base_offset: Offset) -> bool:
+        """Tell whether the newest file is open and begins at this offset."""
+        return self._current is not None and self.files[-1].base_offset == base_offset
+
+    async def make_room(self, size: int, wanted: int, base_offset: Offset, *, new_file: bool = False) -> bool:
+        """Make room for a batch of `size` bytes, in a new file if need be or if it is asked for, and for the rest of
+        the `wanted` bytes as far as they belong into that file. Returns whether it closed a file, which also synced
+        that file."""
         closed = False
         if self._current is not None:
             newest = self.files[-1]
-            if newest.batch_bytes + size > self._config.file_bytes and newest.records:
+            if (new_file or newest.batch_bytes + size > self._config.file_bytes) and newest.records:
                 await self.close_current()
                 self._filled_last = closed = True
         current = self._current if self._current is not None else await self._open_next(base_offset)
@@ -146,10 +152,11 @@ class WalWriter:
         newest.batch_bytes = position
         newest.next_offset = last.next_offset
         newest.sealed = last.is_seal
-        if newest.last_epoch != last.epoch:  # A log writes in one epoch: once for each file.
-            newest.first_epoch = newest.first_epoch or last.epoch
+        newest.record_epoch = next((each.epoch for each in reversed(headers) if each.count), newest.record_epoch)
+        if newest.last_epoch != last.epoch:  # An owner writes in one epoch: once for each file.
+            newest.first_epoch = newest.first_epoch or headers[0].epoch
             newest.last_epoch = last.epoch
-            newest.epochs.add(last.epoch)
+            newest.epochs.update(header.epoch for header in headers)
             newest.incarnation = last.incarnation
 
     async def sync(self) -> None:
@@ -224,6 +231,7 @@ class WalWriter:
                 file.incarnation,
                 file.max_timestamp,
                 file.sealed,
+                file.record_epoch,
             )
             for file in self.files
             if file.closed and not file.damage
