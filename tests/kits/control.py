@@ -17,9 +17,9 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
 from braid.metadata.view import View
-from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch, Offset
+from braid.model.log.epochs import EpochStarts
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic, TopicPolicies

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braid.model.batch.epochs import EpochStarts, begin_epoch, epoch_before, parting
 from braid.model.ids import Epoch, Offset
+from braid.model.log.epochs import EpochStarts, begin_epoch, epoch_before, parting
 
 OWNERS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=20)
 """Of each owner: how many records of the log before it are lost, and how many records it writes itself."""

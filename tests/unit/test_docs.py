@@ -354,7 +354,7 @@ def test_the_example_checkpoint_is_what_the_code_writes_and_reads() -> None:
     size = len(example().chunk_bytes)
     batch_bytes = chunks.decode_footer(example().chunk_bytes).batch_bytes
     file = ClosedFile(
-        name, Offset(0), Offset(4), batch_bytes, size, (Epoch(3),), 0x1A2B3C4D, NOON_US + 1_000_000, False
+        name, Offset(0), Offset(4), batch_bytes, size, (Epoch(3),), 0x1A2B3C4D, NOON_US + 1_000_000, False, Epoch(3)
     )
     assert checkpoint.decode(documented) == LogCheckpoint(Offset(4), (file,))
     assert checkpoint.encode(LogCheckpoint(Offset(4), (file,))) == documented

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from braid.model.batch.epochs import MAX_EPOCH_STARTS, EpochStarts, begin_epoch, epoch_before, parting
 from braid.model.ids import Epoch, Offset
+from braid.model.log.epochs import MAX_EPOCH_STARTS, EpochStarts, begin_epoch, epoch_before, parting
 
 
 def starts(*entries: tuple[int, int]) -> EpochStarts:

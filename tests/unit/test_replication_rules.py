@@ -1,4 +1,4 @@
-"""What may be concluded from several copies of a log (model/replication.py)."""
+"""What may be concluded from several copies of a log (model/log/replication.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braid.model.ids import Epoch, Offset
-from braid.model.replication import LogPosition, Promise, elected, missing_votes, replicated_end, votes_needed
+from braid.model.log.replication import LogPosition, Promise, elected, missing_votes, replicated_end, votes_needed
 
 A, B, C = "a", "b", "c"
 

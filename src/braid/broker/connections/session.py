@@ -25,7 +25,6 @@ from braid.broker.segments.delivery import MAX_CREDIT, DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrant
 from braid.broker.segments.segments import OwnedSegment
-from braid.model.batch.epochs import parting
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -46,6 +45,7 @@ from braid.model.errors import (
     quote,
 )
 from braid.model.ids import Offset
+from braid.model.log.epochs import parting
 from braid.model.names import TopicName
 from braid.model.subscription import is_group
 from braid.ports.tasks import TaskScope

@@ -48,7 +48,6 @@ from braid.broker.segments.segment_access import (
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Entry, Put, Store
-from braid.model.batch.epochs import UNKNOWN_EPOCH, parting
 from braid.model.errors import (
     BraidError,
     InvalidArgument,
@@ -64,6 +63,7 @@ from braid.model.errors import (
     quote,
 )
 from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, random_id
+from braid.model.log.epochs import UNKNOWN_EPOCH, parting
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.stored_record import decode, encode
 from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind

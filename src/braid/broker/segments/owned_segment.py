@@ -10,9 +10,9 @@ from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants
-from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import BraidError
 from braid.model.ids import Offset
+from braid.model.log.epochs import EpochStarts
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic

@@ -25,7 +25,6 @@ from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
-from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import (
     BraidError,
     ConditionFailed,
@@ -43,6 +42,7 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.ids import Offset
+from braid.model.log.epochs import EpochStarts
 from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
 from braid.model.subscription import Placing

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from braid.client.consuming.delivery import BatchSlice, ReceivedBatch, checked_slices, decoded_run
-from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, ProtocolError
+from braid.model.log.epochs import UNKNOWN_EPOCH
 from braid.model.subscription import is_group
 from braid.wire.frame import Frame
 from braid.wire.link import Link, within

@@ -10,7 +10,7 @@ results. A consumer that begins at those bytes continues exactly there. In them,
 a number is the next offset of a segment, and END says that the segment is sealed and was read to its end. END is kept
 as long as the layout has the segment: without it, a restored consumer would read the segment again. `epochs` has the
 epoch of the record before each offset, as far as it is known. By these, the owner of a segment notices a consumer that
-has read records which are lost (model/batch/epochs.py).
+has read records which are lost (model/log/epochs.py).
 
 A consumer that was given offsets of some segments reads these, and follows them when they are split and merged: it
 reads each later segment that holds hashes of theirs. The checkpoint then has these ranges as `hashes`. The segments
@@ -35,7 +35,6 @@ from braid.client.consuming.channel import ClientChannel, SegmentGrant, checked_
 from braid.client.consuming.consumer import Consumer, Fetched, SegmentReader, closed_error, may_pass
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch, TopicMap
-from braid.model.batch.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.errors import (
     BatchUnreadable,
     BraidError,
@@ -49,6 +48,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch
 from braid.model.layout import reachable
+from braid.model.log.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.names import TopicName
 from braid.ports.tasks import cancel
 from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPositions, encode

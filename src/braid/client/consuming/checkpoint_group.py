@@ -29,9 +29,9 @@ from braid.client.consuming.group_session import GroupSession
 from braid.client.consuming.stream import RELEASE_GRACE_S
 from braid.client.retry import retrying
 from braid.client.routing import TopicMap
-from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, InvalidArgument
 from braid.model.ids import Epoch
+from braid.model.log.epochs import UNKNOWN_EPOCH
 from braid.model.names import TopicName, check_name
 from braid.model.subscription import DEFAULT_START, group_key
 from braid.ports.tasks import cancel

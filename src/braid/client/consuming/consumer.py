@@ -27,9 +27,9 @@ from typing import Final, NamedTuple, Self
 from braid.client.consuming.channel import ClientChannel
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.shared import result_of
-from braid.model.batch.epochs import UNKNOWN_EPOCH, EpochStarts, begin_epoch, epoch_before
 from braid.model.errors import BatchUnreadable, BraidError, ClientClosed, TimedOut
 from braid.model.ids import Epoch, Offset
+from braid.model.log.epochs import UNKNOWN_EPOCH, EpochStarts, begin_epoch, epoch_before
 from braid.model.message import Message
 from braid.ports.tasks import cancel
 
@@ -70,7 +70,7 @@ class SegmentReader:
 
     @property
     def taken_epoch(self) -> Epoch:
-        """The epoch of the last record that left a channel: with `taken`, it is a position (model/batch/epochs.py)."""
+        """The epoch of the last record that left a channel: with `taken`, it is a position (model/log/epochs.py)."""
         return epoch_before(self._epochs, self.taken)
 
     @property

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from braid.model.batch.body import Body
 from braid.model.batch.columns import COLUMNS, RECORD_SCHEMA, arrow_rows, decode_one, message_lists
-from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.batch.header import BatchHeader, verify
 from braid.model.errors import BatchError, BatchUnreadable
+from braid.model.log.epochs import UNKNOWN_EPOCH
 from braid.model.message import Message
 
 MAX_DECODED_BYTES: Final = 64 << 20
@@ -84,7 +84,7 @@ class ReceivedBatch:
         self._payload = payload
         self._slices = [each for each in slices if each.header.next_offset > base_offset]
         self.last_epoch: Final = self._slices[-1].header.epoch if self._slices else UNKNOWN_EPOCH
-        """The epoch of the last batch: with `next_offset`, it is a position (model/batch/epochs.py)."""
+        """The epoch of the last batch: with `next_offset`, it is a position (model/log/epochs.py)."""
         self._open: dict[int, Body] = {}
         """The bodies that `readable` has checked, by their position."""
 

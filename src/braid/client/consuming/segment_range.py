@@ -15,8 +15,8 @@ from braid.client.consuming.channel import ClientChannel, checked_window
 from braid.client.consuming.consumer import may_pass
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.routing import OwnerSearch
-from braid.model.batch.epochs import UNKNOWN_EPOCH
 from braid.model.errors import BraidError, OffsetOutOfRange, TimedOut
+from braid.model.log.epochs import UNKNOWN_EPOCH
 
 if TYPE_CHECKING:
     from braid.client.client import Client

@@ -32,9 +32,9 @@ from typing import Final, Protocol
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from braid.model.batch.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.model.errors import BrokenInvariant
 from braid.model.ids import Epoch
+from braid.model.log.epochs import UNKNOWN_EPOCH, epoch_before
 from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder

@@ -60,7 +60,7 @@ class SegmentSnapshot(SegmentBounds, frozen=True):
     bytes_per_record: float
     """For limits by bytes; an estimate."""
     epochs: Sequence[tuple[int, int]] = ()
-    """Which epoch has written which offsets, as far as it is known (model/batch/epochs.py)."""
+    """Which epoch has written which offsets, as far as it is known (model/log/epochs.py)."""
 
 
 class TopicSnapshot(msgspec.Struct, frozen=True):

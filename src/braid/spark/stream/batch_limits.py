@@ -30,8 +30,8 @@ from typing import Final
 import msgspec
 
 from braid.client.consuming.checkpoint import END, Position, epochs_before, readable_segments
-from braid.model.batch.epochs import UNKNOWN_EPOCH, parting
 from braid.model.ids import Epoch
+from braid.model.log.epochs import UNKNOWN_EPOCH, parting
 from braid.spark.source.options import EARLIEST, LATEST, SourceOptions
 from braid.spark.source.planning import Range
 from braid.spark.source.ranges import wanted_ranges

@@ -13,7 +13,7 @@ has the segment; otherwise the segment would be read again. A segment without a 
 record, because its parents are read before it.
 
 **epochs** has the epoch of the record before each position, as far as it is known. If the topic has lost records that
-the query had read, new records take their offsets. By the epoch, the query notices that (model/batch/epochs.py). A
+the query had read, new records take their offsets. By the epoch, the query notices that (model/log/epochs.py). A
 position without an epoch, as in the checkpoints of older builds, is not checked.
 
 **partitions**: how many partitions the micro-batch that ends here has. Spark journals the end of a micro-batch before

@@ -29,7 +29,6 @@ from msgspec import UNSET
 
 from braid.metadata import paths
 from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Delete, Entry, Operation, Put, Store
-from braid.model.batch.epochs import EpochStarts, begin_epoch
 from braid.model.errors import (
     BrokenInvariant,
     ConditionFailed,
@@ -39,6 +38,7 @@ from braid.model.errors import (
     OffsetOutOfRange,
 )
 from braid.model.ids import Epoch, Offset, Revision
+from braid.model.log.epochs import EpochStarts, begin_epoch
 from braid.model.stored_record import StoredRecord, decode, encode
 
 T = TypeVar("T")

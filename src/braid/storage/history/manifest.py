@@ -16,10 +16,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from braid.model.batch.epochs import EpochStarts
 from braid.model.errors import ChunkCorrupt, ObjectExists, ObjectMissing, ObjectStoreUnavailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.layout import Layout
+from braid.model.log.epochs import EpochStarts
 from braid.model.stored_record import encode
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject
 from braid.storage.objects.store import Objects

@@ -11,7 +11,7 @@ from __future__ import annotations
 from braid.model.batch.header import BatchHeader, verify
 from braid.model.errors import InvalidArgument, LogBusy, OutOfSequence
 from braid.model.ids import Epoch, Offset
-from braid.model.replication import LogPosition
+from braid.model.log.replication import LogPosition
 from braid.storage.log.context import LogContext
 from braid.storage.log.recovery import RecoveredLog
 from braid.storage.log.store import LogStore

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from braid.model.errors import BraidError, DiskFull, Fenced, LogClosed, LogFailed
 from braid.model.ids import Epoch, Offset
-from braid.model.replication import LogPosition
+from braid.model.log.replication import LogPosition
 from braid.storage.log.commit import CommitGroup, GroupCommit
 from braid.storage.log.context import LogContext
 from braid.storage.log.recovery import RecoveredLog
