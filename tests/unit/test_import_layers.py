@@ -31,7 +31,7 @@ MAY_IMPORT = {
 }
 
 ROOMS = {
-    "model": {"batch": set[str]()},
+    "model": {"batch": set[str](), "log": set[str]()},
     "metadata": {"sqlite": set[str](), "etcd": set[str]()},
     "storage": {"objects": set[str](), "log": set[str](), "history": {"log", "objects"}},
     "cluster": {"balancing": set[str](), "ownership": {"balancing"}},
@@ -68,7 +68,7 @@ NEVER_ON_A_BROKERS_PATH = {"pyarrow", "numpy"}
 
 NEEDS_SPARK = {"pyspark", "py4j", "deltalake"}
 """What `pip install braidmq` alone does not bring: `braidmq[spark]` does, for the folder `spark`."""
-ONLY_FOR_OWNERS = ("log", "segment", "segment_recovery", "history.exporter", "history.housekeeper")
+ONLY_FOR_OWNERS = ("log", "segment", "segment_recovery", "replica", "history.exporter", "history.housekeeper")
 """Of storage. Spark reads what owners have written, and asks them for the rest."""
 BUT_READERS_KNOW = ("braid.storage.log.producers",)
 MOST_MODULES = 13

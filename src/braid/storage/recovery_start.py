@@ -1,17 +1,20 @@
 """Decides at which offset an owner begins: one pure function over everything that is known.
 
-Five kinds of evidence, from the strongest to the weakest:
+Six kinds of evidence, from the strongest to the weakest:
 
 1. **Sealed state**: the owner before wrote, in one transaction, that its last record was N and that all of it is in
    chunks. Begin at N + 1.
-2. **Local batches**, if the last owner that wrote at all has written them. Then they are the log, exported or not.
+2. **A vote** of the replicas: this broker's copy reached the position that the vote names, and no replica that counts
+   had more. Only then are local batches of a follower the log: a copy that lags behind looks the same. If chunks reach
+   further than the vote, they are the log.
+3. **Local batches**, if the last owner that wrote at all has written them. Then they are the log, exported or not.
    Every owner's first durable batch is a BEGIN with its epoch, and the owner confirms nothing before the frontier says
    that it has begun. So local batches are the log if that owner's epoch is among theirs; later epochs that never began
    left nothing but a BEGIN.
-3. **Chunks of a log that has ended**: the frontier says where, and chunks reach that offset. Nothing can be missing.
-4. **Chunks** of a log that goes on. Without a seal and without the last owner's files, records that the owner confirmed
+4. **Chunks of a log that has ended**: the frontier says where, and chunks reach that offset. Nothing can be missing.
+5. **Chunks** of a log that goes on. Without a seal and without the last owner's files, records that the owner confirmed
    but had not exported may be missing. That is a loss, and only a person or a policy can accept it.
-5. **Nothing**: a new log, at 0.
+6. **Nothing**: a new log, at 0.
 
 Where two pieces contradict each other, the log does not open; the error names both. An error while *reading* evidence
 is not "nothing": it is raised long before this function is called.
@@ -28,6 +31,7 @@ import msgspec
 
 from braid.model.errors import RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
+from braid.model.log.replication import LogPosition
 from braid.storage.history.catalog import Frontier, SealedState
 
 
@@ -59,6 +63,7 @@ def resolve_recovery_start(
     frontier: Frontier | None,
     local: LocalEvidence | None,
     accept_loss: bool = False,
+    elected: LogPosition | None = None,
 ) -> Start:
     if frontier is None:
         if local is not None or sealed is not None:
@@ -72,6 +77,8 @@ def resolve_recovery_start(
         )
     if sealed is not None:
         return _from_seal(sealed, frontier, local)
+    if elected is not None:
+        return _from_vote(elected, frontier, local, accept_loss=accept_loss)
     if local is not None and frontier.last_writer in local.epochs:
         try:
             return _from_local(frontier, local)
@@ -106,6 +113,18 @@ def _from_seal(sealed: SealedState, frontier: Frontier, local: LocalEvidence | N
             f"but local batches of the same epoch reach offset {local.next_offset}"
         )
     return Start(start, RecoverySource.SEALED)
+
+
+def _from_vote(elected: LogPosition, frontier: Frontier, local: LocalEvidence | None, *, accept_loss: bool) -> Start:
+    if max(elected.end, local.next_offset if local is not None else 0) <= frontier.next_offset:
+        return Start(frontier.next_offset, RecoverySource.CHUNKS, loss_accepted=accept_loss)
+    if local is None or (max(local.epochs), local.next_offset) < (elected.epoch, elected.end):
+        held = f"end at {local.next_offset} in epoch {max(local.epochs)}" if local is not None else "are gone"
+        raise RecoveryUnsafe(
+            f"the vote of the replicas says that this broker holds the log up to offset {elected.end} of epoch "
+            f"{elected.epoch}, but its files {held}"
+        )
+    return msgspec.structs.replace(_from_local(frontier, local), loss_accepted=accept_loss)
 
 
 def _from_local(frontier: Frontier, local: LocalEvidence) -> Start:

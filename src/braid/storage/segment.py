@@ -6,7 +6,7 @@ Opening, each step repeatable after a crash before the next:
 1. read all evidence (metadata, local files) and decide where to start (recovery_start.py);
 2. **claim**: fence every earlier owner out of the catalog;
 3. put local files that are not part of the log out of the way;
-4. open the log and make its first batch, a BEGIN, durable;
+4. open the log and make its first batch, a BEGIN, durable: here, and on enough replicas;
 5. **begin**: one transaction says that this owner has begun, and removes the sealed state.
 
 Only then may anything be appended. Steps 1 to 3 are in segment_recovery.py. On a full disk, where step 4 finds no room,
@@ -27,6 +27,7 @@ from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import DiskFull, InvalidArgument, LogBusy, NotAvailable
 from braid.model.ids import Epoch, Offset, Revision
+from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
 from braid.ports.disk import FolderLock, lock_folder
 from braid.storage.chunk import Footer, Index
@@ -38,9 +39,11 @@ from braid.storage.history.manifest import segment_folder
 from braid.storage.history.object_names import topic_id_of
 from braid.storage.history.producer_objects import is_outdated, store_producers
 from braid.storage.log import checkpoint as checkpoints
+from braid.storage.log import promise as promises
 from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
 from braid.storage.log.producers import ProducerTable, inherited
+from braid.storage.log.promise import ReplicaMark
 from braid.storage.log.recovery import RecoveredLog
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
@@ -107,13 +110,17 @@ class SegmentStorage:
         topic_id: int = 0,
         may_confirm: Callable[[], bool] = lambda: True,
         accept_loss: bool = False,
+        elected: LogPosition | None = None,
+        replicate: Callable[[Log, Catalog], Awaitable[None]] | None = None,
         conditions: Sequence[Condition] = (),
         operations: Sequence[Operation] = (),
         on_complete: Rider = lambda: ((), ()),
     ) -> SegmentStorage:
         """Open a segment in this epoch. `conditions` and `operations` become part of the transaction that begins the
         ownership, and what `on_complete` returns becomes part of the one after which chunks hold a log that has ended.
-        """
+
+        Of a segment with replicas, `elected` is what a vote says that this broker holds, if there was one. `replicate`
+        begins to copy the log to the followers, and returns when enough of them hold its first batch."""
         SegmentName.at(topic_path, descriptor)  # They become folders, keys and object names: refuse bad ones.
         if epoch < 1:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
@@ -126,7 +133,7 @@ class SegmentStorage:
             await catalog.load()
             history = segment_folder(topic_path, descriptor)
             start, found, continued = await recover_segment(
-                context, catalog, folder, history, epoch, accept_loss=accept_loss
+                context, catalog, folder, history, epoch, accept_loss=accept_loss, elected=elected
             )
             file_closed = asyncio.Event()
             log_context = LogContext(
@@ -141,7 +148,11 @@ class SegmentStorage:
                 may_confirm=may_confirm,
                 on_closed_file=file_closed.set,
             )
-            log = Log(log_context, continued, replicated=catalog.next_offset)
+            if replicate is not None:
+                await promises.write(context.disk, folder, ReplicaMark(promised=epoch, member=True))
+            # Of a log that has ended, enough replicas hold everything: its end was noted after that.
+            replicated = continued.next_offset if continued.sealed else catalog.next_offset
+            log = Log(log_context, continued, replicated=replicated)
             undo.push_async_callback(log.abandon)
             exporter = Exporter(
                 log,
@@ -156,7 +167,7 @@ class SegmentStorage:
                 on_complete,
                 _link(context),
             )
-            begun_at = await _begin(log, catalog, start, conditions, operations)
+            begun_at = await _begin(log, catalog, start, replicate, conditions, operations)
             if context.mode.exports_continuously:
                 exporter.start()
             undo.pop_all()
@@ -237,6 +248,9 @@ class SegmentStorage:
 
     async def finish(self) -> None:
         """Close the log and export all of it. If this fails, call it again."""
+        if self.log.is_replicated and self.log.ended is None and self.log.confirmed.value < self.log.end:
+            # Followers get nothing more from a log that is closed.
+            raise LogBusy(f"records from offset {self.log.confirmed.value} on are not confirmed yet; try again")
         await self.exporter.stop()
         async with self._housekeeping:  # No retention changes the catalog from here on.
             await self.log.close()
@@ -432,7 +446,12 @@ class SegmentStorage:
 
 
 async def _begin(
-    log: Log, catalog: Catalog, start: Start, conditions: Sequence[Condition], operations: Sequence[Operation]
+    log: Log,
+    catalog: Catalog,
+    start: Start,
+    replicate: Callable[[Log, Catalog], Awaitable[None]] | None,
+    conditions: Sequence[Condition],
+    operations: Sequence[Operation],
 ) -> Revision:
     """Open the log and say in the catalog that this owner has begun; returns the revision of that.
 
@@ -444,6 +463,8 @@ async def _begin(
         if start.source is not RecoverySource.LOCAL or not log.is_full:
             raise
         return await catalog.hold(conditions, operations)
+    if replicate is not None and not log.sealed:
+        await replicate(log, catalog)
     return await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
 
 

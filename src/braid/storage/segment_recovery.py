@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from braid.model.errors import FileMissing, RecoveryConflict, RecoveryUnsafe
 from braid.model.ids import Epoch
+from braid.model.log.replication import LogPosition
 from braid.ports.disk import Disk
 from braid.storage.chunk import Footer
 from braid.storage.context import StorageContext, StorageMode
@@ -33,13 +34,25 @@ class RecoveredSegment(NamedTuple):
 
 
 async def recover_segment(
-    context: StorageContext, catalog: Catalog, folder: str, history: str, epoch: Epoch, *, accept_loss: bool
+    context: StorageContext,
+    catalog: Catalog,
+    folder: str,
+    history: str,
+    epoch: Epoch,
+    *,
+    accept_loss: bool,
+    elected: LogPosition | None,
 ) -> RecoveredSegment:
     """Decide where the log starts, claim the catalog in this epoch, and make the local folder fit. `history` is the
-    folder of the segment's objects. The caller holds the lock of the local folder."""
+    folder of the segment's objects, `elected` what a vote of the replicas says that this broker holds. The caller holds
+    the lock of the local folder."""
     found = await _recover(context.disk, folder, accept_loss=accept_loss)
     start = resolve_recovery_start(
-        sealed=catalog.sealed, frontier=catalog.frontier, local=_evidence(found), accept_loss=accept_loss
+        sealed=catalog.sealed,
+        frontier=catalog.frontier,
+        local=_evidence(found),
+        accept_loss=accept_loss,
+        elected=elected,
     )
     from_history = start.source in (RecoverySource.SEALED, RecoverySource.CHUNKS)
     if context.mode is StorageMode.LOCAL and from_history and not accept_loss:
@@ -47,6 +60,8 @@ async def recover_segment(
     await catalog.claim(epoch, context.broker_id)
     if accept_loss and start.source is not RecoverySource.LOCAL and context.mode is StorageMode.LOCAL:
         await _forget_missing(context, catalog, history)
+    if elected is not None and catalog.end is None:
+        found.sealed = False  # Nobody was told of a seal that only some replicas have: the log goes on after it.
     continued = await _continue(context, catalog, history, folder, epoch, start, found)
     return RecoveredSegment(start, found, continued)
 
@@ -96,16 +111,27 @@ async def _continue(
         await _clear_folder(context, folder, found, catalog.sealed, epoch)
         continued = RecoveredLog(next_offset=start.offset)
     continued.sealed = continued.sealed or catalog.end is not None
-    if not continued.producers_complete and catalog.objects:
-        footer = await last_footer(context, catalog, history)
-        _add_producers(continued, footer.producers)
-        continued.sealed = continued.sealed or footer.sealed
-    elif not continued.producers_complete:
-        _add_producers(continued, ProducerTable.from_rows(catalog.inherited))
+    footer = await add_known_producers(context, catalog, history, continued)
+    continued.sealed = continued.sealed or (footer is not None and footer.sealed)
     if start.source is RecoverySource.LOCAL:
         _close_exported(continued, catalog)
         await repair(context.disk, folder, continued)
     return continued
+
+
+async def add_known_producers(
+    context: StorageContext, catalog: Catalog, history: str, recovered: RecoveredLog
+) -> Footer | None:
+    """Add to local files what the catalog knows of producers before them, if they do not know it themselves. Returns
+    the footer that it was taken from, if there is one."""
+    if recovered.producers_complete:
+        return None
+    if not catalog.objects:
+        _add_producers(recovered, ProducerTable.from_rows(catalog.inherited))
+        return None
+    footer = await last_footer(context, catalog, history)
+    _add_producers(recovered, footer.producers)
+    return footer
 
 
 def _close_exported(recovered: RecoveredLog, catalog: Catalog) -> None:

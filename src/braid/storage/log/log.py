@@ -76,6 +76,8 @@ class Log(LogStore):
         """Whether batches are taken: the log has not ended, was not closed, and has not failed."""
         self._sealed = recovered.sealed
         self._seal_number = 0
+        self._seal_replicated = Watermark(1 if recovered.sealed or not self.is_replicated else 0)
+        """1 when enough replicas hold the seal."""
 
     async def open(self) -> None:
         """Return when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
@@ -103,7 +105,17 @@ class Log(LogStore):
 
     @property
     def seal_is_durable(self) -> bool:
-        return self._sealed and self._flushed.value >= self._seal_number
+        return self._sealed and self._flushed.value >= self._seal_number and self._seal_replicated.value == 1
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.config.durability is Durability.REPLICATED
+
+    @property
+    def durable(self) -> Offset:
+        """The offset below which no record is lost with the faults that the durability level covers. Cursors stop
+        here: durability `memory` confirms before it syncs."""
+        return Offset(self.replicated.value if self.is_replicated else self.synced.value)
 
     @property
     def confirmed(self) -> Watermark:
@@ -236,8 +248,14 @@ class Log(LogStore):
         elif not self._has_ended:
             raise self._refusal()
         await self.flush()
+        await self._seal_replicated.reached(1)
         self._end_watermarks()
         return self._end
+
+    def note_seal_replicated(self) -> None:
+        """Note that enough replicas, this one included, hold the seal."""
+        self._check_lease()
+        self._seal_replicated.advance(1)
 
     def note_replicated(self, offset: Offset) -> None:
         """Note that enough replicas, this one included, hold every record below `offset`."""
@@ -286,6 +304,10 @@ class Log(LogStore):
 
     def _watermarks(self) -> tuple[Watermark, ...]:
         return self.written, self.synced, self.replicated
+
+    def _fail_watermarks(self, error: BraidError) -> None:
+        super()._fail_watermarks(error)
+        self._seal_replicated.fail(error)
 
     def _end_watermarks(self) -> None:
         """Fail everything that waits for an offset after a durable seal: no watermark will ever reach it."""

@@ -1,0 +1,398 @@
+"""A follower's copy of a log: what it takes, what it promises, how it is cut, and how it becomes the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from braid.model.batch.header import Flag, control_batch, parse_header, stamp
+from braid.model.errors import Fenced, OutOfSequence, RecoveryUnsafe
+from braid.model.ids import Epoch, Offset
+from braid.model.log.replication import LogPosition
+from braid.model.topic import Durability
+from braid.storage.frames import LogFrames
+from braid.storage.history.catalog import Catalog
+from braid.storage.log.log import Log
+from braid.storage.log.promise import NAME as MARK
+from braid.storage.recovery_start import RecoverySource
+from braid.storage.replica import ReplicaStorage
+from braid.storage.segment import SegmentStorage
+from tests.kits.storage import (
+    DESCRIPTOR,
+    SMALL,
+    TOPIC,
+    WAL_FOLDER,
+    Broker,
+    World,
+    make_batch,
+    run,
+    stamped_batch,
+)
+
+REPLICATED = msgspec.structs.replace(SMALL, durability=Durability.REPLICATED)
+
+
+async def open_replica(broker: Broker) -> ReplicaStorage:
+    return await ReplicaStorage.open(broker.context, TOPIC, DESCRIPTOR, REPLICATED)
+
+
+def at(epoch: int, end: int, *, sealed: bool = False) -> LogPosition:
+    return LogPosition(epoch=Epoch(epoch), end=Offset(end), sealed=sealed)
+
+
+async def open_owner(
+    broker: Broker,
+    replicate: Callable[[Log, Catalog], Awaitable[None]] | None = None,
+    *,
+    elected: LogPosition | None = None,
+) -> SegmentStorage:
+    async def alone(log: Log, catalog: Catalog) -> None:
+        """The test moves the watermark."""
+
+    broker.world.epoch += 1
+    return await SegmentStorage.open(
+        broker.context,
+        TOPIC,
+        DESCRIPTOR,
+        Epoch(broker.world.epoch),
+        REPLICATED,
+        elected=elected,
+        replicate=replicate or alone,
+    )
+
+
+async def send(owner: SegmentStorage, broker: Broker, replica: ReplicaStorage, *, pieces: int = 1_000) -> LogPosition:
+    """Send what the copy does not have, and say how far its disk has come."""
+    frames = LogFrames(owner.log, broker.context.handles)
+    place = await frames.after(replica.position)
+    assert place is not None
+    held = replica.position
+    for _ in range(pieces):
+        piece = await frames.read(place, 700)
+        if piece is None:
+            break
+        held = await replica.held(replica.apply(owner.log.epoch, piece.place.file_base, bytearray(piece.data)))
+        place = piece.next
+    return held
+
+
+async def append(owner: SegmentStorage, count: int, *, producer: int = 0, sequence: int = 0) -> None:
+    for number in range(count):
+        owner.append(make_batch(producer=producer, sequence=sequence + number if producer else 0))
+    await owner.log.flush()
+
+
+def test_a_copy_holds_what_its_owner_wrote_in_files_that_begin_at_the_same_offsets() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 100)
+        assert await send(owner, world.a, replica) == at(1, 100) == owner.log.position
+        assert [file.base_offset for file in replica._log.files] == [file.base_offset for file in owner.log.files]
+        assert len(owner.log.files) > 2
+
+    run(main)
+
+
+def test_a_copy_is_as_long_after_a_crash_as_it_said() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 50)
+        held = await send(owner, world.a, replica)
+        again = await open_replica(world.b.crash())
+        assert (again.position, again.record_epoch) == (held, 1)
+        await append(owner, 50)
+        assert await send(owner, world.a, again) == at(1, 100)
+
+    run(main)
+
+
+def test_a_copy_takes_only_what_continues_it() -> None:
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        await replica.promise(Epoch(2))
+
+        def refused(*batches: bytes, base: int = 0) -> bool:
+            try:
+                replica.apply(Epoch(2), Offset(base), bytearray(b"".join(batches)))
+            except OutOfSequence:
+                return True
+            return False
+
+        assert refused(stamped_batch(1, epoch=2))  # A gap.
+        assert refused(stamped_batch(0, epoch=2), stamped_batch(2, epoch=2))  # A gap inside the piece.
+        assert refused(stamped_batch(0, epoch=2), stamped_batch(1, epoch=1))  # A step back in epochs.
+        assert refused(stamped_batch(0, epoch=2), base=7)  # Another file.
+        assert replica.position == at(0, 0)
+        assert not refused(stamped_batch(0, epoch=2))
+        assert refused(stamped_batch(0, epoch=2))  # It has that one.
+
+    run(main)
+
+
+def test_a_promise_outlives_a_crash_and_shuts_lower_epochs_out() -> None:
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        await replica.promise(Epoch(5))
+        again = await open_replica(world.b.crash())
+        assert again.promised == 5
+        with pytest.raises(Fenced):
+            again.apply(Epoch(4), Offset(0), bytearray(stamped_batch(0, epoch=4)))
+        with pytest.raises(Fenced):
+            await again.promise(Epoch(4))
+        await again.promise(Epoch(5))
+
+    run(main)
+
+
+def test_a_copy_on_a_disk_that_was_lost_is_no_member() -> None:
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        assert not replica.member
+        await replica.admit()
+        again = await open_replica(world.b.crash())
+        assert again.member
+        await again.close()
+        for path in list(world.b.disk.paths()):
+            await world.b.context.disk.remove(path)
+        assert not (await open_replica(world.b.start())).member
+
+    run(main)
+
+
+def test_a_copy_that_is_dropped_is_no_member() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 5)
+        await send(owner, world.a, replica)
+        await replica.promise(Epoch(3))
+        await replica.admit()
+        await replica.reset()
+        assert (replica.position, replica.member, replica.promised) == (at(0, 0), False, 3)
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", range(0, 60, 7))
+def test_a_copy_is_cut_back_to_any_offset_and_goes_on(end: int) -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 60)
+        await send(owner, world.a, replica)
+        await replica.cut_back(Offset(end))
+        assert replica.position == at(1 if end else 0, end)
+        again = await open_replica(world.b.crash())
+        assert again.position == at(1 if end else 0, end)
+        assert await send(owner, world.a, again) == at(1, 60)
+        assert [file.base_offset for file in again._log.files] == [file.base_offset for file in owner.log.files]
+
+    run(main)
+
+
+@pytest.mark.parametrize("half_milliseconds", range(1, 18))
+def test_a_crash_in_the_middle_of_a_cut_leaves_a_beginning_of_the_log(half_milliseconds: int) -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 100)
+        await send(owner, world.a, replica)
+        await replica.admit()
+        cutting = world.simulation.loop.create_task(replica.cut_back(Offset(30)))
+        await asyncio.sleep(half_milliseconds * 0.0005)
+        again = await open_replica(world.b.crash())
+        await asyncio.gather(cutting, return_exceptions=True)
+        assert again.member, "it was taken for damaged"
+        assert 30 <= again.position.end <= 100
+        await again.cut_back(Offset(30))
+        assert await send(owner, world.a, again) == at(1, 100)
+
+    run(main)
+
+
+def test_an_owner_finds_the_first_batch_that_a_copy_does_not_have() -> None:
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await append(owner, 30)
+        frames = LogFrames(owner.log, world.a.context.handles)
+        begin, size = len(control_batch(Flag.BEGIN)), len(make_batch())
+        assert await frames.after(at(0, 0)) == (0, 0)
+        assert await frames.after(at(1, 0)) == (0, begin)
+        assert await frames.after(at(1, 3)) == (0, begin + 3 * size)
+        assert await frames.after(at(1, 30)) == frames.end
+        assert await frames.after(at(1, 31)) is None
+
+    run(main)
+
+
+def test_a_new_copy_begins_at_the_frontier_and_knows_the_producers_before_it() -> None:
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await append(owner, 30, producer=7)
+        owner.log.note_replicated(Offset(30))
+        await owner.export_now()
+        await append(owner, 3, producer=8)
+        replica = await open_replica(world.b)
+        assert (replica.base, replica.position.end) == (30, 30)
+        held = await send(owner, world.a, replica)
+        await owner.abandon()
+        await replica.close()
+        heir = await open_owner(world.b, elected=held)
+        assert heir.start.source is RecoverySource.LOCAL
+        assert heir.append(make_batch(producer=7, sequence=29)).duplicate
+        assert heir.append(make_batch(producer=8, sequence=2)).duplicate
+        assert not heir.append(make_batch(producer=7, sequence=30)).duplicate
+
+    run(main)
+
+
+def test_a_copy_that_becomes_the_log_is_exported_where_the_last_chunk_ends() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 50)
+        held = await send(owner, world.a, replica)
+        owner.log.note_replicated(Offset(50))
+        await owner.exporter.export_closed()
+        assert 0 < owner.catalog.next_offset < 50
+        await owner.abandon()
+        await replica.close()
+        heir = await open_owner(world.b, elected=held)
+        await append(heir, 50)
+        heir.log.note_replicated(Offset(100))
+        await heir.export_now()
+        assert heir.catalog.next_offset == 100
+        offsets: list[int] = []
+        reader = heir.reader(0)
+        while batches := await reader.read_available():
+            offsets += [header.base_offset for header, _ in batches]
+        assert offsets == list(range(100))
+
+    run(main)
+
+
+def test_a_copy_that_lags_behind_the_vote_is_not_the_log() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 20)
+        await send(owner, world.a, replica)
+        await append(owner, 20)
+        await owner.abandon()
+        await replica.close()
+        with pytest.raises(RecoveryUnsafe, match="up to offset 40"):
+            await open_owner(world.b, elected=at(1, 40))
+
+    run(main)
+
+
+def test_a_copy_without_files_continues_after_the_chunks_if_the_vote_says_no_more() -> None:
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await append(owner, 30)
+        owner.log.note_replicated(Offset(30))
+        await owner.export_now()
+        await owner.abandon()
+        heir = await open_owner(world.b, elected=at(0, 30))
+        assert (heir.start.source, heir.start.offset, heir.start.loss_accepted) == (RecoverySource.CHUNKS, 30, False)
+
+    run(main)
+
+
+def test_nothing_is_confirmed_readable_or_sealed_before_replicas_hold_it() -> None:
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await append(owner, 10)
+        assert (owner.log.synced.value, owner.log.confirmed.value, owner.log.durable) == (10, 0, 0)
+        assert await owner.reader(0).read_available() == []
+        owner.log.note_replicated(Offset(4))
+        assert [header.base_offset for header, _ in await owner.reader(0).read_available()] == [0, 1, 2, 3]
+        owner.log.note_replicated(Offset(10))
+        sealing = world.simulation.loop.create_task(owner.log.seal())
+        await owner.log.flush()
+        assert not owner.log.seal_is_durable
+        assert not sealing.done()
+        owner.log.note_seal_replicated()
+        assert await sealing == 10
+        assert owner.log.seal_is_durable
+
+    run(main)
+
+
+def test_a_seal_of_which_nobody_was_told_does_not_end_the_log() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 10)
+        sealing = world.simulation.loop.create_task(owner.log.seal())
+        await owner.log.flush()
+        held = await send(owner, world.a, replica)
+        assert held == at(1, 10, sealed=True)
+        sealing.cancel()
+        await owner.abandon()
+        await replica.close()
+        heir = await open_owner(world.b, elected=held)
+        await append(heir, 5)
+        assert heir.log.position == at(2, 15)
+        other = await open_replica(world.a)
+        assert other.position == at(1, 10, sealed=True)
+        assert await send(heir, world.b, other) == at(2, 15)
+
+    run(main)
+
+
+def test_a_damaged_copy_begins_anew_and_is_no_member() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 60)
+        await send(owner, world.a, replica)
+        await replica.admit()
+        first = replica._log.files[0]
+        await replica.close()
+        file = await world.b.context.disk.open(f"{WAL_FOLDER}/{first.name}")
+        await file.write(200, [b"?" * 50], sync=True)
+        await file.close()
+        await world.b.context.disk.remove(f"{WAL_FOLDER}/wal.ckpt")
+        again = await open_replica(world.b.start())
+        assert (again.position, again.member) == (at(0, 0), False)
+        assert await send(owner, world.a, again) == at(1, 60)
+
+    run(main)
+
+
+def test_files_that_chunks_cover_go() -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 60)
+        await send(owner, world.a, replica)
+        before = len(replica._log.files)
+        await replica.drop_covered(Offset(45))
+        assert len(replica._log.files) < before
+        again = await open_replica(world.b.crash())
+        assert again.position == at(1, 60)
+        assert again.base == replica.base > 0
+
+    run(main)
+
+
+def test_an_owner_with_followers_leaves_its_own_promise() -> None:
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await owner.close()
+        assert MARK in world.a.wal_names()
+        replica = await open_replica(world.a)
+        assert (replica.promised, replica.member) == (1, True)
+
+    run(main)
+
+
+def test_a_copy_states_its_own_lag() -> None:
+    """The owner's lag says what the owner's disk had synced. On another disk it would call torn bytes damage."""
+
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        batch = bytearray(stamped_batch(0, epoch=1)) + bytearray(stamped_batch(1, epoch=1))
+        second = memoryview(batch)[len(batch) // 2 :]
+        stamp(second, parse_header(second), Offset(1), 5, Epoch(1), 77, 0)
+        await replica.held(replica.apply(Epoch(1), Offset(0), batch))
+        assert parse_header(second).commit_lag == 1
+        assert (parse_header(second).append_time, parse_header(second).incarnation) == (5, 77)
+
+    run(main)
