@@ -120,13 +120,13 @@ async def test_a_segment_whose_record_cannot_be_read_is_reported_with_the_reason
             await client.admin.create_topic("orders", 2)
         await brokers.stop("a")
         (key, _) = await rewrite(brokers, paths.topic_segments_prefix(PATH), lambda record: None)
-        await rewrite(brokers, key, lambda record: record.update(state="RECOVERING"))
+        await rewrite(brokers, key, lambda record: record.update(state="PAUSED"))
         await brokers.start("a")
         async with brokers.client() as client:
             stats = await client.admin.topic_stats("orders")
-            assert "RECOVERING" in stats["segments"]["0"]["unavailable"]
+            assert "PAUSED" in stats["segments"]["0"]["unavailable"]
             assert stats["segments"]["1"]["unavailable"] is None
-        with pytest.raises(RecordUnreadable, match="RECOVERING"):
+        with pytest.raises(RecordUnreadable, match="PAUSED"):
             brokers.any().segments.get(PATH, 0)
         assert not isinstance(brokers.any().segments.not_here(PATH, 0), NotServing)
 

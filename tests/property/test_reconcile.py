@@ -44,7 +44,7 @@ def record_of(number: int) -> Ownership | None:
     if choose.of([True, False]):
         return None
     state = choose.of(list(OwnershipState))
-    serves = state in (OwnershipState.SERVING, OwnershipState.DRAINING)
+    serves = state in (OwnershipState.SERVING, OwnershipState.DRAINING, OwnershipState.RECOVERING)
     clean = state is OwnershipState.SEALED or (not serves and choose.of([False, True]))
     moves = state in (OwnershipState.DRAINING, OwnershipState.SEALED) or choose.of([False, True])
     accept_loss = clean and state is OwnershipState.ASSIGNED and choose.of([False, True])

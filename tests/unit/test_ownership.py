@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from braid.model.errors import BrokenInvariant, MetadataCorrupt
-from braid.model.ids import Epoch
+from braid.model.ids import Epoch, Offset
+from braid.model.log.replication import LogPosition
 from braid.model.ownership import TRANSITIONS, Move, Ownership, OwnershipState
 
 FIRST = Ownership.first("b1")
@@ -13,6 +14,13 @@ SERVING = FIRST.serving(("b1",))
 MOVING = SERVING.moving(Move(to="b2", id="m"))
 DRAINING = MOVING.draining()
 SEALED = DRAINING.sealed(("b1", "b2"))
+
+REPLICAS = ("b1", "b2", "b3")
+PLACED = Ownership.first("b1", REPLICAS, 2)
+REPLICATED = PLACED.serving()
+RECOVERING = REPLICATED.recovering()
+POSITION = LogPosition(epoch=Epoch(1), end=Offset(17))
+VOTED = RECOVERING.voted("b2", POSITION)
 
 
 def test_a_move_goes_through_every_state_and_ends_with_the_next_epoch() -> None:
@@ -111,17 +119,20 @@ def test_owner_and_epoch_hold_it_until_it_is_sealed() -> None:
 @pytest.mark.parametrize("state", OwnershipState)
 def test_every_transition_that_the_table_does_not_name_is_refused(state: OwnershipState) -> None:
     record = {
-        OwnershipState.ASSIGNED: FIRST,
-        OwnershipState.SERVING: SERVING,
-        OwnershipState.DRAINING: DRAINING,
-        OwnershipState.SEALED: SEALED,
+        OwnershipState.ASSIGNED: VOTED,
+        OwnershipState.SERVING: REPLICATED,
+        OwnershipState.DRAINING: REPLICATED.draining(),
+        OwnershipState.SEALED: REPLICATED.draining().sealed(),
+        OwnershipState.RECOVERING: RECOVERING,
     }[state]
     steps = {
         OwnershipState.SERVING: record.serving,
         OwnershipState.DRAINING: record.draining,
         OwnershipState.SEALED: record.sealed,
-        OwnershipState.ASSIGNED: record.taken_again,
+        OwnershipState.ASSIGNED: lambda: record.assigned(record.owner, accept_loss=True),
+        OwnershipState.RECOVERING: record.recovering,
     }
+    assert set(steps) == set(OwnershipState) == set(TRANSITIONS)
     for wanted, step in steps.items():
         if wanted in TRANSITIONS[state]:
             assert step().state is wanted
@@ -130,10 +141,95 @@ def test_every_transition_that_the_table_does_not_name_is_refused(state: Ownersh
                 step()
 
 
+def test_a_segment_whose_owner_is_gone_recovers_in_the_next_epoch() -> None:
+    for record in (REPLICATED, REPLICATED.moving(Move(to="b2")), REPLICATED.draining(), REPLICATED.taken_again()):
+        found = record.recovering()
+        assert (found.state, found.owner, found.epoch, found.move) == (
+            OwnershipState.RECOVERING, "b1", record.epoch + 1, None,
+        )  # fmt: skip
+        assert (found.replicas, found.write_quorum, found.clean) == (REPLICAS, 2, False)
+    unable = REPLICATED.taken_again().unopened("no files", lasting=True)
+    assert unable.recovering().failures == unable.failures
+    assert RECOVERING.recovering().epoch == RECOVERING.epoch + 1
+
+
+def test_the_vote_assigns_in_the_epoch_that_was_promised() -> None:
+    assert (VOTED.state, VOTED.owner, VOTED.epoch, VOTED.elected) == (
+        OwnershipState.ASSIGNED, "b2", RECOVERING.epoch, POSITION,
+    )  # fmt: skip
+    assert not VOTED.accept_loss
+    assert not VOTED.clean
+    assert VOTED.taken_again().elected == POSITION, "the owner's disk must hold it, however often the owner tries"
+    assert VOTED.serving().elected is None
+    assert VOTED.recovering().elected is None, "the next vote finds its own"
+    lossy = RECOVERING.voted("b2", POSITION, accept_loss=True, given_up=("b3", "b1"))
+    assert (lossy.accept_loss, lossy.given_up, lossy.elected) == (True, ("b1", "b3"), POSITION)
+    assert not lossy.recovering().accept_loss, "the next vote may find more"
+
+
+def test_only_a_replica_of_a_recovering_segment_is_elected() -> None:
+    with pytest.raises(BrokenInvariant, match="I3"):
+        RECOVERING.voted("b4", POSITION)
+    for record in (PLACED, REPLICATED, VOTED):
+        with pytest.raises(BrokenInvariant, match="I3"):
+            record.voted("b2", POSITION)
+
+
+def test_a_segment_that_is_clean_or_has_no_replicas_does_not_recover() -> None:
+    for record in (FIRST, SERVING, PLACED, REPLICATED.complete(), REPLICATED.draining().sealed()):
+        with pytest.raises(BrokenInvariant, match="I3"):
+            record.recovering()
+
+
+def test_a_replicated_segment_goes_to_another_broker_only_by_a_vote_a_seal_or_an_accepted_loss() -> None:
+    for record in (REPLICATED, REPLICATED.draining(), REPLICATED.taken_again(), RECOVERING, VOTED):
+        with pytest.raises(BrokenInvariant, match="I2"):
+            record.assigned("b3")
+        assert record.assigned("b3", accept_loss=True).accept_loss
+    assert REPLICATED.draining().sealed().assigned("b3").replicas == REPLICAS
+
+
+def test_the_last_owner_has_nothing_while_the_replicas_vote() -> None:
+    assert not RECOVERING.is_held_by("b1", RECOVERING.epoch)
+    for step in (RECOVERING.taken_again, lambda: RECOVERING.kept("its target is gone")):
+        with pytest.raises(BrokenInvariant, match="I3"):
+            step()
+
+
+def test_the_owner_is_one_of_the_replicas_and_enough_of_them_can_confirm() -> None:
+    with pytest.raises(BrokenInvariant, match="I2"):
+        Ownership.first("b4", REPLICAS, 2)
+    sealed = REPLICATED.draining().sealed()
+    with pytest.raises(BrokenInvariant, match="I2"):
+        sealed.assigned("b4")
+    assert sealed.assigned("b4", replicas=("b4", "b2"), write_quorum=2).replicas == ("b4", "b2")
+    for replicas, write_quorum in ((("b1", "b2"), 3), (("b1", "b1"), 1), (("b1", "b2"), 0), ((), 2)):
+        with pytest.raises(BrokenInvariant, match="I2"):
+            REPLICATED.replicas_changed(replicas, write_quorum)
+
+
+def test_the_owner_that_serves_changes_the_replicas() -> None:
+    changed = REPLICATED.replicas_changed(("b1", "b2", "b4"), 3)
+    assert (changed.state, changed.epoch, changed.replicas, changed.write_quorum) == (
+        OwnershipState.SERVING, 1, ("b1", "b2", "b4"), 3,
+    )  # fmt: skip
+    for record in (PLACED, RECOVERING, VOTED, REPLICATED.draining()):
+        with pytest.raises(BrokenInvariant, match="I3"):
+            record.replicas_changed(("b1", "b2"), 2)
+
+
+def test_what_no_other_disk_holds_is_kept_by_enough_of_the_replicas() -> None:
+    assert (REPLICATED.keepers, REPLICATED.keepers_needed) == (REPLICAS, 2)
+    assert (RECOVERING.keepers, RECOVERING.keepers_needed) == (REPLICAS, 2)
+    assert (REPLICATED.replicas_changed(REPLICAS, 3).keepers_needed, SERVING.keepers_needed) == (1, 1)
+    assert (PLACED.keepers, SEALED.keepers_needed) == ((), 1)
+
+
 def test_records_survive_the_store_and_one_of_an_older_version_is_read() -> None:
-    for record in (FIRST, SERVING, MOVING, DRAINING, SEALED):
+    for record in (FIRST, SERVING, MOVING, DRAINING, SEALED, PLACED, REPLICATED, RECOVERING, VOTED):
         assert Ownership.from_json(record.to_json()) == record
     old = Ownership.from_json(b'{"state":"SERVING","owner":"b1","epoch":7}')
     assert (old.epoch, old.clean, old.holders, old.move) == (7, False, (), None)
+    assert (old.replicas, old.write_quorum, old.elected) == ((), 1, None)
     with pytest.raises(MetadataCorrupt):
         Ownership.from_json(b'{"state":"RULING"}')

@@ -128,7 +128,12 @@ def _is_settling(record: Ownership) -> bool:
 def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downtime) -> Snapshot:
     """Take a snapshot of the cluster as this broker knows it now."""
     records = {key: known for key in owners.table.all() if (known := owners.table.known(key)) is not None}
-    owning = {known.value.owner for known in records.values() if known.value.state is not OwnershipState.SEALED}
+    owning = {
+        broker
+        for known in records.values()
+        if (record := known.value).state is not OwnershipState.SEALED
+        for broker in (record.owner, *record.replicas)
+    }
     brokers = {
         id_: BrokerView(
             id=id_, address=found.address, state=broker_state(id_, members, owning), labels=dict(found.labels)

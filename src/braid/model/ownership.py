@@ -5,21 +5,27 @@
                   │  └─────────┴───────────┘   its owner, restarted, takes it again: epoch + 1
                   └──► ASSIGNED                to another broker, if the assigned one died before it served
 
+    ASSIGNED, SERVING, DRAINING ──► RECOVERING ──► ASSIGNED    only with replicas: its owner is gone, they vote
+
 - ASSIGNED: the owner is to open the segment in this epoch. Nothing was confirmed in this epoch yet.
 - SERVING: the owner takes publishes. Written in one transaction with the storage's *begin*.
 - SERVING with a `move`: the owner still serves, and prepares: it brings history to where the next owner can read it.
 - DRAINING: the owner takes no more publishes; it confirms, exports and seals the records that it took.
 - SEALED: no broker serves the segment. Written in one transaction with the storage's sealed state; the next owner
   continues after the last record.
+- RECOVERING: no broker serves the segment. Its replicas are asked to promise this epoch, which no earlier record had.
+  The vote of enough of them assigns the segment in the same epoch (model/log/replication.py).
 
-Every ASSIGNED has a higher epoch than all records before it. A record's owner and epoch are the fence: they do not
-change while one owner serves, drains and seals, so a write under a record that still names (owner, epoch) is a write of
-the rightful owner. The package cluster/ownership has the table of which broker acts in which state.
+Every ASSIGNED has a higher epoch than all records before it, but for the RECOVERING that it ends. A record's owner and
+epoch are the fence: they do not change while one owner serves, drains and seals, so a write under a record that still
+names (owner, epoch) is a write of the rightful owner. RECOVERING names the last owner, which may write nothing. The
+package cluster/ownership has the table of which broker acts in which state.
 
 `clean` tells whether records are lost with an owner that is gone. While it is true, any broker (of `holders`, if these
 are named) can read everything that was ever confirmed, so the leader may give the segment to another one by itself. It
 is false from the first confirm of an owner until the owner seals, or until the log has ended and shared storage holds
-all of it.
+all of it. A segment with `replicas` is not lost with its owner: a vote finds a replica that holds everything that was
+confirmed. Without a vote, a sealed state or an accepted loss, such a segment goes to no other broker either (I2).
 
 An owner that cannot open the segment says why in `failures`, and goes on trying. What counts for everybody else is
 whether the segment is served, not whether its owner's process lives.
@@ -35,6 +41,7 @@ import msgspec
 
 from braid.model.errors import BrokenInvariant
 from braid.model.ids import Epoch, Offset
+from braid.model.log.replication import LogPosition, votes_needed
 from braid.model.stored_record import StoredRecord, decode, encode
 
 
@@ -43,13 +50,17 @@ class OwnershipState(Enum):
     SERVING = "SERVING"
     DRAINING = "DRAINING"
     SEALED = "SEALED"
+    RECOVERING = "RECOVERING"
 
 
 TRANSITIONS: Final[dict[OwnershipState, frozenset[OwnershipState]]] = {
-    OwnershipState.ASSIGNED: frozenset({OwnershipState.ASSIGNED, OwnershipState.SERVING}),
-    OwnershipState.SERVING: frozenset({OwnershipState.SERVING, OwnershipState.DRAINING, OwnershipState.ASSIGNED}),
-    OwnershipState.DRAINING: frozenset({OwnershipState.SEALED, OwnershipState.ASSIGNED}),
+    OwnershipState.ASSIGNED: frozenset({OwnershipState.ASSIGNED, OwnershipState.SERVING, OwnershipState.RECOVERING}),
+    OwnershipState.SERVING: frozenset(
+        {OwnershipState.SERVING, OwnershipState.DRAINING, OwnershipState.ASSIGNED, OwnershipState.RECOVERING}
+    ),
+    OwnershipState.DRAINING: frozenset({OwnershipState.SEALED, OwnershipState.ASSIGNED, OwnershipState.RECOVERING}),
     OwnershipState.SEALED: frozenset({OwnershipState.ASSIGNED}),
+    OwnershipState.RECOVERING: frozenset({OwnershipState.RECOVERING, OwnershipState.ASSIGNED}),
 }
 
 
@@ -79,7 +90,7 @@ class Move(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     state: OwnershipState
     owner: str
-    """A broker's id; of a sealed segment, the last owner's."""
+    """A broker's id; of a sealed or recovering segment, the last owner's."""
     epoch: Epoch
     move: Move | None = None
     holders: tuple[str, ...] = ()
@@ -99,31 +110,52 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Where the log ends for ever: no owner appends at or after this offset. None: it goes on."""
     inherited: int = 0
     """The transition whose parents' producer tables this segment has; 0: none."""
+    replicas: tuple[str, ...] = ()
+    """The brokers that hold copies of the log, the owner's id among them; empty: the segment is not replicated."""
+    write_quorum: int = 1
+    """How many replicas must hold a record before it is confirmed."""
+    elected: LogPosition | None = None
+    """Of an assigned segment: what its owner's disk must hold, by the vote. None: there was no vote."""
 
     @classmethod
-    def first(cls, owner: str) -> Ownership:
+    def first(cls, owner: str, replicas: tuple[str, ...] = (), write_quorum: int = 1) -> Ownership:
         """Return the first record of a segment."""
-        return cls(state=OwnershipState.ASSIGNED, owner=owner, epoch=Epoch(1), clean=True)
+        record = cls(state=OwnershipState.ASSIGNED, owner=owner, epoch=Epoch(1), clean=True)
+        return record._with_replicas(replicas, write_quorum)
 
     @property
     def keepers(self) -> tuple[str, ...]:
         """The brokers whose own disks hold what no other disk does; empty if there are none."""
-        return self.holders if self.clean else (self.owner,)
+        return self.holders if self.clean else self.replicas or (self.owner,)
+
+    @property
+    def keepers_needed(self) -> int:
+        """How many of the keepers must be there, so that nothing that was confirmed is lost."""
+        return 1 if self.clean or not self.replicas else votes_needed(len(self.replicas), self.write_quorum)
 
     def failure_of(self, broker: str) -> OpeningFailure | None:
         return next((each for each in self.failures if each.broker == broker), None)
 
-    def assigned(self, owner: str, *, accept_loss: bool = False, given_up: Collection[str] = ()) -> Ownership:
-        """Assign the segment to its next owner; the leader does this. A loss that was accepted once stays accepted
-        until a broker serves the segment; with it, the disks that held the history are given up (`given_up` names those
-        of brokers that are gone)."""
+    def assigned(
+        self,
+        owner: str,
+        *,
+        replicas: tuple[str, ...] | None = None,
+        write_quorum: int = 1,
+        accept_loss: bool = False,
+        given_up: Collection[str] = (),
+    ) -> Ownership:
+        """Assign the segment to its next owner; the leader does this. `replicas` and `write_quorum` are new ones; None:
+        they stay. A loss that was accepted once stays accepted until a broker serves the segment; with it, the disks
+        that held the history are given up (`given_up` names those of brokers that are gone)."""
         if not self.clean and owner != self.owner and not accept_loss:
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, {owner} cannot continue it")
-        return self._to(
+        new = self._to(
             OwnershipState.ASSIGNED,
             owner=owner,
             epoch=Epoch(self.epoch + 1),
             move=None,
+            elected=None,
             holders=() if accept_loss else self.holders,
             clean=self.clean or accept_loss,
             accept_loss=self.accept_loss or accept_loss,
@@ -131,6 +163,45 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
             inherited=0 if accept_loss else self.inherited,  # The table may have been on the disk that is given up.
         )
+        if replicas is None:
+            replicas, write_quorum = self.replicas, self.write_quorum
+        return new._with_replicas(replicas, write_quorum)
+
+    def recovering(self) -> Ownership:
+        """Ask the replicas to vote in the next epoch, because the owner is gone or cannot open the segment; the leader
+        does this. What was asked for or accepted before does not count any more."""
+        if self.clean or not self.replicas:
+            raise BrokenInvariant(f"I3: a segment that is {self.state.value} cannot recover: it has nothing to vote on")
+        return self._to(
+            OwnershipState.RECOVERING,
+            epoch=Epoch(self.epoch + 1),
+            move=None,
+            elected=None,
+            accept_loss=False,
+            given_up=(),
+        )
+
+    def voted(
+        self, owner: str, elected: LogPosition, *, accept_loss: bool = False, given_up: Collection[str] = ()
+    ) -> Ownership:
+        """Assign the segment to the replica that the vote has found, in the epoch that the replicas have promised; the
+        leader does this. With `accept_loss`, too few replicas have answered, and this one holds the most of them."""
+        if self.state is not OwnershipState.RECOVERING or owner not in self.replicas:
+            raise BrokenInvariant(f"I3: {owner} cannot be elected in epoch {self.epoch}: {self.state.value}")
+        return self._to(
+            OwnershipState.ASSIGNED,
+            owner=owner,
+            elected=elected,
+            accept_loss=accept_loss,
+            given_up=tuple(sorted(given_up)),
+            failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
+        )
+
+    def replicas_changed(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
+        """Change the replicas, or how many of them must hold a record; the owner does this."""
+        if self.state is not OwnershipState.SERVING:
+            raise BrokenInvariant(f"I3: the replicas of a segment that is {self.state.value} cannot change")
+        return self._with_replicas(replicas, write_quorum)
 
     def unopened(self, reason: str, *, lasting: bool) -> Ownership:
         """Note why the owner cannot open the segment in this epoch; the owner does this, and goes on trying."""
@@ -144,18 +215,24 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     def taken_again(self) -> Ownership:
         """Assign the segment to its owner again; an owner that has restarted, or failed to open it, does this. What the
         owner had begun does not count. A move stays."""
-        return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1))
+        return self._taken()
 
     def kept(self, refusal: str) -> Ownership:
         """Give the move up; an owner that cannot hand over does this. If it had begun to drain, it takes the segment
         again."""
         if self.state is OwnershipState.SERVING:
             return self._to(OwnershipState.SERVING, move=None, refusal=refusal)
-        return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1), move=None, refusal=refusal)
+        return self._taken(move=None, refusal=refusal)
 
     def serving(self, holders: tuple[str, ...] = ()) -> Ownership:
         return self._to(
-            OwnershipState.SERVING, holders=holders, clean=False, accept_loss=False, given_up=(), failures=()
+            OwnershipState.SERVING,
+            holders=holders,
+            clean=False,
+            accept_loss=False,
+            given_up=(),
+            failures=(),
+            elected=None,
         )
 
     def complete(self) -> Ownership:
@@ -181,7 +258,24 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 
     def is_held_by(self, owner: str, epoch: Epoch) -> bool:
         """Tell whether this owner, in this epoch, may still write for the segment (I3)."""
-        return self.owner == owner and self.epoch == epoch and self.state is not OwnershipState.SEALED
+        return self.owner == owner and self.epoch == epoch and self.is_owned
+
+    @property
+    def is_owned(self) -> bool:
+        """Tell whether the owner serves the segment or is to serve it; otherwise it only was the last one."""
+        return self.state not in (OwnershipState.SEALED, OwnershipState.RECOVERING)
+
+    def _taken(self, **changes: object) -> Ownership:
+        if self.state is OwnershipState.RECOVERING:
+            raise BrokenInvariant(f"I3: {self.owner} cannot take a segment in epoch {self.epoch} whose replicas vote")
+        return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1), **changes)
+
+    def _with_replicas(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
+        if replicas and self.owner not in replicas:
+            raise BrokenInvariant(f"I2: the owner {self.owner} is none of the replicas {', '.join(replicas)}")
+        if not 1 <= write_quorum <= max(len(replicas), 1) or len(set(replicas)) != len(replicas):
+            raise BrokenInvariant(f"I2: {write_quorum} of the replicas {replicas} cannot confirm a record")
+        return msgspec.structs.replace(self, replicas=replicas, write_quorum=write_quorum)
 
     def _to(self, state: OwnershipState, **changes: object) -> Ownership:
         if state not in TRANSITIONS[self.state]:

@@ -65,6 +65,8 @@ def decide(transition: Transition, records: Mapping[SegmentId, Ownership], live:
 def _not_served(segment: SegmentId, record: Ownership | None, live: Collection[str]) -> str | None:
     if record is None:
         return f"segment {segment} has no owner yet"
+    if record.state is OwnershipState.RECOVERING:
+        return f"the replicas of segment {segment} vote"
     if record.owner not in live and record.state is not OwnershipState.SEALED:
         return f"the owner of segment {segment}, {record.owner}, is down"
     if (failure := record.failure_of(record.owner)) is not None:

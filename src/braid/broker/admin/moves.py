@@ -41,7 +41,7 @@ from braid.model.errors import (
     TimedOut,
 )
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Ownership, OwnershipState
+from braid.model.ownership import Ownership
 from braid.model.stored_record import decode
 from braid.ports.tasks import all_of
 from braid.storage.history.catalog import Frontier
@@ -223,7 +223,7 @@ def _late(services: CallServices, made: MoveRequest) -> str:
     record = services.owners.find(made.segment)
     if record is None:
         return f"segment {made.segment.id}: it was deleted"
-    if record.state is not OwnershipState.SEALED and not services.members.is_live(record.owner):
+    if record.is_owned and not services.members.is_live(record.owner):
         return f"segment {made.segment.id}: its owner {record.owner} is down"
     return f"segment {made.segment.id}: {move_progress(record)}"
 

@@ -26,6 +26,7 @@ from braid.broker.topics import Topics
 from braid.cluster.drained import DrainedSegments
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
+from braid.cluster.ownership.move_request import move_progress
 from braid.model.errors import BraidError, RecordUnreadable, TopicNotFound
 from braid.model.ids import Offset, SegmentId
 from braid.model.names import SegmentName, TopicName
@@ -229,6 +230,8 @@ def why_unavailable(
     elif record.state is OwnershipState.SEALED:  # Whatever its last owner says or does.
         to = record.move.to if record.move is not None else ""
         reason = f"it is moving from broker {record.owner} to {f'broker {to}' if to else 'another one'}"
+    elif record.state is OwnershipState.RECOVERING:
+        reason = move_progress(record)
     elif isinstance(answer, str):
         reason = answer
     elif (absent := answer.absent.get(segment_id)) is not None:

@@ -22,7 +22,7 @@ from braid.model.ids import Epoch, LayoutEpoch, Offset, SegmentId
 from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Ownership, OwnershipState
+from braid.model.ownership import Ownership
 from braid.model.subscription import Subscription, SubscriptionKind
 from braid.model.topic import Topic, TopicPolicies
 from braid.model.transition import TransitionStep
@@ -469,10 +469,7 @@ class LayoutDescription(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def _owners(records: Mapping[SegmentId, Ownership | None]) -> dict[SegmentId, str | None]:
-    return {
-        id_: record.owner if record is not None and record.state is not OwnershipState.SEALED else None
-        for id_, record in records.items()
-    }
+    return {id_: record.owner if record is not None and record.is_owned else None for id_, record in records.items()}
 
 
 class PlacedSubscription(Struct, frozen=True):

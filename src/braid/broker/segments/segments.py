@@ -42,6 +42,7 @@ from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.ownership import owner_step
+from braid.cluster.ownership.move_request import move_progress
 from braid.cluster.ownership.owner_step import OwnerAction, TransitionRole
 from braid.model.errors import (
     BraidError,
@@ -147,6 +148,8 @@ class Segments:
         if record is None:
             return NotServing(f"segment {segment_id} of topic {path} has no owner yet; try again in a moment")
         owner = record.owner
+        if record.state is OwnershipState.RECOVERING:
+            return NotServing(f"segment {segment_id} of topic {path} is not served: {move_progress(record)}")
         if owner == self._context.broker_id and record.state in (OwnershipState.ASSIGNED, OwnershipState.SERVING):
             reason = self._absent.get((path, segment_id))
             return NotServing(
@@ -265,7 +268,7 @@ class Segments:
         return owner_step.transition_role(topic, name.id, record_of, inherited=inherited)
 
     def _is_ours(self, record: Ownership) -> bool:
-        return record.owner == self._context.broker_id and record.state is not OwnershipState.SEALED
+        return record.owner == self._context.broker_id and record.is_owned
 
     def _begin(self, key: Key, work: Coroutine[Any, Any, None], what: str) -> None:
         self._work.start(key, work, name=what).add_done_callback(lambda done: self._done(key, done))

@@ -145,7 +145,7 @@ def waiting(snapshot: Snapshot) -> list[Waiting]:
         if record is None:
             if not _able(snapshot, ()):
                 found.append(Waiting(segment=each.name, state=None, brokers=()))
-        elif record.state is not OwnershipState.SEALED and is_served(snapshot, record):
+        elif is_served(snapshot, record):
             continue
         elif not record.clean:
             found.append(_waits(snapshot, each, record, (record.owner,)))
@@ -172,9 +172,9 @@ def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[s
 
 
 def is_served(snapshot: Snapshot, record: Ownership) -> bool:
-    """Tell whether the record's owner serves the segment, or is about to: it is there, and has not failed to open
-    it."""
-    return snapshot.is_live(record.owner) and record.failure_of(record.owner) is None
+    """Tell whether the record's owner serves the segment, or is about to: it has the segment, is there, and has not
+    failed to open it."""
+    return record.is_owned and snapshot.is_live(record.owner) and record.failure_of(record.owner) is None
 
 
 def is_lost(snapshot: Snapshot, record: Ownership) -> bool:
@@ -225,6 +225,8 @@ def _assign(
     now: float,
 ) -> Decision | None:
     """Decide about a segment that no broker serves or will serve."""
+    if record.state is OwnershipState.RECOVERING:
+        return None  # Its replicas vote.
     back = _returned(snapshot, record)
     if back is not None:
         _give(tally(), each.ref, back)

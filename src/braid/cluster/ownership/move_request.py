@@ -82,6 +82,8 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
         raise NotServing(f"{each.name} has no owner yet; try again when it is served")
     record, revision = each.known.value, each.known.revision
     owner, moves_to = record.owner, record.move.to if record.move is not None else None
+    if record.state is OwnershipState.RECOVERING:
+        raise NotServing(f"{each.name} cannot move now: {move_progress(record)}; try again when it is served")
     if record.state is not OwnershipState.SEALED and not snapshot.is_live(owner):
         raise MoveRefused(
             f"{each.name} cannot move: its owner {owner} is down; start {owner} again, or recover "
@@ -138,6 +140,8 @@ def move_progress(now: Ownership) -> str:
             return f"broker {now.owner} is handing it over"
         case OwnershipState.SEALED:
             return "it is handed over, and no broker was given it so far"
+        case OwnershipState.RECOVERING:
+            return f"its owner {now.owner} is lost, and its replicas vote"
 
 
 def move_result(request: MoveRequest, now: Ownership | None) -> Ownership | BraidError | None:

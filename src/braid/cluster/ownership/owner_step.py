@@ -9,7 +9,7 @@
     this broker, the epoch that it serves, a child          inherits, when the logs of all its parents have ended
     this broker, the epoch that it serves, a move           hands it over, also if its disk is full
     this broker, another epoch than it serves               lets it go
-    another broker or none, or it is SEALED                 lets it go, if it serves it
+    another broker or none, or it is SEALED or RECOVERING   lets it go, if it serves it
 
 A broker opens a segment in the epoch of its record only if the record is ASSIGNED and it was not tried in that epoch;
 otherwise it takes the segment again first, in the next epoch. A move that is in the record goes on when the segment is
@@ -93,7 +93,7 @@ def decide(
         if moves:
             return OwnerAction.HAND_OVER
         return OwnerAction.RENEW if renewed and serving else OwnerAction.NOTHING
-    if record is None or record.owner != broker_id or record.state is OwnershipState.SEALED:
+    if record is None or record.owner != broker_id or not record.is_owned:
         return OwnerAction.NOT_OURS
     return OwnerAction.OPEN if known else OwnerAction.NOTHING
 

@@ -120,7 +120,7 @@ class OwnershipChecker:
             self._servers.pop(segment, None)
             return
         if old is None:
-            if new != Ownership.first(new.owner):
+            if new != Ownership.first(new.owner, new.replicas, new.write_quorum):
                 raise PromiseBroken("I3", f"{segment} begins as {new}")
             return
         _check_transition(segment, old, new)
@@ -150,7 +150,7 @@ class OwnershipChecker:
 
     def _check_cursor(self, segment: Segment, key: str, cursor: Cursor) -> None:
         record = self.record(segment)
-        if record is None or record.epoch != cursor.epoch or record.state is OwnershipState.SEALED:
+        if record is None or record.epoch != cursor.epoch or not record.is_owned:
             raise PromiseBroken("I3", f"{key} was written in epoch {cursor.epoch}; the record is {_described(record)}")
 
 
@@ -160,6 +160,12 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     if new.failures != old.failures and new == msgspec.structs.replace(old, failures=new.failures):
         if new.state is not OwnershipState.ASSIGNED:
             raise PromiseBroken("I3", f"{segment} is {new.state.value}, and its owner cannot open it: {new.failures}")
+    elif new.state is OwnershipState.RECOVERING:
+        if (new.owner, new.epoch) != (old.owner, old.epoch + 1) or old.clean or not old.replicas:
+            raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
+    elif old.state is OwnershipState.RECOVERING and new.elected is not None:
+        if new.epoch != old.epoch or new.owner not in old.replicas or new.replicas != old.replicas:
+            raise PromiseBroken("I3", f"{new.owner} was elected for {segment} in epoch {new.epoch}, not of {old}")
     elif new.state is OwnershipState.ASSIGNED:
         if new.epoch != old.epoch + 1:
             raise PromiseBroken("I3", f"{segment} was assigned in epoch {new.epoch}, after {old.epoch}")
