@@ -167,6 +167,8 @@ class SegmentStorage:
                 on_complete,
                 _link(context),
             )
+            if replicate is not None:
+                log.confirmed.follow(exporter.on_confirmed)
             begun_at = await _begin(log, catalog, start, replicate, conditions, operations)
             if context.mode.exports_continuously:
                 exporter.start()

@@ -106,6 +106,8 @@ class HandOver:
         assert record.move is not None, record
         if not segment.storage.log.is_full:
             await self._retry(segment, segment.storage.log.flush)
+        if segment.storage.log.is_replicated:
+            await self._followed(segment)
         segment.fail_channels(Moved(f"{segment.name} is moving to another broker", "", segment.epoch))
         await self._retry(segment, segment.cursors.stop)
         await self._retry(segment, segment.storage.finish)
@@ -129,6 +131,17 @@ class HandOver:
             await segment.storage.abandon()  # The folder must be free when the segment comes back.
         self._copies.left(segment.name)
         _log.info("%s is handed over, sealed at offset %d", segment.name, segment.storage.log.end - 1)
+
+    async def _followed(self, segment: OwnedSegment) -> None:
+        """Return when enough followers hold everything that the log took."""
+        log = segment.storage.log
+        try:
+            async with asyncio.timeout(EXPORT_PATIENCE_S):
+                await log.confirmed.reached(log.end)
+        except TimeoutError as error:
+            raise MoveGivenUp(f"its followers hold the log only up to offset {log.confirmed.value}") from error
+        except BraidError as error:
+            raise MoveGivenUp(f"its hand-over could not be finished: {error}") from error
 
     async def give_up(self, segment: OwnedSegment, reason: str) -> None:
         """Take the move out of the record, so that the segment stays here. A segment that was draining is opened again,

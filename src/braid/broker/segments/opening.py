@@ -238,7 +238,7 @@ class Opening:
             name,
             record.epoch,
             Compare(paths.ownership(name.topic.path, name.descriptor), storage.begun_at),
-            lambda: Offset(storage.log.synced.value),
+            lambda: storage.log.durable,
             self._config.cursors,
             now_us=self._context.clock.now_us,
             end=lambda: Offset(storage.log.confirmed.value),
@@ -281,6 +281,6 @@ def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:
 def _may_have_lost(storage: SegmentStorage, topic: Topic) -> bool:
     """Whether records that consumers have seen may be gone: a loss was accepted, or the topic confirms, or confirmed,
     before it syncs and its log was not closed in order."""
-    if storage.start.source is not RecoverySource.LOCAL:
+    if storage.start.loss_accepted or storage.start.source is not RecoverySource.LOCAL:
         return storage.start.loss_accepted
     return topic.ever_memory and not storage.recovered.closed_in_order

@@ -23,7 +23,7 @@ from typing import Final
 from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import verify
 from braid.model.errors import BatchError, BraidError, ChunkCorrupt, DiskFull, LogDamaged
-from braid.model.ids import Epoch
+from braid.model.ids import Epoch, Offset
 from braid.ports.tasks import cancel
 from braid.storage.chunk import Footer, decode_footer
 from braid.storage.handles import ReadHandles
@@ -79,6 +79,8 @@ class Exporter:
         self._on_complete = on_complete
         self._link = link
         self._complete_noted = False
+        self._awaited: Offset | None = None
+        """Where a closed file ends that is not confirmed yet."""
         self._task: asyncio.Task[None] | None = None
         self.last_error: BraidError | None = None
         """Why the last try failed; None after a good one."""
@@ -90,6 +92,12 @@ class Exporter:
     def look(self) -> None:
         """Look whether there is something to export, or to note."""
         self._file_closed.set()
+
+    def on_confirmed(self) -> None:
+        """Look again, if a closed file has waited for this: followers have it now."""
+        if self._awaited is not None and self._log.confirmed.value >= self._awaited:
+            self._awaited = None
+            self._file_closed.set()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -131,6 +139,7 @@ class Exporter:
                     raise LogDamaged(text, first, end)
                 closed = file.closed or self._log.is_full
                 if not closed or file.next_offset > self._log.confirmed.value:
+                    self._awaited = file.next_offset if closed else None
                     break  # What is not confirmed is not history yet (I7).
                 await self._export(file)
                 exported += 1
