@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from braid.model.errors import BrokenInvariant, MetadataCorrupt
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
-from braid.model.ownership import TRANSITIONS, Move, Ownership, OwnershipState
+from braid.model.ownership import TRANSITIONS, Move, Ownership, OwnershipState, ReplicaChange
 
 FIRST = Ownership.first("b1")
 SERVING = FIRST.serving(("b1",))
@@ -21,6 +23,8 @@ REPLICATED = PLACED.serving()
 RECOVERING = REPLICATED.recovering()
 POSITION = LogPosition(epoch=Epoch(1), end=Offset(17))
 VOTED = RECOVERING.voted("b2", POSITION)
+CHANGE = ReplicaChange(replicas=("b1", "b2", "b4"), write_quorum=3)
+CHANGING = REPLICATED.changing(CHANGE)
 
 
 def test_a_move_goes_through_every_state_and_ends_with_the_next_epoch() -> None:
@@ -125,7 +129,7 @@ def test_every_transition_that_the_table_does_not_name_is_refused(state: Ownersh
         OwnershipState.SEALED: REPLICATED.draining().sealed(),
         OwnershipState.RECOVERING: RECOVERING,
     }[state]
-    steps = {
+    steps: dict[OwnershipState, Callable[[], Ownership]] = {
         OwnershipState.SERVING: record.serving,
         OwnershipState.DRAINING: record.draining,
         OwnershipState.SEALED: record.sealed,
@@ -218,6 +222,72 @@ def test_the_owner_that_serves_changes_the_replicas() -> None:
             record.replicas_changed(("b1", "b2"), 2)
 
 
+def test_the_leader_asks_the_owner_that_serves_for_other_replicas() -> None:
+    assert (CHANGING.state, CHANGING.epoch, CHANGING.change) == (OwnershipState.SERVING, 1, CHANGE)
+    assert (CHANGING.replicas, CHANGING.write_quorum) == (REPLICAS, 2), "the owner has not done it yet"
+    done = CHANGING.replicas_changed(CHANGE.replicas, CHANGE.write_quorum)
+    assert (done.replicas, done.write_quorum, done.change) == (CHANGE.replicas, 3, None)
+    assert CHANGING.changing(None) == REPLICATED, "the leader can take it back"
+    for record in (PLACED, REPLICATED.moving(Move(to="b2")), REPLICATED.draining(), RECOVERING, VOTED):
+        with pytest.raises(BrokenInvariant, match="I3"):
+            record.changing(CHANGE)
+
+
+def test_a_segment_becomes_replicated_and_unreplicated_by_a_change() -> None:
+    more = SERVING.changing(ReplicaChange(replicas=REPLICAS, write_quorum=2)).replicas_changed(REPLICAS, 2)
+    assert (more.replicas, more.write_quorum) == (REPLICAS, 2)
+    fewer = more.changing(ReplicaChange(replicas=(), write_quorum=1)).replicas_changed((), 1)
+    assert fewer == SERVING
+
+
+@pytest.mark.parametrize(
+    ("replicas", "write_quorum"),
+    [(("b2", "b3"), 2), (("b1", "b2"), 3), (("b1", "b1"), 1), (("b1", "b2"), 0), ((), 2)],
+)
+def test_a_change_names_the_owner_and_enough_replicas(replicas: tuple[str, ...], write_quorum: int) -> None:
+    with pytest.raises(BrokenInvariant, match="I2"):
+        REPLICATED.changing(ReplicaChange(replicas=replicas, write_quorum=write_quorum))
+
+
+def test_a_change_ends_with_the_owner_s_epoch_and_with_a_move() -> None:
+    for record in (
+        CHANGING.taken_again(),
+        CHANGING.assigned("b1"),
+        CHANGING.assigned("b2", accept_loss=True),
+        CHANGING.draining().kept("its target is gone"),
+        CHANGING.recovering(),
+        CHANGING.moving(Move(to="b2")),
+    ):
+        assert record.change is None
+        assert record.replicas == REPLICAS, "what the owner had not done yet does not count"
+    assert CHANGING.ended(Offset(7)).change == CHANGE
+
+
+def test_an_assignment_changes_replicas_only_where_nothing_can_be_lost() -> None:
+    for record in (REPLICATED, REPLICATED.draining(), REPLICATED.taken_again()):
+        with pytest.raises(BrokenInvariant, match="I2"):
+            record.assigned("b1", replicas=("b1", "b4"), write_quorum=2)
+        assert record.assigned("b1", replicas=REPLICAS, write_quorum=2).replicas == REPLICAS
+        lost = record.assigned("b4", replicas=("b4", "b5"), write_quorum=2, accept_loss=True)
+        assert (lost.replicas, lost.clean) == (("b4", "b5"), True)
+    assert PLACED.assigned("b4", replicas=("b4", "b1"), write_quorum=1).replicas == ("b4", "b1")
+
+
+def test_a_loss_is_accepted_for_a_vote_in_its_own_epoch() -> None:
+    losing = RECOVERING.losing(("b3", "b1"))
+    assert (losing.state, losing.epoch, losing.accept_loss, losing.given_up) == (
+        OwnershipState.RECOVERING, RECOVERING.epoch, True, ("b1", "b3"),
+    )  # fmt: skip
+    assert losing.losing(("b2",)).given_up == REPLICAS
+    assert losing.recovering().given_up == (), "the next vote may find more"
+    assert not losing.recovering().accept_loss
+    begun = REPLICATED.recovering(accept_loss=True, given_up=("b3", "b1"))
+    assert begun == losing
+    for record in (PLACED, REPLICATED, REPLICATED.draining(), VOTED):
+        with pytest.raises(BrokenInvariant, match="I2"):
+            record.losing(("b1",))
+
+
 def test_what_no_other_disk_holds_is_kept_by_enough_of_the_replicas() -> None:
     assert (REPLICATED.keepers, REPLICATED.keepers_needed) == (REPLICAS, 2)
     assert (RECOVERING.keepers, RECOVERING.keepers_needed) == (REPLICAS, 2)
@@ -226,10 +296,10 @@ def test_what_no_other_disk_holds_is_kept_by_enough_of_the_replicas() -> None:
 
 
 def test_records_survive_the_store_and_one_of_an_older_version_is_read() -> None:
-    for record in (FIRST, SERVING, MOVING, DRAINING, SEALED, PLACED, REPLICATED, RECOVERING, VOTED):
+    for record in (FIRST, SERVING, MOVING, DRAINING, SEALED, PLACED, REPLICATED, RECOVERING, VOTED, CHANGING):
         assert Ownership.from_json(record.to_json()) == record
     old = Ownership.from_json(b'{"state":"SERVING","owner":"b1","epoch":7}')
     assert (old.epoch, old.clean, old.holders, old.move) == (7, False, (), None)
-    assert (old.replicas, old.write_quorum, old.elected) == ((), 1, None)
+    assert (old.replicas, old.write_quorum, old.elected, old.change) == ((), 1, None, None)
     with pytest.raises(MetadataCorrupt):
         Ownership.from_json(b'{"state":"RULING"}')

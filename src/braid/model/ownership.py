@@ -10,11 +10,13 @@
 - ASSIGNED: the owner is to open the segment in this epoch. Nothing was confirmed in this epoch yet.
 - SERVING: the owner takes publishes. Written in one transaction with the storage's *begin*.
 - SERVING with a `move`: the owner still serves, and prepares: it brings history to where the next owner can read it.
+- SERVING with a `change`: the owner still serves, and changes the set of its replicas, or the number that confirms.
 - DRAINING: the owner takes no more publishes; it confirms, exports and seals the records that it took.
 - SEALED: no broker serves the segment. Written in one transaction with the storage's sealed state; the next owner
   continues after the last record.
 - RECOVERING: no broker serves the segment. Its replicas are asked to promise this epoch, which no earlier record had.
-  The vote of enough of them assigns the segment in the same epoch (model/log/replication.py).
+  The vote of enough of them assigns the segment in the same epoch (model/log/replication.py). RECOVERING with an
+  accepted loss: fewer votes suffice.
 
 Every ASSIGNED has a higher epoch than all records before it, but for the RECOVERING that it ends. A record's owner and
 epoch are the fence: they do not change while one owner serves, drains and seals, so a write under a record that still
@@ -87,6 +89,14 @@ class Move(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Tells apart requests of different origins: balancing, a drain, a call."""
 
 
+class ReplicaChange(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    """A request that other brokers hold copies of the log, or that another number of them confirm."""
+
+    replicas: tuple[str, ...]
+    """The owner's id among them; empty: the segment is not to be replicated any more."""
+    write_quorum: int
+
+
 class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     state: OwnershipState
     owner: str
@@ -98,7 +108,7 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     clean: bool = False
     accept_loss: bool = False
     """Of an assigned segment: an operator or the topic's policy has accepted the loss of the records that only the last
-    owner's disk held."""
+    owner's disk held. Of a recovering segment: of the records that only replicas held that do not answer."""
     given_up: tuple[str, ...] = ()
     """With `accept_loss`: the brokers whose disks are given up, because they are gone. A broker of these that comes
     back before the segment is served has lost nothing, and gets the segment."""
@@ -116,6 +126,9 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """How many replicas must hold a record before it is confirmed."""
     elected: LogPosition | None = None
     """Of an assigned segment: what its owner's disk must hold, by the vote. None: there was no vote."""
+    change: ReplicaChange | None = None
+    """What the replicas are to become. The leader writes it; the owner carries it out. It ends with the owner's epoch:
+    the leader then decides anew."""
 
     @classmethod
     def first(cls, owner: str, replicas: tuple[str, ...] = (), write_quorum: int = 1) -> Ownership:
@@ -150,11 +163,16 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         that held the history are given up (`given_up` names those of brokers that are gone)."""
         if not self.clean and owner != self.owner and not accept_loss:
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, {owner} cannot continue it")
+        if replicas is None:
+            replicas, write_quorum = self.replicas, self.write_quorum
+        elif not self.clean and not accept_loss and (replicas, write_quorum) != (self.replicas, self.write_quorum):
+            raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, its replicas cannot change")
         new = self._to(
             OwnershipState.ASSIGNED,
             owner=owner,
             epoch=Epoch(self.epoch + 1),
             move=None,
+            change=None,
             elected=None,
             holders=() if accept_loss else self.holders,
             clean=self.clean or accept_loss,
@@ -163,23 +181,31 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
             inherited=0 if accept_loss else self.inherited,  # The table may have been on the disk that is given up.
         )
-        if replicas is None:
-            replicas, write_quorum = self.replicas, self.write_quorum
         return new._with_replicas(replicas, write_quorum)
 
-    def recovering(self) -> Ownership:
+    def recovering(self, *, accept_loss: bool = False, given_up: Collection[str] = ()) -> Ownership:
         """Ask the replicas to vote in the next epoch, because the owner is gone or cannot open the segment; the leader
-        does this. What was asked for or accepted before does not count any more."""
+        does this. What was asked for or accepted before does not count any more. With `accept_loss`, fewer votes than
+        needed suffice."""
         if self.clean or not self.replicas:
             raise BrokenInvariant(f"I3: a segment that is {self.state.value} cannot recover: it has nothing to vote on")
         return self._to(
             OwnershipState.RECOVERING,
             epoch=Epoch(self.epoch + 1),
             move=None,
+            change=None,
             elected=None,
-            accept_loss=False,
-            given_up=(),
+            accept_loss=accept_loss,
+            given_up=tuple(sorted(given_up)),
         )
+
+    def losing(self, given_up: Collection[str]) -> Ownership:
+        """Accept the loss of what only replicas held that do not answer: the vote goes on in its epoch, and fewer votes
+        than needed suffice. The leader or an operator does this. `given_up` names the replicas that are gone."""
+        if self.state is not OwnershipState.RECOVERING:
+            raise BrokenInvariant(f"I2: the replicas of a segment that is {self.state.value} do not vote")
+        given_up = tuple(sorted({*self.given_up, *given_up}))
+        return self._to(OwnershipState.RECOVERING, accept_loss=True, given_up=given_up)
 
     def voted(
         self, owner: str, elected: LogPosition, *, accept_loss: bool = False, given_up: Collection[str] = ()
@@ -197,11 +223,20 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
         )
 
+    def changing(self, change: ReplicaChange | None) -> Ownership:
+        """Ask the owner to change the replicas, or how many of them must hold a record; the leader does this. None
+        takes the request back."""
+        if self.state is not OwnershipState.SERVING or self.move is not None:
+            raise BrokenInvariant(f"I3: the replicas of a segment that is {self.state.value} or moves cannot change")
+        if change is not None:
+            self._with_replicas(change.replicas, change.write_quorum)
+        return self._to(OwnershipState.SERVING, change=change)
+
     def replicas_changed(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
-        """Change the replicas, or how many of them must hold a record; the owner does this."""
+        """Change the replicas, or how many of them must hold a record, as `change` asks; the owner does this."""
         if self.state is not OwnershipState.SERVING:
             raise BrokenInvariant(f"I3: the replicas of a segment that is {self.state.value} cannot change")
-        return self._with_replicas(replicas, write_quorum)
+        return self._to(OwnershipState.SERVING, change=None)._with_replicas(replicas, write_quorum)
 
     def unopened(self, reason: str, *, lasting: bool) -> Ownership:
         """Note why the owner cannot open the segment in this epoch; the owner does this, and goes on trying."""
@@ -248,7 +283,9 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         return self._to(OwnershipState.SERVING, inherited=transition)
 
     def moving(self, move: Move) -> Ownership:
-        return self._to(OwnershipState.SERVING, move=move, refusal="")
+        """Ask the owner to hand the segment over. A change of its replicas is taken back: the leader decides it anew
+        when the segment is served again."""
+        return self._to(OwnershipState.SERVING, move=move, refusal="", change=None)
 
     def draining(self) -> Ownership:
         return self._to(OwnershipState.DRAINING)
@@ -268,7 +305,7 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     def _taken(self, **changes: object) -> Ownership:
         if self.state is OwnershipState.RECOVERING:
             raise BrokenInvariant(f"I3: {self.owner} cannot take a segment in epoch {self.epoch} whose replicas vote")
-        return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1), **changes)
+        return self._to(OwnershipState.ASSIGNED, epoch=Epoch(self.epoch + 1), change=None, **changes)
 
     def _with_replicas(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
         if replicas and self.owner not in replicas:

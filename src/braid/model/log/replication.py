@@ -48,6 +48,22 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether it once held everything that had been confirmed then, and has lost nothing since."""
 
 
+class FollowerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far a follower's copy of a log has come, as its owner knows it."""
+
+    broker: str
+    position: LogPosition
+    """What its disk holds."""
+    in_sync: bool
+    """Whether its copy counts now: the last batch that it holds is of the owner's epoch."""
+    member: bool
+    """Whether it once held everything that had been confirmed then, and has lost nothing since."""
+    behind: int
+    """The number of the log's records that its disk does not have."""
+    error: str = ""
+    """Why the owner sends nothing to it; empty: the owner does."""
+
+
 def votes_needed(replicas: int, write_quorum: int) -> int:
     """Return how many members must answer, so that one of them holds each confirmed record."""
     return replicas - write_quorum + 1

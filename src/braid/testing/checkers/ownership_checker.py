@@ -5,6 +5,8 @@ It sees what the store has applied, one transaction after the other, so it misse
 - an ownership record goes only where `model/ownership.py` lets it go; owner and epoch change only by an assignment, by
   one epoch; another broker gets a segment only if its record was clean, or a loss was accepted (I2, I3); an owner that
   cannot open the segment changes nothing but the reason;
+- replicas change only where nothing can be lost: a record that is clean, or whose loss was accepted, is assigned; or
+  the owner that serves does what the leader's `change` asks (I2). A vote keeps its epoch when a loss is accepted;
 - a segment that begins to be served is not clean;
 - SEALED comes in one transaction with the sealed state, and the last record that it names is where chunks end; SERVING
   comes in one with the storage's begin, which takes the sealed state away, unless the owner's disk is full, or the
@@ -160,6 +162,9 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     if new.failures != old.failures and new == msgspec.structs.replace(old, failures=new.failures):
         if new.state is not OwnershipState.ASSIGNED:
             raise PromiseBroken("I3", f"{segment} is {new.state.value}, and its owner cannot open it: {new.failures}")
+    elif new.state is old.state is OwnershipState.RECOVERING and new.epoch == old.epoch:
+        if new != old.losing(new.given_up):
+            raise PromiseBroken("I3", f"the replicas of {segment} vote in epoch {old.epoch}, and {old} became {new}")
     elif new.state is OwnershipState.RECOVERING:
         if (new.owner, new.epoch) != (old.owner, old.epoch + 1) or old.clean or not old.replicas:
             raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
@@ -175,6 +180,23 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
             raise PromiseBroken("I2", f"{segment} was given to {new.owner}; its history is on {old.holders}")
     elif (new.owner, new.epoch) != (old.owner, old.epoch):
         raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
+    _check_replicas(segment, old, new)
+
+
+def _check_replicas(segment: Segment, old: Ownership, new: Ownership) -> None:
+    """Replicas change by an assignment that loses nothing, or by the owner that does what the leader asks."""
+    if new.change is not None and (new.state is not OwnershipState.SERVING or new.move is not None):
+        raise PromiseBroken("I3", f"the replicas of {segment} are to change while it is {_described(new)}")
+    if (new.replicas, new.write_quorum) == (old.replicas, old.write_quorum):
+        return
+    if new.state is OwnershipState.ASSIGNED:
+        allowed = old.clean or new.accept_loss
+    else:
+        change = old.change
+        asked = change is not None and (new.replicas, new.write_quorum) == (change.replicas, change.write_quorum)
+        allowed = asked and new.change is None and old.state is new.state is OwnershipState.SERVING
+    if not allowed:
+        raise PromiseBroken("I2", f"the replicas of {segment} changed from {old} to {new}")
 
 
 def _check_seal(segment: Segment, before: _Kept, now: _Kept) -> None:
@@ -236,4 +258,6 @@ def _described(record: Ownership | None) -> str:
         return "none"
     move = f", to move to {record.move.to or 'anyone'}" if record.move is not None else ""
     loss = ", loss accepted" if record.accept_loss else ""
-    return f"{record.state.value} {record.owner} epoch {record.epoch}{move}{loss}"
+    copies = f", {record.write_quorum} of {' '.join(record.replicas)}" if record.replicas else ""
+    change = f", to become {record.change.write_quorum} of {record.change.replicas}" if record.change else ""
+    return f"{record.state.value} {record.owner} epoch {record.epoch}{copies}{change}{move}{loss}"
