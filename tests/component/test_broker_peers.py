@@ -97,7 +97,7 @@ async def test_bytes_travel_beside_arguments(simulation: Simulation) -> None:
     async with Cluster(simulation, "a", "b") as cluster:
         cluster["b"].peer_calls.register_with_payload("take", take)
         sent = bytes(range(256)) * (4 << 12)  # 4 MiB
-        assert await cluster["a"].peers.call("b", "take", {"more": 1}, sent, timeout_s=600) == len(sent) + 1
+        assert await cluster["a"].peers.call("b", "take", {"more": 1}, (sent,), timeout_s=600) == len(sent) + 1
         assert await cluster["a"].peers.call("b", "take", {"more": 0}) == 0
         assert received == [sent, b""]
 

@@ -37,12 +37,13 @@ ROOMS = {
     "cluster": {"balancing": set[str](), "ownership": {"balancing"}},
     "broker": {
         "peers": set[str](),
-        "segments": {"peers"},
+        "replicas": {"peers"},
+        "segments": {"peers", "replicas"},
         "groups": {"segments"},
         "layouts": {"peers", "segments", "groups"},
         "admin": {"peers", "segments", "groups", "layouts"},
         "connections": {"peers", "segments", "groups", "admin"},
-        "parts": {"peers", "segments", "groups", "layouts", "admin", "connections"},
+        "parts": {"peers", "replicas", "segments", "groups", "layouts", "admin", "connections"},
     },
     "client": {"consuming": set[str](), "producing": {"consuming"}, "blocking": {"consuming", "producing"}},
     "spark": {

@@ -55,6 +55,7 @@
     │   ├── SubscriptionKindConflict    it exists as another kind
     │   ├── ConsumerReplaced            another consumer of the same name took its place
     │   ├── NotServing                  this broker does not serve the segment now; look up its owner again
+    │   ├── NotEnoughReplicas           too few brokers hold a copy of the segment now to confirm anything
     │   ├── Moved                       another broker serves it now, or soon
     │   ├── MoveRefused                 the move cannot be: it is moving already, or the target cannot take it
     │   ├── TransitionRefused           the layout cannot be changed so: not active, no neighbours, too narrow
@@ -361,6 +362,10 @@ class ConsumerReplaced(ServiceError, code="consumer-replaced"):
 
 
 class NotServing(ServiceError, code="not-serving", retriable=True):
+    pass
+
+
+class NotEnoughReplicas(ServiceError, code="not-enough-replicas", retriable=True):
     pass
 
 

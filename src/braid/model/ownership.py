@@ -146,6 +146,10 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         """How many of the keepers must be there, so that nothing that was confirmed is lost."""
         return 1 if self.clean or not self.replicas else votes_needed(len(self.replicas), self.write_quorum)
 
+    def keeps_copy(self, broker: str) -> bool:
+        """Tell whether the broker is one of the segment's replicas, or is to become one."""
+        return broker in self.replicas or (self.change is not None and broker in self.change.replicas)
+
     def failure_of(self, broker: str) -> OpeningFailure | None:
         return next((each for each in self.failures if each.broker == broker), None)
 

@@ -40,6 +40,16 @@ class Piece(NamedTuple):
         return FramePlace(self.place.file_base, self.place.position + len(self.data))
 
 
+class BatchMark(NamedTuple):
+    """What tells a batch from every other one that may stand at its offset."""
+
+    base_offset: int
+    records: int
+    body_crc: int
+    producer_id: int
+    first_sequence: int
+
+
 class LogFrames:
     def __init__(self, log: LogStore, handles: ReadHandles) -> None:
         self._log = log
@@ -62,6 +72,30 @@ class LogFrames:
                 if found is not None:
                     return found if found.position >= 0 else None
         return self.end
+
+    async def mark_before(self, offset: int) -> BatchMark | None:
+        """Return the mark of the last batch with records below `offset`; None if no local file has it."""
+        file = next((each for each in self._log.files if each.base_offset < offset <= each.next_offset), None)
+        if file is None:
+            return None
+        at, found = (await self._index(file)).position_of(offset - 1), None
+        while at < file.batch_bytes:
+            data = await self._read(file, at, min(WINDOW_BYTES, file.batch_bytes - at))
+            start, end = at, at + len(data)
+            while end - at >= HEADER_BYTES:
+                header = parse_header(data, at - start)
+                if header.base_offset >= offset:
+                    return found
+                if header.count:
+                    found = BatchMark(
+                        header.base_offset,
+                        header.count,
+                        header.body_crc,
+                        header.producer_id,
+                        header.first_sequence,
+                    )
+                at += header.size
+        return found
 
     async def read(self, place: FramePlace, max_bytes: int) -> Piece | None:
         """Return the batches from a place on, one at least, about `max_bytes` at most. None at the end of what is

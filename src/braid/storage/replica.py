@@ -23,6 +23,7 @@ from braid.model.log.replication import LogPosition
 from braid.model.topic import Durability
 from braid.ports.disk import FolderLock, lock_folder
 from braid.storage.context import StorageContext
+from braid.storage.frames import BatchMark, LogFrames
 from braid.storage.history.catalog import Catalog
 from braid.storage.history.manifest import segment_folder
 from braid.storage.log import checkpoint as checkpoints
@@ -55,6 +56,8 @@ class ReplicaStorage:
         self._config = msgspec.structs.replace(config, durability=Durability.REPLICATED, files=_AS_THE_OWNER)
         self._lock = lock
         self._mark = mark
+        self._promising = Epoch(0)
+        """The epoch that is being promised: the promise may not be on the disk yet."""
         self._log: ReplicaLog
 
     @classmethod
@@ -89,7 +92,7 @@ class ReplicaStorage:
 
     @property
     def promised(self) -> Epoch:
-        return Epoch(max(self._mark.promised, self._log.position.epoch))
+        return Epoch(max(self._mark.promised, self._promising, self._log.position.epoch))
 
     @property
     def member(self) -> bool:
@@ -99,19 +102,23 @@ class ReplicaStorage:
     def failure(self) -> BraidError | None:
         return self._log.failure
 
-    async def promise(self, epoch: Epoch) -> None:
-        """Take no batch of a lower epoch any more, for ever."""
+    async def promise(self, epoch: Epoch) -> LogPosition:
+        """Take no batch of a lower epoch any more, for ever. Returns what the disk holds. That includes all batches that
+        were taken before: their owner is told of them."""
         if epoch < self.promised:
             raise Fenced(f"the copy under {self._folder} has promised epoch {self.promised}, and {epoch} is over")
+        self._promising = epoch
         if epoch > self._mark.promised:
             await self._note(msgspec.structs.replace(self._mark, promised=epoch))
+        await self._log.flush()
+        return self.position
 
     async def admit(self) -> None:
         """Become a member: the owner has seen this copy hold everything that is confirmed."""
         if not self._mark.member:
             await self._note(msgspec.structs.replace(self._mark, member=True))
 
-    def apply(self, epoch: Epoch, file_base: Offset, piece: bytearray) -> int:
+    def apply(self, epoch: Epoch, file_base: Offset, piece: bytearray | memoryview) -> int:
         """Take a piece of the log of the owner in this epoch (`ReplicaLog.apply`)."""
         if epoch < self.promised:
             raise Fenced(f"the copy under {self._folder} has promised epoch {self.promised}, and {epoch} is over")
@@ -120,11 +127,15 @@ class ReplicaStorage:
     async def held(self, number: int) -> LogPosition:
         return await self._log.held(number)
 
+    async def last_batch(self) -> BatchMark | None:
+        """Return what tells the copy's last records from others at the same offsets; None if it holds no record."""
+        return await LogFrames(self._log, self._context.handles).mark_before(self.position.end)
+
     async def refresh(self) -> None:
         """Look at the catalog again, if the copy holds no record. The frontier may have gone on, and the log may have
         inherited producers of other logs since the copy was opened."""
         if self.base == self.position.end:
-            await self._log.close()
+            await self._end_log(self._log.close)
             await self._open_log()
 
     async def cut_back(self, end: Offset) -> None:
@@ -135,7 +146,7 @@ class ReplicaStorage:
             raise OutOfSequence(f"the copy under {self._folder} begins at {self.base} and cannot be cut back to {end}")
         files = list(self._log.files)
         cut = await self._place_of(files, end)
-        await self._log.abandon()
+        await self._end_log(self._log.abandon)
         await remove_file(self._context.disk, f"{self._folder}/{checkpoints.NAME}")
         for file in reversed(files):
             if cut is None or file.base_offset > cut[0].base_offset:
@@ -154,7 +165,7 @@ class ReplicaStorage:
 
     async def reset(self) -> None:
         """Drop the copy and begin at the frontier. It is no member any more."""
-        await self._log.abandon()
+        await self._end_log(self._log.abandon)
         await self._begin_anew()
         await self._open_log()
 
@@ -164,7 +175,9 @@ class ReplicaStorage:
         if gone:
             self._log.forget_files({file.name for file in gone})
             for file in gone:  # The oldest first: what is left has no gap.
-                await remove_file(self._context.disk, f"{self._folder}/{file.name}")
+                path = f"{self._folder}/{file.name}"
+                await self._context.handles.forget(self._log.number, path)
+                await remove_file(self._context.disk, path)
 
     async def close(self) -> None:
         """Stop in order. Nothing is written any more that was not taken."""
@@ -176,9 +189,15 @@ class ReplicaStorage:
     async def _stop(self, stop: Callable[[], Awaitable[None]]) -> None:
         try:
             with contextlib.suppress(BraidError):  # What could not be stored was not answered either.
-                await stop()
+                await self._end_log(stop)
         finally:
             await self._lock.release()
+
+    async def _end_log(self, stop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await stop()
+        finally:
+            await self._context.handles.forget_all(self._log.number)
 
     async def _note(self, mark: ReplicaMark) -> None:
         await promises.write(self._context.disk, self._folder, mark)

@@ -6,6 +6,7 @@ the other brokers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from braid.broker.config import BrokerConfig
 from braid.broker.parts.registration import BrokerRegistration
@@ -19,6 +20,9 @@ from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata.view import View
 from braid.storage.context import StorageMode
+
+MAX_PIECES_IN_FLIGHT: Final = 1_024
+"""Pieces of logs to one broker. Each stream has a limit of its own, in bytes; this one is for many small streams."""
 
 
 class ClusterNode:
@@ -40,6 +44,8 @@ class ClusterNode:
         self.drained = DrainedSegments(self.view)
         self.members = Members(self.view)
         self.peers = Peers(config.id, self.members, resources.network)
+        self.stream_peers = Peers(config.id, self.members, resources.network, max_in_flight=MAX_PIECES_IN_FLIGHT)
+        """Links of their own for copies of logs: a question does not wait for megabytes."""
         self.leader = Leader(
             self.view,
             self.topics,
@@ -54,7 +60,7 @@ class ClusterNode:
 
     async def join(self, address: str, secret: str) -> None:
         """Register, and follow the metadata. From now on the other brokers know this one."""
-        self.peers.secret = secret
+        self.peers.secret = self.stream_peers.secret = secret
         self.registration.address = address
         await self.registration.register()
         await self.view.load()
@@ -71,4 +77,5 @@ class ClusterNode:
     async def leave(self) -> None:
         await self.view.stop()
         await self.registration.unregister()
+        await self.stream_peers.close()
         await self.peers.close()

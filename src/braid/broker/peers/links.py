@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import braid
@@ -59,9 +59,9 @@ async def cluster_secret(store: Store) -> str:
 class _PeerLink:
     """The link to one broker, while it is connected and used."""
 
-    def __init__(self, link: asyncio.Task[Link]) -> None:
+    def __init__(self, link: asyncio.Task[Link], max_in_flight: int) -> None:
         self.link: Final = link
-        self.slots: Final = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self.slots: Final = asyncio.Semaphore(max_in_flight)
         self.users = 0
         self.used_at = 0.0
         """The loop's time."""
@@ -74,12 +74,15 @@ class _PeerLink:
 
 
 class Peers:
-    def __init__(self, broker_id: str, members: Members, network: Network) -> None:
+    def __init__(
+        self, broker_id: str, members: Members, network: Network, *, max_in_flight: int = MAX_IN_FLIGHT
+    ) -> None:
         self.secret = ""
         """Set before the first call."""
         self._broker_id = broker_id
         self._members = members
         self._network = network
+        self._max_in_flight = max_in_flight
         self._peers: dict[str, _PeerLink] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -90,7 +93,7 @@ class Peers:
         broker_id: str,
         name: str,
         arguments: Arguments,
-        payload: Buffer | None = None,
+        payload: Sequence[Buffer] = (),
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
         """Return the broker's answer, or raise its error. `ConnectFailed`, `ConnectionLost` and `TimedOut` say that the
@@ -100,7 +103,7 @@ class Peers:
             async with asyncio.timeout(timeout_s), self._peer(broker_id) as peer, peer.slots:
                 link = await _connected(peer, broker_id)
                 await link.connection.drained()
-                frame = await link.request(Kind.PEER, body, () if payload is None else (payload,))
+                frame = await link.request(Kind.PEER, body, payload)
         except TimedOut:  # The broker's own answer: it gave up.
             raise
         except TimeoutError as error:
@@ -136,7 +139,7 @@ class Peers:
                 self._connect(broker_id, address), name=f"connect to {broker_id}"
             )
             connecting.add_done_callback(_retrieve_error)
-            peer = self._peers[broker_id] = _PeerLink(connecting)
+            peer = self._peers[broker_id] = _PeerLink(connecting, self._max_in_flight)
             if self._sweeper is None:
                 self._sweeper = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
         peer.users += 1

@@ -177,7 +177,7 @@ class HandOver:
     async def _copy(self, segment: OwnedSegment, to: str) -> None:
         if self._context.mode is StorageMode.LOCAL:
             objects = segment.storage.catalog.objects
-            await self._history.copy(segment, to, objects, self._record(segment).revision)
+            await self._history.copy(segment.name, segment.topic_id, to, objects, self._record(segment).revision)
 
     async def _change(self, segment: OwnedSegment, change: Callable[[Ownership], Ownership]) -> None:
         """Change the record; return when the view shows it."""

@@ -17,7 +17,6 @@ import crc32c
 from braid.broker.peers.links import Peers
 from braid.broker.segment_folders import own_folder
 from braid.broker.segments.leftover_chunks import Copies
-from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.topics import Topics
 from braid.model.errors import (
     BatchCorrupt,
@@ -51,14 +50,15 @@ class OutgoingHistory:
 
     async def copy(
         self,
-        segment: OwnedSegment,
+        name: SegmentName,
+        topic_id: int,
         target: str,
         objects: Sequence[ChunkDescriptor | ProducerObject],
         revision: Revision,
     ) -> None:
         """Return when the target's disk holds all these objects, and will keep them while the segment's record is the
         one of this revision."""
-        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": revision}
+        about = {"segment": str(name), "topic_id": topic_id, "revision": revision}
         missing: list[ChunkDescriptor | ProducerObject] = []
         for _ in range(COPY_ROUNDS):
             there = await self._peers.call(target, "list_history", about)
@@ -66,7 +66,7 @@ class OutgoingHistory:
             if not missing:
                 return
             for each in missing:
-                await self._send(segment.name, segment.topic_id, target, each)
+                await self._send(name, topic_id, target, each)
         raise ObjectStoreUnavailable(
             f"broker {target} was sent {missing[0].object}, and does not have it as it was sent; look at its copy there"
         )
@@ -85,7 +85,7 @@ class OutgoingHistory:
                 "size": source.size,
                 "checksum": crc32c.crc32c(piece),
             }
-            await self._peers.call(target, "put_history", arguments, piece)
+            await self._peers.call(target, "put_history", arguments, (piece,))
 
 
 class IncomingHistory:

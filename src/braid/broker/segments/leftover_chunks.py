@@ -85,7 +85,7 @@ class Copies:
         if known is None or known.revision <= self._counted_on.get(name, 0):
             return False
         record, here = known.value, self._context.broker_id
-        wanted = record.move is not None and record.move.to in (here, "")
+        wanted = record.keeps_copy(here) or (record.move is not None and record.move.to in (here, ""))
         return record.state is OwnershipState.SERVING and record.owner != here and not wanted
 
     async def _remove(self, name: SegmentName) -> None:

@@ -19,6 +19,8 @@ from typing import Final
 
 from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.replicas.copies import ReplicaCopies
+from braid.broker.replicas.replication import Replication
 from braid.broker.segment_folders import own_folder
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.owned_segment import OwnedSegment, SegmentRetention
@@ -26,15 +28,24 @@ from braid.broker.segments.publish import PublishQueue
 from braid.broker.topics import Topics
 from braid.cluster.members import Members, still_gone
 from braid.cluster.owners import Owners
+from braid.cluster.ownership import owner_step
 from braid.metadata import paths
 from braid.metadata.store import Compare, Condition, Operation, Put
 from braid.metadata.view import Known
-from braid.model.errors import BraidError, ConditionFailed, DiskError, Fenced, MetadataError, NotServing
+from braid.model.errors import (
+    BraidError,
+    ConditionFailed,
+    DiskError,
+    Fenced,
+    MetadataError,
+    NotEnoughReplicas,
+    NotServing,
+)
 from braid.model.ids import Epoch, Offset, Revision, SegmentId
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
-from braid.model.topic import Topic, TopicPolicies
+from braid.model.topic import Durability, Topic, TopicPolicies
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
@@ -47,6 +58,9 @@ KEEP_LOCAL_BYTES: Final = 256 << 20
 TELL_AFTER_S: Final = 10.0
 """How long an opening may fail for a reason that time may mend before the record says so."""
 NO_END: Final = Offset((1 << 63) - 1)
+
+Replicate = Callable[[SegmentName, int, Ownership], Replication]
+"""Makes the replication of a segment, of the topic with this id, under this record."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -63,8 +77,11 @@ class Opening:
         housekeeper: Housekeeper,
         may_act: Callable[[], bool],
         write_manifest: Callable[[str], Awaitable[None]],
+        copies: ReplicaCopies,
+        replicate: Replicate,
     ) -> None:
-        """`write_manifest` writes the manifest of the topic of this path, and raises nothing."""
+        """`copies` are those that this broker keeps as a follower, `replicate` makes the replication of a segment that
+        it is to own. `write_manifest` writes the manifest of the topic of this path, and raises nothing."""
         self._context = context
         self._config = config
         self._metrics = metrics
@@ -74,6 +91,8 @@ class Opening:
         self._housekeeper = housekeeper
         self._may_act = may_act
         self._write_manifest = write_manifest
+        self._copies = copies
+        self._replicate = replicate
 
     async def open(
         self,
@@ -87,17 +106,32 @@ class Opening:
     ) -> OwnedSegment:
         """Open a segment in the record's epoch, which this broker has since `revision`. When this returns, the view
         shows the record SERVING."""
+        replicated = owner_step.durability(record, topic.policies) is Durability.REPLICATED
+        if replicated:
+            self._check_replicas(name, record)
+            await self._owners.view.caught_up(revision)
         await self._write_manifest(name.topic.path)
+        await self._copies.release(name)
         await own_folder(self._context, name, topic.id)
         if record.accept_loss:
             await self._accept_loss(name, record, revision)
-        storage = await self._open_storage(name, topic, record, revision)
+        replication = self._replicate(name, topic.id, record) if replicated else None
+        try:
+            storage = await self._open_storage(name, topic, record, revision, replication)
+        except BaseException:
+            if replication is not None:
+                await replication.stop()
+            raise
         try:
             cursors = await self._load_cursors(name, topic, record, storage, on_fenced)
             await self._owners.view.caught_up(storage.begun_at)
         except BaseException:
+            if replication is not None:
+                await replication.stop()
             await storage.abandon()
             raise
+        if replication is not None:
+            storage.exporter.on_exported = replication.on_exported
         cursors.start()
         publishes = PublishQueue(
             storage.log,
@@ -117,7 +151,18 @@ class Opening:
         )
         self._housekeeper.add(storage, retention.policy, retention.needed_from, keep_local_bytes=KEEP_LOCAL_BYTES)
         _log_recovery(name, storage)
-        return OwnedSegment(name, topic, record, storage, cursors, publishes, retention, on_failure)
+        return OwnedSegment(name, topic, record, storage, cursors, publishes, retention, on_failure, replication)
+
+    def _check_replicas(self, name: SegmentName, record: Ownership) -> None:
+        """Refuse to open a segment that could not confirm anything: each attempt costs an epoch."""
+        here = self._context.broker_id
+        replicas = record.replicas or (here,)
+        gone = [each for each in replicas if each != here and not self._members.is_live(each)]
+        if len(replicas) - len(gone) < record.write_quorum:
+            raise NotEnoughReplicas(
+                f"{name} cannot be opened: {record.write_quorum} of its {len(replicas)} replicas must hold a record, "
+                f"and {', '.join(gone)} are down"
+            )
 
     async def take(self, name: SegmentName, known: Known[Ownership], tried: Epoch) -> tuple[Ownership, Revision]:
         """Return the record under which this broker may open its segment now, and the record's revision. The broker
@@ -176,10 +221,10 @@ class Opening:
         await cursors.load(lossy=True)
 
     async def _open_storage(
-        self, name: SegmentName, topic: Topic, record: Ownership, revision: Revision
+        self, name: SegmentName, topic: Topic, record: Ownership, revision: Revision, replication: Replication | None
     ) -> SegmentStorage:
         config = LogConfig(
-            durability=topic.policies.durability,
+            durability=owner_step.durability(record, topic.policies),
             files=FileConfig(file_bytes=self._config.file_bytes),
             on_sync=self._metrics.sync_latency_s.observe,
         )
@@ -196,6 +241,8 @@ class Opening:
                 topic_id=topic.id,
                 may_confirm=self._may_act,
                 accept_loss=record.accept_loss,
+                elected=record.elected,
+                replicate=replication.begin if replication is not None else None,
                 conditions=[Compare(ownership, revision), *still_gone(given_up)],
                 operations=[Put(ownership, record.serving(holders).to_json())],
                 on_complete=lambda: self._completed(name, record.epoch),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from braid.broker.replicas.replication import Replication
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
@@ -13,6 +16,7 @@ from braid.broker.segments.read_grants import ReadGrants
 from braid.model.errors import BraidError
 from braid.model.ids import Offset
 from braid.model.log.epochs import EpochStarts
+from braid.model.log.replication import FollowerStatus
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
 from braid.model.topic import Durability, Topic
@@ -22,6 +26,8 @@ from braid.storage.segment import SegmentStorage
 _log: Final = logging.getLogger(__name__)
 
 
+FOLLOWERS_S: Final = 2.0
+"""How long a segment that is being closed waits for its followers. Producers send again what was not confirmed."""
 NOTE_CONSUMED_US: Final = 3_600_000_000
 """How old the stored time of a subscription may be that has consumed everything."""
 
@@ -98,6 +104,7 @@ class OwnedSegment:
         publishes: PublishQueue,
         retention: SegmentRetention,
         on_failure: Callable[[OwnedSegment, BraidError], None],
+        replication: Replication | None = None,
     ) -> None:
         self.name: Final = name
         self.topic_id: Final = topic.id
@@ -106,6 +113,8 @@ class OwnedSegment:
         self.cursors: Final = cursors
         self.publishes: Final = publishes
         self.retention: Final = retention
+        self.replication: Final = replication
+        """How the log gets to its followers; None: the segment is not replicated."""
         self.inherited = bool(record.inherited) or storage.log.end > 0
         """Whether the log has records, or has begun with its parents' producer tables."""
         self.serving = True
@@ -133,6 +142,23 @@ class OwnedSegment:
                 if self.storage.log.sealed and not info.is_active and not self._exports_end:
                     self._exports_end = True  # Not before the children take publishes: producers wait for them.
                     self.storage.export_end()
+
+    @property
+    def followers(self) -> tuple[FollowerStatus, ...]:
+        return self.replication.followers if self.replication is not None else ()
+
+    async def flush(self) -> None:
+        """Return when everything that was taken is confirmed, or when followers do not confirm it for FOLLOWERS_S."""
+        log = self.storage.log
+        await log.flush()
+        if self.replication is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOWERS_S):
+                    await log.confirmed.reached(log.end)
+
+    async def stop_replication(self) -> None:
+        if self.replication is not None:
+            await self.replication.stop()
 
     def stop_serving(self) -> None:
         self.serving = False

@@ -31,10 +31,11 @@ from typing import Any, Final
 from braid.broker.config import BrokerConfig
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.replicas.copies import ReplicaCopies
 from braid.broker.segment_folders import has_room, remove_segment, remove_topic
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.handover import HandOver, MoveGivenUp
-from braid.broker.segments.opening import Opening
+from braid.broker.segments.opening import Opening, Replicate
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.segments.segment_access import Ask, SegmentAccesses
 from braid.broker.segments.succession import Succession
@@ -49,6 +50,7 @@ from braid.model.errors import (
     DiskFull,
     Fenced,
     Moved,
+    NotEnoughReplicas,
     NotServing,
     SegmentNotFound,
     ShuttingDown,
@@ -91,6 +93,8 @@ class Segments:
         hand_over: HandOver,
         write_manifest: Callable[[str], Awaitable[None]],
         ask: Ask,
+        copies: ReplicaCopies,
+        replicate: Replicate,
     ) -> None:
         self._context = context
         self._metrics = metrics
@@ -102,7 +106,20 @@ class Segments:
         self.accesses: Final = SegmentAccesses(context.broker_id, self, owners, members, ask)
         """To the segments of all brokers."""
         self._succession = Succession(context.broker_id, owners, self.accesses)
-        self._opening = Opening(context, config, metrics, topics, owners, members, housekeeper, may_act, write_manifest)
+        self._copies = copies
+        self._opening = Opening(
+            context,
+            config,
+            metrics,
+            topics,
+            owners,
+            members,
+            housekeeper,
+            may_act,
+            write_manifest,
+            copies,
+            replicate,
+        )
         self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
         """Why a segment that belongs to this broker is not served now."""
@@ -127,6 +144,7 @@ class Segments:
         """Called with a topic's path when one of its segments is served."""
         owners.table.on_change.append(self._on_record)
         topics.on_change.append(self._reconcile_topic)
+        members.brokers.on_change.append(self._on_member)
 
     # Looking up.
 
@@ -201,6 +219,17 @@ class Segments:
             for name in (SegmentName.of(parent.topic, child) for child in children if parent.id in child.parent_ids):
                 self._reconcile(name.topic.path, name.descriptor)
 
+    def _on_member(self, broker: str) -> None:
+        """Go on with what waits for a broker that has registered: streams to it, and openings that need it."""
+        if not self._members.is_live(broker):
+            return
+        for segment in self._served.values():
+            if segment.replication is not None:
+                segment.replication.on_member(broker)
+        for key, (_, changed) in self._pauses.items():
+            if isinstance(self._absent.get(key), NotEnoughReplicas):
+                changed.set()
+
     def _reconcile_topic(self, path: str) -> None:
         for segment in self.of_topic(path):
             segment.follow_layout(self._topics.find(path))
@@ -229,11 +258,15 @@ class Segments:
             segment.epoch if segment is not None else None,
             failed=failure is not None,
             full=isinstance(failure, DiskFull),
-            renewed=segment is not None and topic is not None and segment.durability is not topic.policies.durability,
+            renewed=segment is not None and _is_renewed(segment, record, topic),
             busy=key in self._work,
             known=topic is not None and name.id in topic.segments,
             role=self._role(name, topic, segment),
         )
+        if segment is not None and segment.replication is not None and action is not OwnerAction.LET_GO:
+            known = self._owners.known(name)
+            if known is not None and known.value.is_held_by(self._context.broker_id, segment.epoch):
+                segment.replication.follow(known)
         match action:
             case OwnerAction.OPEN:
                 self._tried[key] = asyncio.Event()
@@ -364,6 +397,7 @@ class Segments:
         self._leaving.add(key)
         try:
             await self._hand_over.finish(segment)
+            await segment.stop_replication()
         except BaseException as error:
             reason = error if isinstance(error, BraidError) else NotServing(f"{segment.name} is being opened again")
             await self._end(segment, reason, orderly=False)
@@ -479,6 +513,7 @@ class Segments:
         except BraidError as error:
             _log.warning("cursors of %s are not stored, so consumers go back a little: %s", segment.name, error)
         finally:
+            await segment.stop_replication()
             await (segment.storage.close() if orderly else segment.storage.abandon())
 
     async def abandon_all(self, reason: BraidError) -> None:
@@ -498,7 +533,7 @@ class Segments:
 
     async def flush(self) -> None:
         """Return when every publish that was taken is confirmed or refused."""
-        await asyncio.gather(*(segment.storage.log.flush() for segment in self.all()), return_exceptions=True)
+        await asyncio.gather(*(segment.flush() for segment in self.all()), return_exceptions=True)
 
     async def hand_over_all(self, timeout_s: float) -> int:
         """Hand over as many segments as this time allows; return how many. Called before `close`, where other brokers
@@ -542,6 +577,12 @@ class Segments:
             if isinstance(outcome, BaseException):
                 _log.error("a segment did not close in order: %s", outcome)
 
+    async def ended(self, name: SegmentName) -> None:
+        """Return when this broker has let go of a segment that is another broker's. `NotServing` if it still has it."""
+        await join([task for segment, task in self._endings.items() if segment.name == name])
+        if (name.topic.path, name.id) in self._served:
+            raise NotServing(f"broker {self._context.broker_id} has not let go of {name} yet")
+
     async def drop(self, name: SegmentName) -> None:
         """End a segment that its topic no longer has, and remove what this broker's own disk holds of it. Can be
         repeated after a crash anywhere."""
@@ -573,6 +614,7 @@ class Segments:
         keys = working.keys() | {key for key in self._served if key[0] == name.path}
         await cancel(working.values())
         await all_of(end(key) for key in sorted(keys))
+        await self._copies.drop_topic(name.path)
         await join([task for segment, task in self._endings.items() if segment.name.topic == name])
         await remove_topic(self._context, name)
         self._metrics.topics.pop(name.path, None)
@@ -581,6 +623,13 @@ class Segments:
 async def _wait_for(task: asyncio.Task[None]) -> None:
     """Wait for a task that goes on if the waiting is cancelled."""
     await asyncio.shield(task)
+
+
+def _is_renewed(segment: OwnedSegment, record: Ownership | None, topic: Topic | None) -> bool:
+    """Tell whether the log was opened with another durability than the segment is to have now."""
+    if record is None or topic is None:
+        return False
+    return segment.durability is not owner_step.durability(record, topic.policies)
 
 
 def _described(record: Ownership | None) -> str:

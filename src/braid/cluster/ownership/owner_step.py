@@ -26,7 +26,7 @@ from enum import Enum
 
 from braid.model.ids import Epoch, SegmentId
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.topic import Topic
+from braid.model.topic import Durability, Topic, TopicPolicies
 from braid.model.transition import TransitionStep
 
 
@@ -96,6 +96,11 @@ def decide(
     if record is None or record.owner != broker_id or not record.is_owned:
         return OwnerAction.NOT_OURS
     return OwnerAction.OPEN if known else OwnerAction.NOTHING
+
+
+def durability(record: Ownership, policies: TopicPolicies) -> Durability:
+    """Return what confirms of the segment wait for. While it has followers, they count, whatever its topic says now."""
+    return Durability.REPLICATED if len(record.replicas) > 1 else policies.durability
 
 
 def transition_role(

@@ -69,14 +69,20 @@ def votes_needed(replicas: int, write_quorum: int) -> int:
     return replicas - write_quorum + 1
 
 
-def elected(promises: Iterable[Promise], replicas: Collection[str], write_quorum: int, epoch: Epoch) -> Promise | None:
+def elected(
+    promises: Iterable[Promise],
+    replicas: Collection[str],
+    write_quorum: int,
+    epoch: Epoch,
+    avoid: Collection[str] = (),
+) -> Promise | None:
     """Return the replica that holds everything that was ever confirmed; None: too few members have promised the epoch.
-    Of equal positions, the first broker of `replicas` wins."""
+    Of equal positions, the first broker of `replicas` wins that is not to be avoided."""
     votes = {each.broker: each for each in promises if each.member and each.epoch == epoch}
     members = [votes[broker] for broker in replicas if broker in votes]
     if len(members) < votes_needed(len(replicas), write_quorum):
         return None
-    return max(members, key=lambda each: each.position.rank)
+    return max(members, key=lambda each: (each.position.rank, each.broker not in avoid))
 
 
 def replicated_end(ends: Collection[Offset], write_quorum: int) -> Offset:

@@ -82,6 +82,8 @@ class Exporter:
         self._awaited: Offset | None = None
         """Where a closed file ends that is not confirmed yet."""
         self._task: asyncio.Task[None] | None = None
+        self.on_exported: Callable[[], None] | None = None
+        """Called when chunks hold more of the log."""
         self.last_error: BraidError | None = None
         """Why the last try failed; None after a good one."""
 
@@ -170,6 +172,8 @@ class Exporter:
             max_key_hash=max_key_hash,
         )
         await self._catalog.commit(chunk)
+        if self.on_exported is not None:
+            self.on_exported()
         self._manifest_due = True
         await self._write_manifest()
 

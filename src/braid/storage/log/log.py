@@ -75,6 +75,8 @@ class Log(LogStore):
         self._is_open = not recovered.sealed
         """Whether batches are taken: the log has not ended, was not closed, and has not failed."""
         self._sealed = recovered.sealed
+        self._held: BraidError | None = None
+        """Why an open log takes nothing for now."""
         self._seal_number = 0
         self._seal_replicated = Watermark(1 if recovered.sealed or not self.is_replicated else 0)
         """1 when enough replicas hold the seal."""
@@ -87,6 +89,16 @@ class Log(LogStore):
         else:
             self._enqueue_control(Flag.BEGIN)
             await self.flush()
+
+    def hold(self, reason: BraidError) -> None:
+        """Refuse batches for this reason, until `resume`. What was taken goes on."""
+        if self._is_open or self._held is not None:
+            self._is_open, self._held = False, reason
+
+    def resume(self) -> None:
+        if self._held is not None:
+            self._held = None
+            self._is_open = not self._sealed and not self._closed and self._failure is None
 
     @property
     def end(self) -> Offset:
@@ -292,8 +304,11 @@ class Log(LogStore):
             raise Fenced(f"the lease on {self.folder} has run out in epoch {self.epoch}: nothing more is confirmed")
 
     def _refusal(self) -> BraidError:
-        if self._failure is None and self._sealed and not self._closed:
-            return LogSealed(f"the log under {self.folder} is sealed at offset {self._end}")
+        if self._failure is None and not self._closed:
+            if self._sealed:
+                return LogSealed(f"the log under {self.folder} is sealed at offset {self._end}")
+            if self._held is not None:
+                return self._held.again()
         return super()._refusal()
 
     def _fail(self, cause: BraidError) -> None:

@@ -30,14 +30,14 @@ class ReplicaLog(LogStore):
         newest = self.files[-1] if self.files else None
         self._file_base = newest.base_offset if newest is not None and not newest.closed and not newest.damage else None
 
-    def apply(self, file_base: Offset, piece: bytearray) -> int:
+    def apply(self, file_base: Offset, piece: bytearray | memoryview) -> int:
         """Take a piece of the owner's log. Returns the number of its last batch, for `held`. `OutOfSequence` if the
         piece does not continue this copy; a `BatchError` if a batch in it is not whole."""
         if self._failure is not None or self._closed:
             raise self._refusal()
         if self._commit.pending_bytes + len(piece) > self.config.max_pending_bytes:
             raise LogBusy(f"{self._commit.pending_bytes} bytes wait for the disk under {self.folder}")
-        headers = self._check(file_base, piece)
+        headers = self._check(file_base, piece) if piece else []
         begins_file = file_base != self._file_base
         at, view = 0, memoryview(piece)
         for header in headers:
@@ -55,7 +55,7 @@ class ReplicaLog(LogStore):
         await self._flushed.reached(number)
         return self.position
 
-    def _check(self, file_base: Offset, piece: bytearray) -> list[BatchHeader]:
+    def _check(self, file_base: Offset, piece: bytearray | memoryview) -> list[BatchHeader]:
         if file_base not in (self._file_base, self._next_offset):
             raise OutOfSequence(
                 f"the owner's file begins at offset {file_base}; the copy under {self.folder} has one that begins at "

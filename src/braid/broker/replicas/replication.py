@@ -1,0 +1,305 @@
+"""What the owner of a replicated segment does: it streams its log to the followers, and counts what their disks hold.
+
+**One number** gates confirms, readers, cursors and exports: the log's `replicated` watermark. It is the offset below
+which `write_quorum` replicas hold every record, this broker's disk included (model/log/replication.py). A follower
+counts only in its session, and only when its last batch is of this owner's epoch.
+
+**Too few followers.** While fewer replicas than the quorum are in sync, the log refuses new batches immediately.
+Batches that it took before wait, and are confirmed when followers are back.
+
+**Members.** A follower that holds everything that is confirmed is told so. From then on its promise counts in a vote.
+
+**A change of the replicas** is carried out in steps, and each can be repeated after a crash:
+
+    1. stream to the old replicas and to the new ones
+    2. from now on, confirm only what both sets hold, each by its own quorum
+    3. when the new set holds everything that is confirmed, replace the record
+    4. stop streaming to those that left
+
+Between 2 and 3 a vote of the old set finds everything that was confirmed, and so does a vote of the new set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from braid.broker.replicas.stream import Call, FollowerStream, StreamSource
+from braid.cluster.owners import Owners
+from braid.metadata.view import Known
+from braid.model.errors import BraidError, Fenced, MetadataError, NotEnoughReplicas
+from braid.model.ids import Offset
+from braid.model.log.replication import FollowerStatus, replicated_end
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership, OwnershipState, ReplicaChange
+from braid.ports.tasks import TaskScope
+from braid.storage.context import StorageContext, StorageMode
+from braid.storage.frames import LogFrames
+from braid.storage.history.catalog import Catalog
+from braid.storage.log.log import Log
+from braid.storage.log.store import WrittenGroup
+
+BEGIN_S: Final = 10.0
+"""How long an opening waits for followers. Then it is tried again, in the next epoch."""
+RETRY_S: Final = 0.5
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Replication:
+    """One segment, in one epoch. Everything here runs on the broker's loop."""
+
+    def __init__(
+        self,
+        context: StorageContext,
+        owners: Owners,
+        name: SegmentName,
+        topic_id: int,
+        record: Ownership,
+        call: Call,
+        bring_history: Callable[[str, Catalog], Awaitable[None]],
+    ) -> None:
+        """`bring_history` returns when a follower has the chunks of the catalog, where brokers share no storage."""
+        self._context = context
+        self._owners = owners
+        self._name = name
+        self._topic_id = topic_id
+        self._record = record
+        """As this owner has seen or written it last."""
+        self._call = call
+        self._bring_history = bring_history
+        self._log: Log | None = None
+        self._streams: dict[str, FollowerStream] = {}
+        self._tasks = TaskScope[str]()
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when enough replicas hold BEGIN of this epoch."""
+        self._next: ReplicaChange | None = None
+        """The set that the log obeys, too, while it is being changed."""
+        self._stopped = False
+
+    async def begin(self, log: Log, catalog: Catalog) -> None:
+        """Stream the log; return when enough replicas hold its first batch. Called by the log's opening."""
+        self._log, self._catalog = log, catalog
+        log.on_group = self._on_group
+        self._follow_set()
+        self._count()
+        if log.sealed:
+            return  # It had ended before, and enough replicas hold its end.
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                await self._begun
+        except TimeoutError as error:
+            raise NotEnoughReplicas(f"{self._name} cannot begin: {self._shortage()}") from error
+
+    @property
+    def followers(self) -> tuple[FollowerStatus, ...]:
+        return tuple(stream.status for stream in self._streams.values())
+
+    def follow(self, known: Known[Ownership]) -> None:
+        """Carry out what the record says now; it still names this owner and epoch."""
+        if self._stopped or self._log is None or known.value == self._record:
+            return
+        self._record = known.value
+        if self._next is not None and self._record.change != self._next:
+            self._next = None  # It is the present set now, or the leader wants another one.
+        self._follow_set()
+        self._count()
+        if self._record.change is not None and "change" not in self._tasks:
+            self._tasks.start("change", self._change(), name=f"change the replicas of {self._name}")
+
+    def on_member(self, broker: str) -> None:
+        """Hear that a broker has registered."""
+        if (stream := self._streams.get(broker)) is not None:
+            stream.retry_now()
+
+    def on_exported(self) -> None:
+        """Tell followers that chunks hold more of the log: they need fewer files."""
+        for stream in self._streams.values():
+            stream.look()
+
+    async def stop(self) -> None:
+        """Stop streaming. The log rises no more."""
+        self._stopped = True
+        if self._log is not None:
+            self._log.on_group = None
+        await self._tasks.cancel()
+        self._streams.clear()
+        self._begun.cancel()
+
+    # Streams.
+
+    def _follow_set(self) -> None:
+        """Stream to the followers of the present set, and to those of the next one."""
+        change = self._record.change.replicas if self._record.change is not None else ()
+        wanted = {*self._record.replicas, *change} - {self._context.broker_id}
+        for follower in sorted(wanted - self._streams.keys()):
+            self._start(follower)
+        for follower in sorted(self._streams.keys() - wanted):
+            del self._streams[follower]
+            if (task := self._tasks.get(follower)) is not None:
+                task.cancel()
+
+    def _start(self, follower: str) -> None:
+        assert self._log is not None
+        if follower in self._tasks:
+            return  # It is being stopped; `_on_stream_end` starts it again.
+        source = StreamSource(
+            name=self._name,
+            topic_id=self._topic_id,
+            log=self._log,
+            catalog=self._catalog,
+            frames=LogFrames(self._log, self._context.handles),
+            call=self._call,
+            covered=self._covered,
+            bring_history=lambda follower: self._bring_history(follower, self._catalog),
+        )
+        stream = FollowerStream(follower, source, self._revision, self._count)
+        self._streams[follower] = stream
+        task = self._tasks.start(follower, stream.run(), name=f"stream {self._name} to {follower}")
+        task.add_done_callback(self._on_stream_end)
+
+    def _on_stream_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a stream of %s broke", self._name, exc_info=error)
+        if not self._stopped:
+            self._follow_set()  # The follower may be one again.
+
+    def _covered(self) -> Offset:
+        """Return the offset below which followers need no files: chunks hold it, or retention has deleted it."""
+        assert self._log is not None
+        if self._context.mode is StorageMode.LOCAL:
+            return self._log.base_offset
+        return self._catalog.next_offset
+
+    def _revision(self) -> int:
+        known = self._owners.known(self._name)
+        if known is None or not known.value.is_held_by(self._context.broker_id, self._record.epoch):
+            raise Fenced(f"{self._name} has another owner")
+        return known.revision
+
+    def _on_group(self, written: WrittenGroup) -> None:
+        for stream in self._streams.values():
+            stream.on_group(written)
+        if self._record.write_quorum == 1:
+            self._count()
+
+    # What counts.
+
+    def _count(self) -> None:
+        """Raise the watermark over what enough replicas hold, and admit followers that hold all of it."""
+        log = self._log
+        if self._stopped or log is None or log.failure is not None or log.ended is not None:
+            return
+        rules = [(self._replicas, self._record.write_quorum)]
+        if self._next is not None:
+            rules.append((self._next.replicas or (self._context.broker_id,), self._next.write_quorum))
+        try:
+            if all(len(self._in_sync(replicas)) >= quorum for replicas, quorum in rules):
+                self._note(log, min(self._end(replicas, quorum) for replicas, quorum in rules), rules)
+                log.resume()
+            elif self._begun.done():
+                log.hold(NotEnoughReplicas(f"{self._name} takes no records now: {self._shortage()}"))
+        except Fenced:
+            return  # The lease is over: the broker abandons the segment.
+        for stream in self._streams.values():
+            if stream.counts and not stream.member and self._begun.done():
+                self._admit(stream)
+
+    def _note(self, log: Log, end: Offset, rules: list[tuple[tuple[str, ...], int]]) -> None:
+        if not self._begun.done():
+            self._begun.set_result(None)
+        if end > log.replicated.value:
+            log.note_replicated(min(end, Offset(log.synced.value)))
+        if log.sealed and all(self._sealed(replicas) >= quorum for replicas, quorum in rules):
+            log.note_seal_replicated()
+
+    @property
+    def _replicas(self) -> tuple[str, ...]:
+        return self._record.replicas or (self._context.broker_id,)
+
+    def _in_sync(self, replicas: tuple[str, ...]) -> list[str]:
+        """Return the replicas whose copies count now, this broker among them."""
+        here = self._context.broker_id
+        streams = self._streams
+        return [each for each in replicas if each == here or (each in streams and streams[each].counts)]
+
+    def _end(self, replicas: tuple[str, ...], quorum: int) -> Offset:
+        assert self._log is not None
+        ends = [Offset(self._log.synced.value)]
+        for replica in self._in_sync(replicas):
+            if replica != self._context.broker_id:
+                held = self._streams[replica].held
+                assert held is not None
+                ends.append(held.end)
+        return replicated_end(ends, quorum)
+
+    def _sealed(self, replicas: tuple[str, ...]) -> int:
+        """Return how many replicas hold the log's seal. `Log.seal` waits for this broker's own disk itself."""
+        held = (self._streams[each].held for each in self._in_sync(replicas) if each in self._streams)
+        return 1 + sum(position is not None and position.sealed for position in held)
+
+    def _shortage(self) -> str:
+        """Say which replicas are missing."""
+        replicas, quorum = self._replicas, self._record.write_quorum
+        there = self._in_sync(replicas)
+        missing = ", ".join(each for each in replicas if each not in there)
+        return f"{quorum} of its {len(replicas)} replicas must hold a record, and {missing} lag behind or are down"
+
+    # Members.
+
+    def _admit(self, stream: FollowerStream) -> None:
+        assert self._log is not None
+        assert stream.held is not None
+        key = f"admit {stream.follower}"
+        if stream.held.end >= self._log.replicated.value and key not in self._tasks:
+            self._tasks.start(key, self._keep_admitting(stream), name=f"{key} of {self._name}")
+
+    async def _keep_admitting(self, stream: FollowerStream) -> None:
+        try:
+            await stream.admit()
+        except BraidError as error:
+            _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
+            await asyncio.sleep(RETRY_S)
+
+    # Changes.
+
+    async def _change(self) -> None:
+        """Make the next set the present one, when it holds everything that is confirmed."""
+        log = self._log
+        assert log is not None
+        while (change := self._record.change) is not None and self._record.state is OwnershipState.SERVING:
+            replicas = change.replicas or (self._context.broker_id,)
+            ready = len(self._in_sync(replicas)) >= change.write_quorum and self._are_members(replicas)
+            if ready and self._next is None:
+                self._next = change  # Until the view shows that the record is another one: see `follow`.
+            try:
+                if ready and self._end(replicas, change.write_quorum) >= log.replicated.value:
+                    await self._replace(change)
+            except MetadataError as error:
+                _log.warning("%s keeps its replicas for now: %s", self._name, error)
+            if self._record.change == change:
+                await asyncio.sleep(RETRY_S)
+
+    def _are_members(self, replicas: tuple[str, ...]) -> bool:
+        """Tell whether all followers of the next set that are there have been admitted: a vote must find them."""
+        streams = [self._streams[each] for each in self._in_sync(replicas) if each in self._streams]
+        return all(stream.member for stream in streams)
+
+    async def _replace(self, change: ReplicaChange) -> None:
+        known = self._owners.known(self._name)
+        if known is None or not known.value.is_held_by(self._context.broker_id, self._record.epoch):
+            raise Fenced(f"{self._name} has another owner")
+        if known.value.change != change:
+            return
+        record = known.value.replicas_changed(change.replicas, change.write_quorum)
+        revision = await self._owners.swap(self._name, known.revision, record)
+        if revision is None:
+            return  # The record has changed meanwhile: look again.
+        _log.info(
+            "%s has the replicas %s now; %d of them confirm",
+            self._name, ", ".join(change.replicas), change.write_quorum,
+        )  # fmt: skip
+        # Both sets count until this broker's view shows the record: then `follow` has it.
+        await self._owners.view.caught_up(revision)

@@ -1,0 +1,304 @@
+"""What the owner of a segment does for one follower: find the common prefix, then send what is missing, piece by piece.
+
+    begin ─► the copy's position ─┬─ it leaves the owner's log (`parting`) ─► cut it there ──┐
+                                  ├─ its last batch is not the owner's     ─► begin it anew  ├─► pieces, pieces, …
+                                  ├─ it ends before the owner's files      ─► begin it anew  │
+                                  └─ it is a beginning of the owner's log ───────────────────┘
+
+The owner sends ahead, up to the credit that the follower has granted. So the follower syncs one piece while the next
+one is under way. Each answer says how far the follower's disk has come, and `on_held` hears of it.
+
+A stream that has caught up sends each group of batches from memory, in the iteration of the loop in which the owner's
+own disk has it. Otherwise it reads the owner's files.
+
+Any failure ends the session. What the follower held does not count any more until the next session shows it: its disk
+may have been replaced in between. The next session begins after a pause, or as soon as the follower registers anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from braid.model.errors import BraidError, Fenced, FileMissing, LogDamaged
+from braid.model.ids import Offset
+from braid.model.log.epochs import begin_epoch, parting
+from braid.model.log.replication import FollowerStatus, LogPosition
+from braid.model.names import SegmentName
+from braid.ports.disk import Buffer
+from braid.ports.tasks import cancel
+from braid.storage.frames import BatchMark, FramePlace, LogFrames
+from braid.storage.history.catalog import Catalog
+from braid.storage.log.log import Log
+from braid.storage.log.store import WrittenGroup
+
+PIECE_BYTES: Final = 1 << 20
+"""A follower syncs each piece by itself. Larger pieces gain nothing, and delay other segments on the same link."""
+MAX_UNANSWERED: Final = 32
+"""Pieces of one stream that are under way, however small they are."""
+ANSWER_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.05
+MAX_PAUSE_S: Final = 10.0
+"""A follower that registers is tried immediately, so this is for followers that are there and do not answer well."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Call(Protocol):
+    """A call to another broker (`Peers.call`)."""
+
+    async def __call__(
+        self, broker_id: str, name: str, arguments: dict[str, Any], payload: Sequence[Buffer] = (), timeout_s: float = 0
+    ) -> Any: ...
+
+
+class StreamSource(msgspec.Struct, frozen=True):
+    """What all streams of one segment send."""
+
+    name: SegmentName
+    topic_id: int
+    log: Log
+    catalog: Catalog
+    frames: LogFrames
+    call: Call
+    covered: Callable[[], Offset]
+    """Below this offset, followers need no files any more."""
+    bring_history: Callable[[str], Awaitable[None]]
+    """Returns when the follower has the chunks, where brokers share no storage."""
+
+
+class FollowerStream:
+    """One task sends to one follower (`run`). Everything runs on the broker's loop."""
+
+    def __init__(
+        self, follower: str, source: StreamSource, revision: Callable[[], int], on_held: Callable[[], None]
+    ) -> None:
+        """`revision` is that of the record under which this broker owns the segment."""
+        self.follower: Final = follower
+        self.held: LogPosition | None = None
+        """What the follower's disk holds, in this session; None: no session has shown it yet."""
+        self.member = False
+        self.error = ""
+        """Why nothing is sent now."""
+        self._source = source
+        self._revision = revision
+        self._on_held = on_held
+        self._session = 0
+        self._credit = 0
+        self._place: FramePlace | None = None
+        """What is sent next; None while no session has begun."""
+        self._waits = False
+        """Whether everything that is written was sent, and the stream waits for more."""
+        self._more = asyncio.Event()
+        """Set when there may be something to do: more to send, an answer, an error."""
+        self._unanswered = 0
+        self._unanswered_bytes = 0
+        self._failure: BraidError | None = None
+        self._retry = asyncio.Event()
+        """Ends the pause before the next session."""
+        self._calls: set[asyncio.Task[None]] = set()
+        self._told_covered = Offset(0)
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether the follower's copy counts. Its last batch is of this owner's epoch: then it holds BEGIN of the
+        epoch, and with it all that earlier owners have confirmed. Of a log that had ended before, it holds the end."""
+        held, log = self.held, self._source.log
+        return held is not None and (held.epoch == log.epoch or (held.sealed and held.end == log.end))
+
+    @property
+    def status(self) -> FollowerStatus:
+        position = self.held or LogPosition()
+        return FollowerStatus(
+            broker=self.follower,
+            position=position,
+            in_sync=self.counts,
+            member=self.member,
+            behind=self._source.log.end - position.end,
+            error=self.error,
+        )
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._begin()
+                pause_s = FIRST_PAUSE_S
+                await self._send()
+            except BraidError as error:
+                if str(error) != self.error:
+                    level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
+                    _log.log(level, "%s: nothing is sent to %s: %s", self._source.name, self.follower, error)
+                self.error = str(error)
+            finally:
+                await self._end_session()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._retry.wait()
+            self._retry.clear()
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def retry_now(self) -> None:
+        """Begin the next session without a pause: the follower is there again."""
+        self._retry.set()
+
+    def on_group(self, written: WrittenGroup) -> None:
+        """Hear that the owner's disk has these batches."""
+        if self._waits and self._place == (written.file_base, written.start) and self._may_send(written.group.size):
+            self._waits = False
+            self._push(written.file_base, written.group.batches, written.group.size)
+            self._place = FramePlace(written.file_base, written.start + written.group.size)
+        self._more.set()
+
+    def look(self) -> None:
+        """Look whether something else is to be told: chunks hold more of the log."""
+        self._more.set()
+
+    # The beginning of a session.
+
+    async def _begin(self) -> None:
+        source = self._source
+        self._session += 1
+        self._failure = None
+        await source.bring_history(self.follower)
+        state = await self._ask("copy_begin", revision=self._revision())
+        position = msgspec.convert(state["position"], LogPosition)
+        starts = source.catalog.epochs
+        if not starts or starts[-1][0] != source.log.epoch:
+            starts = begin_epoch(starts, source.log.epoch, source.log.end)
+        parted_at = parting(starts, position.end, state["record_epoch"])
+        if parted_at is not None:
+            _log.warning(
+                "%s: %s leaves the log at offset %d and reaches %d: it is cut there",
+                source.name, self.follower, parted_at, position.end,
+            )  # fmt: skip
+            state = await self._cut(parted_at)
+        if not await self._is_ours(state):
+            state = await self._reset("its last batch is not the one of the log")
+        position = msgspec.convert(state["position"], LogPosition)
+        place = await source.frames.after(position)
+        if place is None and source.log.base_offset > position.end:
+            state = await self._reset(f"it ends at {position.end}, before the first file here")
+            position = msgspec.convert(state["position"], LogPosition)
+            place = await source.frames.after(position)
+        if place is None:
+            raise LogDamaged(
+                f"{source.name}: no batch here follows position {position} of {self.follower}", position.end, 0
+            )
+        self.member = state["member"]
+        self._credit = state["credit"]
+        self._place = place
+        self.error = ""
+        self._note(position)
+
+    async def _cut(self, end: Offset) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = await self._ask("copy_cut", end=end)
+            return state
+        except BraidError as error:
+            if error.retriable:
+                raise
+            return await self._reset(f"it cannot be cut at {end}: {error}")
+
+    async def _reset(self, why: str) -> dict[str, Any]:
+        _log.warning("%s: the copy on %s begins anew: %s", self._source.name, self.follower, why)
+        state: dict[str, Any] = await self._ask("copy_reset")
+        return state
+
+    async def _is_ours(self, state: dict[str, Any]) -> bool:
+        """Compare the copy's last batch with the log's, if both have one there."""
+        if state["last"] is None:
+            return True
+        ours = await self._source.frames.mark_before(state["position"]["end"])
+        return ours is None or ours == BatchMark(*state["last"])
+
+    async def _ask(self, call: str, **arguments: Any) -> Any:
+        return await self._source.call(self.follower, call, {**self._about(), **arguments}, timeout_s=ANSWER_S)
+
+    def _about(self) -> dict[str, Any]:
+        source = self._source
+        return {
+            "segment": str(source.name),
+            "topic_id": source.topic_id,
+            "epoch": source.log.epoch,
+            "session": self._session,
+        }
+
+    # Pieces.
+
+    async def _send(self) -> None:
+        source = self._source
+        while True:
+            self._more.clear()
+            if self._failure is not None:
+                raise self._failure
+            assert self._place is not None
+            covered = source.covered()
+            if self._may_send(1):
+                try:
+                    piece = await source.frames.read(self._place, min(PIECE_BYTES, self._credit))
+                except FileMissing as error:  # Chunks have covered it meanwhile: the copy begins at the frontier.
+                    raise FileMissing(f"{self.follower} was left behind: {error}") from error
+                if piece is not None:
+                    self._push(piece.place.file_base, [piece.data], len(piece.data))
+                    self._place = piece.next
+                    continue
+                if covered > self._told_covered and not self._unanswered:
+                    self._push(self._place.file_base, [], 0)
+                    continue
+                self._waits = not self._more.is_set()
+            await self._more.wait()
+            self._waits = False
+
+    def _may_send(self, size: int) -> bool:
+        """Tell whether the follower has room. A piece that is larger than its credit goes alone."""
+        return not self._unanswered or (
+            self._unanswered < MAX_UNANSWERED and self._unanswered_bytes + size <= self._credit
+        )
+
+    def _push(self, file_base: Offset, batches: Sequence[Buffer], size: int) -> None:
+        self._unanswered += 1
+        self._unanswered_bytes += size
+        self._told_covered = max(self._told_covered, self._source.covered())
+        arguments = {**self._about(), "file_base": file_base, "covered": self._told_covered}
+        task = asyncio.get_running_loop().create_task(self._append(arguments, batches, size))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _append(self, arguments: dict[str, Any], batches: Sequence[Buffer], size: int) -> None:
+        try:
+            answer = await self._source.call(self.follower, "copy_append", arguments, batches, timeout_s=ANSWER_S)
+            if self._failure is None:
+                self._note(msgspec.convert(answer["position"], LogPosition))
+        except BraidError as error:
+            self._failure = self._failure or error
+        finally:
+            self._unanswered -= 1
+            self._unanswered_bytes -= size
+            self._more.set()
+
+    def _note(self, position: LogPosition) -> None:
+        """Note what the follower's disk holds. Answers may come in another order than they were asked for."""
+        if self.held is None or position.rank >= self.held.rank:
+            self.held = position
+            self._on_held()
+
+    async def _end_session(self) -> None:
+        self.held = None
+        self._place = None
+        self._waits = False
+        await cancel(list(self._calls))
+        self._unanswered = self._unanswered_bytes = 0
+        self._told_covered = Offset(0)
+        self._on_held()
+
+    async def admit(self) -> None:
+        """Tell the follower that it holds everything that is confirmed."""
+        await self._ask("copy_admit")
+        self.member = True
