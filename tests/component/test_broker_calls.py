@@ -258,13 +258,46 @@ async def test_what_is_not_there_is_not_found(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize(
-    "policies", [{"durability": "replicated"}, {"replicas": 3}, {"replicas": 3, "writeQuorum": 2}], ids=str
+    ("policies", "said"),
+    [
+        ({"durability": "replicated"}, "ask for replicas, for instance 3"),
+        ({"replicas": 3, "durability": "fsync"}, "leave the durability out, or ask for 1 replica"),
+        ({"replicas": 3, "durability": "memory"}, "not 'memory'"),
+        ({"replicas": 3, "writeQuorum": 4}, "use 1 to 3"),
+        ({"writeQuorum": 2}, "use 1 to 1"),
+    ],
+    ids=str,
 )
-async def test_replicas_are_said_to_come_later(policies: dict[str, Any], simulation: Simulation) -> None:
+async def test_replicas_and_durability_that_do_not_fit_are_refused_with_what_to_write(
+    policies: dict[str, Any], said: str, simulation: Simulation
+) -> None:
     async with served(simulation) as (broker, call):
-        with pytest.raises(NotAvailable, match="replicas come in a later version"):
+        with pytest.raises(InvalidArgument, match=said):
             await call("create_topic", topic="orders", policies=policies)
         assert broker.topics.all() == {}
+
+
+async def test_a_topic_needs_as_many_brokers_as_must_confirm(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders")
+        for name, topic in (("create_topic", "more"), ("update_topic", "orders")):
+            with pytest.raises(InvalidArgument, match=r"2 replicas confirm.*1 broker is active.*start more"):
+                await call(name, topic=topic, policies={"replicas": 3})
+        assert broker.topics.find("public/default/more") is None
+        assert broker.topics.get(ORDERS.path).policies.replicas == 1
+
+
+async def test_a_cluster_with_a_broker_that_does_not_know_replicas_refuses_them(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders")
+        old = Registration(address="old:6660", admin="", version="0.1.0")
+        await broker.resources.store.txn([], [Put(paths.broker("old"), old.to_json())])
+        await until(lambda: broker.cluster.members.is_live("old"))
+        for name, arguments in (("create_topic", {"topic": "more"}), ("update_topic", {"topic": "orders"})):
+            with pytest.raises(NotAvailable, match=r"broker old runs version 0\.1\.0.*upgrade it first"):
+                await call(name, **arguments, policies={"replicas": 3})
+        assert broker.topics.find("public/default/more") is None
+        assert broker.topics.get(ORDERS.path).policies.replicas == 1
 
 
 async def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_from(simulation: Simulation) -> None:
@@ -520,7 +553,7 @@ async def test_policies_that_are_given_change_and_the_others_stay(simulation: Si
             await call("update_topic", topic="orders", policies={}, topicId=changed["topicId"] + 1)
         with pytest.raises(TopicNotFound):
             await call("update_topic", topic="nothing", policies={})
-        with pytest.raises(NotAvailable):
+        with pytest.raises(InvalidArgument):
             await call("update_topic", topic="orders", policies={"durability": "replicated"})
         assert changed == await call("get_topic", topic="orders")
 

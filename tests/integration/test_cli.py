@@ -108,8 +108,6 @@ def test_brokers_are_listed(url: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("topic", "create", "later", "--replicas", "2"),
-        ("topic", "create", "later", "--replicas", "2", "--durability", "replicated"),
         ("consume", "TOPIC", "-s", "s", "--queue"),
     ],
     ids=" ".join,

@@ -28,7 +28,7 @@ from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Put
 from braid.metadata.view import View
-from braid.model.cluster import Registration
+from braid.model.cluster import REPLICAS, Registration
 from braid.model.errors import ClientClosed
 from braid.model.ids import Offset
 from braid.model.layout import SegmentInfo
@@ -81,7 +81,9 @@ class Node:
         await self.view.load()
 
     async def register(self, address: str) -> None:
-        await self.store.txn([], [Put(paths.broker(self.id), Registration(address=address, admin="").to_json())])
+        await self.store.txn(
+            [], [Put(paths.broker(self.id), Registration(address=address, admin="", features=(REPLICAS,)).to_json())]
+        )
 
     async def unregister(self) -> None:
         await self.store.txn([], [Delete(paths.broker(self.id))])

@@ -64,9 +64,9 @@ class Admin:
         topic: str,
         segments: int = 1,
         *,
-        durability: str = "fsync",
-        replicas: int = 1,
-        write_quorum: int | None = None,
+        durability: str | None = None,
+        replicas: int | None = None,
+        confirm: int | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         retention_ignores_subscriptions: bool = False,
@@ -81,7 +81,9 @@ class Admin:
         """Create a topic whose key hashes are divided into `segments` equal ranges. Raises `TopicExists`; with
         `exist_ok`, an existing topic stays as it is and is returned.
 
-        `durability` is what a publish waits for: `memory`, `fsync` or `replicated`. `retention_ms` and
+        `durability` is what a publish waits for: `memory`, `fsync` (the default) or `replicated`. With `replicas`, so
+        many brokers keep a copy of each segment, and a publish waits until `confirm` of them, its owner included, have
+        it on disk: a majority, if `confirm` is not given. `retention_ms` and
         `retention_bytes` (of each segment) say which records may be deleted; without them, none are. Records that a
         subscription has not consumed stay, as long as it has moved within `retention_waits_for_subscriptions_ms`; None
         waits for ever, `retention_ignores_subscriptions` not at all. When the broker of
@@ -92,7 +94,7 @@ class Admin:
         policies: Json = {
             "durability": durability,
             "replicas": replicas,
-            "writeQuorum": (replicas // 2 + 1) if write_quorum is None else write_quorum,
+            "writeQuorum": confirm,
             "retentionMs": retention_ms,
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
@@ -120,6 +122,8 @@ class Admin:
         topic: str,
         *,
         durability: str | UnsetType = UNSET,
+        replicas: int | UnsetType = UNSET,
+        confirm: int | UnsetType = UNSET,
         retention_ms: int | UnsetType | None = UNSET,
         retention_bytes: int | UnsetType | None = UNSET,
         retention_ignores_subscriptions: bool | UnsetType = UNSET,
@@ -130,9 +134,12 @@ class Admin:
         max_batch_records: int | UnsetType = UNSET,
     ) -> Json:
         """Change policies of a topic; those that are not given stay. None removes a limit. Returns the topic. Raises
-        `TopicNotFound`. A new durability opens the topic's segments again, for which clients wait a moment."""
+        `TopicNotFound`. A new durability opens the topic's segments again, for which clients wait a moment. Other
+        `replicas` are brought about while clients go on; `topic_replicas` shows how far that is."""
         policies = {
             "durability": durability,
+            "replicas": replicas,
+            "writeQuorum": confirm,
             "retentionMs": retention_ms,
             "retentionBytes": retention_bytes,
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,

@@ -26,6 +26,8 @@ class BrokerState(Enum):
 
 TRANSITIONS: Final = "transitions"
 """A feature: changes of a topic's layout."""
+REPLICAS: Final = "replicas"
+"""A feature: copies of a segment's log on several brokers."""
 
 
 class Registration(StoredRecord, frozen=True, kw_only=True, rename="camel"):

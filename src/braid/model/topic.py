@@ -24,6 +24,12 @@ MIN_DECODED_BYTES: Final = 1 << 10
 """A topic with less could not store a record of a usual size."""
 
 
+def majority(replicas: int) -> int:
+    """Return how many replicas confirm a record where the topic does not say: more than half of them, so that the loss
+    of fewer than half neither loses a record nor stops the topic."""
+    return replicas // 2 + 1
+
+
 def _between(least: int, most: int) -> Meta:
     return Meta(extra_json_schema={"minimum": least, "maximum": most})
 
@@ -49,7 +55,11 @@ class OwnerLoss(Enum):
 # The limits in these types are documentation for interfaces. `TopicPolicies` checks them, and says more.
 Confirm = Annotated[Durability, Meta(description="What a confirm waits for.")]
 Replicas = Annotated[int, _between(1, MAX_REPLICAS)]
-WriteQuorum = Annotated[int, _between(1, MAX_REPLICAS), Meta(description="At most `replicas`.")]
+WriteQuorum = Annotated[
+    int,
+    _between(1, MAX_REPLICAS),
+    Meta(description="Replicas that a confirm waits for, the owner included. A majority, if `replicas` changes alone."),
+]
 RetentionMs = Annotated[int, _between(1, MAX_RETENTION)]
 RetentionBytes = Annotated[int, _between(1, MAX_RETENTION), Meta(description="Per segment.")]
 IgnoresSubscriptions = Annotated[
@@ -98,6 +108,16 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             raise InvalidArgument(
                 f"a write quorum of {self.write_quorum} of {self.replicas} replicas cannot be: use 1 to {self.replicas}"
             )
+        if self.replicas > 1 and self.durability is not Durability.REPLICATED:
+            raise InvalidArgument(
+                f"a topic with {self.replicas} replicas has the durability 'replicated', not "
+                f"'{self.durability.value}'; leave the durability out, or ask for 1 replica"
+            )
+        if self.replicas == 1 and self.durability is Durability.REPLICATED:
+            raise InvalidArgument(
+                "the durability 'replicated' needs more than 1 replica; ask for replicas, for instance 3, or for "
+                "the durability 'fsync'"
+            )
         for name in ("retention_ms", "retention_bytes", "retention_waits_for_subscriptions_ms"):
             limit = getattr(self, name)
             if limit is not None and not 1 <= limit <= MAX_RETENTION:
@@ -128,8 +148,16 @@ class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
     max_batch_records: BatchRecords | UnsetType = UNSET
 
     def apply(self, policies: TopicPolicies) -> TopicPolicies:
-        """Return the changed policies. Raises `InvalidArgument` if they cannot be."""
+        """Return the changed policies. Raises `InvalidArgument` if they cannot be.
+
+        A number of replicas brings the durability and the write quorum that belong to it, where these are not given."""
         given = {name: value for name, value in structs.asdict(self).items() if value is not UNSET}
+        if isinstance(self.replicas, int):
+            given.setdefault("write_quorum", majority(self.replicas))
+            if self.replicas > 1:
+                given.setdefault("durability", Durability.REPLICATED)
+            elif policies.durability is Durability.REPLICATED:
+                given.setdefault("durability", Durability.FSYNC)
         return structs.replace(policies, **given)
 
 

@@ -29,7 +29,9 @@ from braid.broker.admin.route import (
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.config import LOCAL
+from braid.model.cluster import REPLICAS
 from braid.model.errors import (
+    InvalidArgument,
     NotAvailable,
     NotServing,
     PermissionDenied,
@@ -41,7 +43,7 @@ from braid.model.errors import (
 from braid.model.ids import NO_REQUEST
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.ownership import OwnershipState
-from braid.model.topic import Durability, PolicyChanges, Topic, TopicPolicies
+from braid.model.topic import PolicyChanges, Topic, TopicPolicies
 
 CREATE_WAIT_S: Final = 5.0
 
@@ -89,7 +91,7 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
 
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
         name, policies = self.name, self.policies.apply(TopicPolicies())
-        _check_available(name, policies)
+        _check_replicas(services, name, policies)
         if not any(services.members.is_active(broker) for broker in services.members.brokers.all()):
             raise NotServing(f"topic {name} cannot be created: no broker may be given segments; start or activate one")
         try:
@@ -111,7 +113,8 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
 
 
 class UpdateTopic(OnTopic, frozen=True, rename="camel"):
-    """Change policies of a topic; those that are not given stay. A new durability opens its segments again."""
+    """Change policies of a topic; those that are not given stay. A new durability opens its segments again. The cluster
+    leader carries out another number of replicas."""
 
     needs = on_topic(Action.ADMIN)
     http = HttpRoute("PATCH", TOPIC, body="policies", required=("policies",), errors=(404, 501))
@@ -121,7 +124,7 @@ class UpdateTopic(OnTopic, frozen=True, rename="camel"):
 
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
         name = self.name
-        _check_available(name, self.policies.apply(services.topics.get(name.path).policies))
+        _check_replicas(services, name, self.policies.apply(services.topics.get(name.path).policies))
         topic = await services.topics.update(name, self.policies, self.topic_id)
         given = msgspec.json.encode(self.policies).decode()
         _log.info("%s changed policies of topic %s: %s", principal.name, name, given)
@@ -191,12 +194,23 @@ class TopicStorage(OnTopic, frozen=True):
         return StorageLocation("" if storage == LOCAL else storage)
 
 
-def _check_available(name: TopicName, policies: TopicPolicies) -> None:
-    if policies.durability is Durability.REPLICATED or policies.replicas > 1:
-        raise NotAvailable(
-            f"topic {name} cannot be replicated yet: replicas come in a later version; "
-            "ask for 1 replica and durability 'fsync' or 'memory'"
+def _check_replicas(services: CallServices, name: TopicName, policies: TopicPolicies) -> None:
+    """Refuse a replicated topic that a broker of this cluster would not understand, or that could confirm nothing."""
+    if policies.replicas == 1:
+        return
+    brokers = services.members.brokers.all()
+    active = sum(map(services.members.is_active, brokers))
+    if active < policies.write_quorum:
+        raise InvalidArgument(
+            f"topic {name} cannot be replicated: {policies.write_quorum} replicas confirm a record, and "
+            f"{active} {'broker is' if active == 1 else 'brokers are'} active; start more, or ask for fewer replicas"
         )
+    for broker, registration in sorted(brokers.items()):
+        if REPLICAS not in registration.features:
+            raise NotAvailable(
+                f"topic {name} cannot be replicated: broker {broker} runs version "
+                f"{registration.version or 'unknown'}, which does not know replicas; upgrade it first"
+            )
 
 
 def _described(services: CallServices, name: TopicName, topic: Topic) -> TopicDescription:

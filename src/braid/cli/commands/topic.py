@@ -57,8 +57,6 @@ def topic() -> None:
 @click.option(
     "--segments", default=1, show_default=True, metavar="N", help="Ranges of key hashes, each with its own log."
 )
-@click.option("--replicas", default=1, show_default=True, metavar="N", help="Brokers that hold each segment.")
-@click.option("--write-quorum", type=int, metavar="W", help="Replicas that a confirm waits for. [default: a majority]")
 @policy_options(creating=True)
 @click.option("--if-not-exists", is_flag=True, help="Leave a topic of this name as it is; do not fail.")
 @json_option
@@ -67,8 +65,6 @@ def create(
     target: Target,
     name: str,
     segments: int,
-    replicas: int,
-    write_quorum: int | None,
     if_not_exists: bool,
     as_json: bool,
     **policies: Any,
@@ -79,6 +75,7 @@ def create(
     Examples:
       braid topic create orders
       braid topic create orders --segments 4 --retention 7d
+      braid topic create orders --replicas 3 --confirm 2
       braid topic create orders --if-not-exists          # in a script
     """
     path = TopicName.parse(name).path
@@ -89,8 +86,6 @@ def create(
             return True, await client.admin.create_topic(
                 path,
                 segments,
-                replicas=replicas,
-                write_quorum=write_quorum,
                 **given_policies(policies),
             )
         except TopicExists:

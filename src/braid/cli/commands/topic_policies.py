@@ -23,12 +23,20 @@ def policy_options(*, creating: bool) -> Callable[[F], F]:
         return {"default": value, "show_default": True} if creating else {}
 
     keep = " [default: keep]" if creating else ""
+    one = " [default: 1]" if creating else ""
+    usual = " [default: fsync; with replicas, replicated]" if creating else ""
     options = [
+        click.option("--replicas", type=int, metavar="N", help=f"Brokers that hold each segment.{one}"),
+        click.option(
+            "--confirm",
+            type=int,
+            metavar="W",
+            help="Replicas that a confirm waits for, the owner included. [default: a majority]",
+        ),
         click.option(
             "--durability",
             type=click.Choice(["memory", "fsync", "replicated"]),
-            help="What a confirm waits for.",
-            **default("fsync"),
+            help=f"What a confirm waits for.{usual}",
         ),
         click.option(
             "--retention", type=OrWord(DURATION, OFF), metavar="TIME|off", help=f"Delete what is older: 12h, 7d.{keep}"
@@ -96,7 +104,8 @@ def given_policies(options: Mapping[str, Any]) -> dict[str, Any]:
 def update(target: Target, name: str, as_json: bool, **policies: Any) -> None:
     """Change policies of a topic. Those that are not given stay.
 
-    `off` removes a limit. A new durability opens the topic's segments again; clients wait for that a moment.
+    `off` removes a limit. A new durability opens the topic's segments again; clients wait for that a moment. Other
+    replicas are brought about while clients go on: `braid topic replicas` shows how far that is.
 
     \b
     Examples:
@@ -104,6 +113,7 @@ def update(target: Target, name: str, as_json: bool, **policies: Any) -> None:
       braid topic update orders --retention off --retention-bytes 10GiB
       braid topic update orders --retention-waits-for-subscriptions 7d
       braid topic update orders --durability memory
+      braid topic update orders --replicas 3
     """
     path = TopicName.parse(name).path
     given = given_policies(policies)
