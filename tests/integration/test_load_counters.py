@@ -49,11 +49,11 @@ def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_g
 @pytest.mark.real_loop
 async def test_a_brokers_labels_are_shown_to_operators(tmp_path: Path) -> None:
     labels = {"rack": "r1"}
-    config = BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin="", labels=labels)
+    config = BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin="", labels=labels, rack="r1")
     broker = await Broker.open(config)
     try:
         async with braid.connect(f"braid://{broker.address}") as client:
-            assert [each["labels"] for each in await client.admin.brokers()] == [labels]
+            assert [each["labels"] for each in await client.admin.brokers()] == [labels | {"rack": "r1"}]
     finally:
         await broker.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from braid.cluster.balancing.plan import BalancePlan, Proposed
-from braid.model.cluster import BrokerState, BrokerView, ClusterLoad, SegmentPlacement, SegmentRef
+from braid.model.cluster import RACK, BrokerState, BrokerView, ClusterLoad, SegmentPlacement, SegmentRef
 from braid.model.ids import SegmentId
 from braid.model.load import LoadReport, SegmentLoad, busiest_of
 
@@ -20,8 +20,16 @@ def ref(number: int, topic: str = TOPIC) -> SegmentRef:
     return SegmentRef(topic, SegmentId(number))
 
 
-def brokers(*ids: str) -> tuple[BrokerView, ...]:
-    return tuple(BrokerView(id=each) for each in ids)
+def brokers(*ids: str, racks: Mapping[str, str] | None = None) -> tuple[BrokerView, ...]:
+    known = racks or {}
+    return tuple(BrokerView(id=each, labels={RACK: known[each]} if each in known else {}) for each in ids)
+
+
+def replicated(segment: SegmentRef, *replicas: str) -> SegmentPlacement:
+    """A segment with these replicas; the first one owns it."""
+    return SegmentPlacement(
+        topic_path=segment.topic_path, segment_id=segment.segment_id, owner=replicas[0], replicas=replicas
+    )
 
 
 def owned(

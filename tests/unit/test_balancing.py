@@ -15,7 +15,7 @@ from braid.cluster.balancing.plan import BalancePlan, Remark
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.model.cluster import BrokerState, RecentMove, SegmentRef
 from braid.model.errors import InvalidConfig
-from tests.kits.balancing import MB, NOON_US, SECOND_US, cluster, moved, ref, remarks
+from tests.kits.balancing import MB, NOON_US, SECOND_US, cluster, moved, ref, remarks, replicated
 
 ONE = BalancePolicy(moves_at_once=1)
 MANY = BalancePolicy(moves_at_once=64)
@@ -390,3 +390,12 @@ def test_the_page_about_balancing_has_every_setting_with_its_default_and_every_n
     assert {name: float(text.replace(",", "")) for name, text in documented.items()} == defaults
     notes = re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.MULTILINE)
     assert notes == [remark.value for remark in Remark]
+
+
+def test_the_replicas_of_a_segment_write_what_comes_in_whichever_of_them_owns_it() -> None:
+    """Each has 9 MB/s, of which 3 come in: b carries 6 as a follower of both, and 6 more as the owner of one."""
+    rates = {"a": {ref(0): 9 * MB, ref(1): 9 * MB}, "b": {}}
+    view = msgspec.structs.replace(cluster(rates), owned=(replicated(ref(0), "a", "b"), replicated(ref(1), "a", "b")))
+    found = plan(view, BalancePolicy(), (), NOON_US)
+    assert moved(found) == [(ref(0), "a", "b")]
+    assert (found.spread_before, found.spread_after) == (1.5, 1.0)

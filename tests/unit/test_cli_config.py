@@ -28,8 +28,10 @@ def test_a_file_sets_every_part(tmp_path: Path) -> None:
         id = "b7"
         listen = "0.0.0.0:7000"
         cache_bytes = 1_048_576
-        [labels]
+        replace_after_s = 60
         rack = "r1"
+        [labels]
+        team = "ops"
         [limits]
         max_connections = 12
         [cursors]
@@ -46,7 +48,7 @@ def test_a_file_sets_every_part(tmp_path: Path) -> None:
     """
     config = load_config(written(tmp_path, text), {})
     assert (config.id, config.listen, config.cache_bytes) == ("b7", "0.0.0.0:7000", 1 << 20)
-    assert config.labels == {"rack": "r1"}
+    assert (config.labels, config.rack, config.replace_after_s) == ({"team": "ops"}, "r1", 60.0)
     assert config.limits.max_connections == 12
     assert config.limits.max_channels == BrokerConfig().limits.max_channels
     assert (config.cursors.flush_s, config.groups.session_grace_s) == (0.5, 3.0)

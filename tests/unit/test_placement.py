@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import pytest
 
-from braid.cluster.placement import Loads, Tally, place_all
+from braid.cluster.placement import Loads, Tally, choose_replicas, place_all
 from braid.model.cluster import BrokerState, BrokerView, SegmentPlacement, SegmentRef
 from braid.model.load import LoadReport
-from tests.kits.balancing import MB, NOON_US, TOPIC, brokers, owned, ref, report
+from tests.kits.balancing import MB, NOON_US, TOPIC, brokers, owned, ref, replicated, report
 
 NEW = ref(99)
 
@@ -175,3 +175,65 @@ def test_the_same_cluster_in_another_order_gives_the_same_places() -> None:
     first = place_all(segments, Tally(brokers("a", "b", "c"), loads, owned(have)))
     backwards = dict(reversed(loads.items()))
     assert place_all(segments, Tally(brokers("c", "b", "a"), backwards, tuple(reversed(owned(have))))) == first
+
+
+# Replicas.
+
+RACKS = {"a": "east", "b": "east", "c": "west", "d": "west", "e": "north"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "count", "chosen"),
+    [("a", 1, "a"), ("a", 2, "ab"), ("b", 3, "bac"), ("c", 5, "cabde"), ("a", 7, "abcde"), ("gone", 2, ("gone", "a"))],
+)
+def test_replicas_are_the_owner_and_others_and_no_broker_twice(owner: str, count: int, chosen: Sequence[str]) -> None:
+    tally = Tally(brokers("e", "d", "c", "b", "a"), {}, ())
+    assert choose_replicas(NEW, owner, count, tally) == tuple(chosen)
+
+
+def test_followers_are_the_least_loaded_others() -> None:
+    have = owned({"a": [ref(0)], "b": [ref(1), ref(2)], "c": [], "d": [ref(3)]})
+    tally = Tally(brokers("a", "b", "c", "d"), {}, have)
+    assert choose_replicas(NEW, "b", 3, tally) == ("b", "c", "a")
+    assert choose_replicas(NEW, "b", 3, tally, candidates=("a", "d")) == ("b", "a", "d")
+
+
+@pytest.mark.parametrize(
+    ("owner", "count", "chosen"),
+    [("a", 2, "ac"), ("a", 3, "ace"), ("b", 3, "bce"), ("e", 3, "eac"), ("a", 4, "aceb"), ("a", 5, "acebd")],
+)
+def test_followers_are_in_other_racks_as_far_as_there_are_any(owner: str, count: int, chosen: str) -> None:
+    busy = owned({"c": [ref(0)], "d": [ref(1), ref(2)], "e": [ref(3)]})
+    tally = Tally(brokers("a", "b", "c", "d", "e", racks=RACKS), {}, busy)
+    assert choose_replicas(NEW, owner, count, tally) == tuple(chosen)
+
+
+def test_a_copy_counts_as_a_segment_of_each_broker_that_holds_it() -> None:
+    have = [replicated(ref(0), "a", "b")]
+    assert place(NEW, brokers("a", "b", "c"), {}, have) == "c"
+    tally = Tally(brokers("a", "b", "c"), {}, have)
+    assert tally.scores() == {"a": 1.5, "b": 1.5, "c": 0}
+    assert tally.segments == {"a": {ref(0)}, "b": set(), "c": set()}, "only its owner can hand it over"
+
+
+def test_followers_write_what_comes_in_and_only_the_owner_sends_it_out() -> None:
+    loads = {"a": report({ref(0): 9 * MB})}  # 3 come in, 6 go out.
+    tally = Tally(brokers("a", "b", "c"), loads, [replicated(ref(0), "a", "b")])
+    assert tally.bytes_per_s == {"a": 9 * MB, "b": 3 * MB, "c": 0}
+    tally.remove(ref(0), "a")
+    tally.add(ref(0), "b")
+    assert tally.bytes_per_s == {"a": 3 * MB, "b": 9 * MB, "c": 0}, "the last owner follows"
+    assert tally.scores() == {"a": 1.5 + 0.25 * 6, "b": 1.5 + 0.75 * 6, "c": 0}
+
+
+def test_a_segment_that_is_forgotten_counts_for_no_broker() -> None:
+    loads = {"a": report({ref(0): 9 * MB, ref(1): 3 * MB})}
+    have = [replicated(ref(0), "a", "b", "gone"), *owned({"a": [ref(1)]})]
+    tally = Tally(brokers("a", "b"), loads, have)
+    tally.forget(ref(0))
+    assert tally.bytes_per_s == {"a": 3 * MB, "b": 0}
+    assert (tally.segments["a"], tally.copies) == ({ref(1)}, {"a": set(), "b": set()})
+    assert tally.of_topic(NEW, "a") == 1
+    assert tally.of_topic(NEW, "b") == 0
+    tally.add(ref(0), "b")
+    assert tally.bytes_per_s["b"] == 9 * MB, "without replicas, the owner does everything"

@@ -110,7 +110,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     storage: str = LOCAL
     """`local`, `file:///PATH` (shared by all brokers) or `s3://BUCKET/PREFIX`."""
     labels: dict[str, str] = {}
-    """Labels for operators, such as the rack; they are shown with the broker."""
+    """Labels for operators; they are shown with the broker."""
+    rack: str = ""
+    """What fails together with this broker: a rack, a zone. Replicas of a segment go to different racks. It becomes the
+    label `rack`."""
+    replace_after_s: float = 600.0
+    """How long a broker is gone before the leader has others copy the segments of which it held replicas; the leading
+    broker's setting counts. Long enough for a restart or a new machine with the old disk."""
     balance: bool = False
     """Whether the cluster's leader moves segments to even the brokers' load; the leading broker's setting counts."""
     lease_ttl_s: float = 10.0

@@ -64,7 +64,7 @@ _NO_PORT: Final = -1
 _STORAGE: Final = ("file://", "s3://", "gs://", "az://")
 
 
-def load_config(path: str | None, settings: Mapping[str, str | bool | None]) -> BrokerConfig:
+def load_config(path: str | None, settings: Mapping[str, str | bool | float | None]) -> BrokerConfig:
     """Read the configuration of a broker. Settings that are not None replace those of the file. Raises `InvalidConfig`
     for the contents of the file, and `InvalidArgument` for a setting or a file that cannot be used at all."""
     given = {name: value for name, value in settings.items() if value is not None}

@@ -97,6 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
                 topic_path=each.path,
                 segment_id=each.info.segment_id,
                 owner=record.move.to if record.move is not None and record.move.to in self.brokers else record.owner,
+                replicas=coming_replicas(record),
             )
             for each in self.segments()
             if each.known is not None and (record := each.known.value).state is not OwnershipState.SEALED
@@ -110,6 +111,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
                 topic_path=each.path,
                 segment_id=each.info.segment_id,
                 owner=each.known.value.owner,
+                replicas=coming_replicas(each.known.value),
                 moving=_is_settling(each.known.value),
             )
             for each in self.segments()
@@ -118,6 +120,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return ClusterLoad(
             brokers=tuple(self.brokers.values()), owned=owned, loads=self.loads, copies_history=copies_history
         )
+
+
+def coming_replicas(record: Ownership) -> tuple[str, ...]:
+    """Return the brokers that hold copies of the segment, or will when the owner has changed them as it is asked."""
+    return record.replicas if record.change is None else record.change.replicas
 
 
 def _is_settling(record: Ownership) -> bool:

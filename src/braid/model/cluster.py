@@ -30,6 +30,10 @@ REPLICAS: Final = "replicas"
 """A feature: copies of a segment's log on several brokers."""
 
 
+RACK: Final = "rack"
+"""A label: brokers of one rack fail together."""
+
+
 class Registration(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """A broker's entry in the metadata store; lives as long as its lease."""
 
@@ -65,6 +69,11 @@ class BrokerView(msgspec.Struct, frozen=True, kw_only=True):
         """Whether segments may be given to it."""
         return self.live and self.state is BrokerState.ACTIVE
 
+    @property
+    def rack(self) -> str:
+        """What fails together with it; empty: not known."""
+        return self.labels.get(RACK, "")
+
 
 class SegmentRef(msgspec.Struct, frozen=True, order=True):
     """A segment in a cluster; its range does not matter here."""
@@ -82,6 +91,8 @@ class SegmentPlacement(msgspec.Struct, frozen=True, kw_only=True):
     segment_id: SegmentId
     owner: str
     """A broker's id, of a live broker or not."""
+    replicas: tuple[str, ...] = ()
+    """The brokers that hold copies of its log, the owner's among them; empty: it is not replicated."""
     moving: bool = False
     """A move has begun and has not ended."""
 

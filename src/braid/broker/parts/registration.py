@@ -15,7 +15,7 @@ from braid.broker.config import BrokerConfig
 from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.store import Compare, Lease, Put, Store
-from braid.model.cluster import REPLICAS, TRANSITIONS, BrokerState, Registration
+from braid.model.cluster import RACK, REPLICAS, TRANSITIONS, BrokerState, Registration
 from braid.model.errors import InvalidConfig, LeaseLost, MetadataError
 from braid.model.ids import Revision
 from braid.ports.clock import Clock
@@ -88,6 +88,6 @@ class BrokerRegistration:
             state=state.value,
             version=braid.__version__,
             started_at=self.started_at,
-            labels=self._config.labels,
+            labels=self._config.labels | ({RACK: self._config.rack} if self._config.rack else {}),
             features=(TRANSITIONS, REPLICAS),
         )

@@ -49,9 +49,11 @@ def list_brokers(target: Target, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    with_racks = any("rack" in each["labels"] for each in found)
     columns = [
         Column("BROKER"),
         Column("STATE"),
+        *([Column("RACK")] if with_racks else []),
         Column("ADDRESS"),
         Column("ADMIN"),
         Column("SEGMENTS", right=True),
@@ -65,6 +67,7 @@ def list_brokers(target: Target, as_json: bool) -> None:
         (
             each["id"],
             each["state"],
+            *([each["labels"].get("rack", "-")] if with_racks else []),
             each["address"] or "-",
             each["admin"] or "-",
             count_text(each["segments"]),

@@ -26,6 +26,7 @@ import msgspec
 from braid.admin.logs import LEVELS, configure_logging
 from braid.cli.extras import require_server
 from braid.cli.terminal.output import json_option, paint
+from braid.cli.terminal.param_types import DURATION
 from braid.model.errors import BraidError
 
 if TYPE_CHECKING:
@@ -72,6 +73,14 @@ _log: Final = logging.getLogger(__name__)
 @click.option(
     "--balance", envvar="BRAID_BALANCE", is_flag=True, default=None, help="Move segments by itself to even the load."
 )
+@click.option("--rack", envvar="BRAID_RACK", metavar="NAME", help="Replicas of a segment go to different racks.")
+@click.option(
+    "--replace-after",
+    envvar="BRAID_REPLACE_AFTER",
+    type=DURATION,
+    metavar="TIME",
+    help="How long a broker is gone before others get its replicas. [default: 10m]",
+)
 @click.option(
     "--log-level",
     envvar="BRAID_LOG_LEVEL",
@@ -92,6 +101,8 @@ def serve(
     metadata: str | None,
     storage: str | None,
     balance: bool | None,
+    rack: str | None,
+    replace_after: int | None,
     log_level: str | None,
     log_format: str,
     as_json: bool,
@@ -101,7 +112,8 @@ def serve(
     It prints its addresses on stdout when it is ready (one line of JSON with --json) and logs to stderr. Ctrl-C or
     SIGTERM stops it in order. SIGHUP makes it read its file again, for the log level, keys, grants and certificates.
     Each option also has an environment variable: BRAID_ID, BRAID_DATA, BRAID_LISTEN, BRAID_ADVERTISE, BRAID_ADMIN,
-    BRAID_METADATA, BRAID_STORAGE, BRAID_BALANCE, BRAID_CONFIG, BRAID_LOG_LEVEL, BRAID_LOG_FORMAT.
+    BRAID_METADATA, BRAID_STORAGE, BRAID_BALANCE, BRAID_RACK, BRAID_REPLACE_AFTER, BRAID_CONFIG, BRAID_LOG_LEVEL,
+    BRAID_LOG_FORMAT.
 
     \b
     Examples:
@@ -113,10 +125,10 @@ def serve(
     from braid.cli.config import load_config
 
     settings = {"id": id_, "data": data, "listen": listen, "advertise": advertise, "admin": admin}
-    settings |= {"metadata": metadata, "storage": storage, "log_level": log_level}
+    settings |= {"metadata": metadata, "storage": storage, "log_level": log_level, "rack": rack}
 
     def read() -> BrokerConfig:
-        return load_config(file, {**settings, "balance": balance})
+        return load_config(file, {**settings, "balance": balance, "replace_after_s": replace_after})
 
     config = read()
     configure_logging(config.log_level, log_format)

@@ -9,7 +9,8 @@ proposed, then the best one after it, and so on. Moving a segment of rate x from
 which is what the busier of the two loses, less what the copy costs. A segment of half the difference gains most. The
 gain is positive only if T + x < S, so no move raises the maximum, and a move that would make its target the busiest
 broker of all is no candidate. So one segment hotter than everything else stays where it is: any other broker would
-become the busiest. The plan names it instead (`unbalanceable`): only a split would help.
+become the busiest. The plan names it instead (`unbalanceable`): only a split would help. Of a replicated segment, x is
+what it sends out: its replicas write what comes in, whichever of them owns it.
 
 **Idle segments** have next to no load, so they say nothing about the spread; but they may get load later, and a broker
 without segments is of no use. With `even_numbers`, while the spread is small or the cluster is quiet, idle segments
@@ -221,7 +222,7 @@ def _best(view: ClusterLoad, policy: BalancePolicy, draft: PlanDraft, cooling_do
             continue
         others = _most_of_others(tally, source, target)
         for segment in tally.segments[source]:
-            rate = tally.rate(segment)
+            rate = tally.owner_rate(segment)
             if not rate or segment in cooling_down.segments or loads[target] + rate > max(loads[source] - rate, others):
                 continue
             gain = min(rate, loads[source] - loads[target] - rate) - _cost(view, policy, tally, segment)
@@ -295,11 +296,11 @@ def _too_hot(policy: BalancePolicy, draft: PlanDraft) -> list[Note]:
     limit = policy.threshold * tally.mean_bytes_per_s()
     notes: list[Note] = []
     for broker in tally.available:
-        hottest = max(tally.segments[broker], key=lambda segment: (tally.rate(segment), segment), default=None)
-        if hottest is None or tally.rate(hottest) <= limit:
+        hottest = max(tally.segments[broker], key=lambda segment: (tally.owner_rate(segment), segment), default=None)
+        if hottest is None or tally.owner_rate(hottest) <= limit:
             continue
         coolest = min((each for each in tally.available if each != broker), key=lambda each: (loads[each], each))
-        rate = tally.rate(hottest)
+        rate = tally.owner_rate(hottest)
         if loads[coolest] + rate <= max(loads[broker] - rate, _most_of_others(tally, broker, coolest)):
             continue  # it can still go where it is alone
         text = (
