@@ -48,7 +48,7 @@ def test_each_segment_counts_what_went_in_and_out_also_for_consumers_that_have_g
 
 @pytest.mark.real_loop
 async def test_a_brokers_labels_are_shown_to_operators(tmp_path: Path) -> None:
-    labels = {"rack": "r1"}
+    labels = {"team": "ops"}
     config = BrokerConfig(data=str(tmp_path / "data"), listen="127.0.0.1:0", admin="", labels=labels, rack="r1")
     broker = await Broker.open(config)
     try:

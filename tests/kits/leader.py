@@ -18,7 +18,7 @@ from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Lease, Put
 from braid.metadata.view import Known, View
-from braid.model.cluster import BrokerState, BrokerView, Registration
+from braid.model.cluster import RACK, REPLICAS, BrokerState, BrokerView, Registration
 from braid.model.ids import Epoch, Revision
 from braid.model.layout import Layout
 from braid.model.load import LoadReport
@@ -67,11 +67,14 @@ def snapshot_of(
     policies: TopicPolicies | None = None,
     deleting: bool = False,
     loads: Mapping[str, LoadReport] | None = None,
+    racks: Mapping[str, str] | None = None,
+    stopping: Iterable[str] = (),
 ) -> Snapshot:
     """One topic with as many segments as there are records. `unable_since` is by broker, and for all segments."""
     found = list(records)
     topic = Topic(id=1, layout=Layout.initial(len(found)), policies=policies or TopicPolicies(), deleting=deleting)
-    drains = set(drained)
+    states = dict.fromkeys(drained, BrokerState.DRAINING) | dict.fromkeys(stopping, BrokerState.STOPPING)
+    labels = {broker: {RACK: rack} for broker, rack in (racks or {}).items()}
     return Snapshot(
         topics={ORDERS.path: topic},
         records={
@@ -80,7 +83,8 @@ def snapshot_of(
             if each is not None
         },
         brokers={
-            id_: BrokerView(id=id_, state=BrokerState.DRAINING if id_ in drains else BrokerState.ACTIVE) for id_ in live
+            id_: BrokerView(id=id_, state=states.get(id_, BrokerState.ACTIVE), labels=labels.get(id_, {}))
+            for id_ in live
         },
         loads=loads or {},
         gone_since=gone_since or {},
@@ -126,7 +130,7 @@ class Candidate:
 
     async def start(self) -> Candidate:
         self.lease = await self.store.grant_lease(LEASE_TTL_S)
-        registration = Registration(address=f"{self.id}:6660", admin=f"{self.id}:8660")
+        registration = Registration(address=f"{self.id}:6660", admin=f"{self.id}:8660", features=(REPLICAS,))
         await self.store.txn([], [Put(paths.broker(self.id), registration.to_json(), self.lease.id)])
         self.keeper = LeaseKeeper(self.lease, self.clock)
         self.keeper.start()

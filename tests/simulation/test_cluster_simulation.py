@@ -102,9 +102,11 @@ def write_chunks_whoever_has_claimed_them(patch: pytest.MonkeyPatch) -> None:
 def assign_before_the_owner_has_sealed(patch: pytest.MonkeyPatch) -> None:
     assign = reconcile._assign
 
-    def assign_draining(snapshot: Any, each: Any, record: Ownership, revision: Revision, tally: Any, now: float) -> Any:
+    def assign_draining(
+        snapshot: Any, each: Any, record: Ownership, revision: Revision, tally: Any, patience: Any
+    ) -> Any:
         if record.state is not OwnershipState.DRAINING or record.move is None or not record.move.to:
-            return assign(snapshot, each, record, revision, tally, now)
+            return assign(snapshot, each, record, revision, tally, patience)
         given = Ownership(state=OwnershipState.ASSIGNED, owner=record.move.to, epoch=Epoch(record.epoch + 1))
         return Decision(each.name, revision, given, Reason.HANDED_OVER)
 

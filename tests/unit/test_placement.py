@@ -188,14 +188,14 @@ RACKS = {"a": "east", "b": "east", "c": "west", "d": "west", "e": "north"}
 )
 def test_replicas_are_the_owner_and_others_and_no_broker_twice(owner: str, count: int, chosen: Sequence[str]) -> None:
     tally = Tally(brokers("e", "d", "c", "b", "a"), {}, ())
-    assert choose_replicas(NEW, owner, count, tally) == tuple(chosen)
+    assert choose_replicas(NEW, (owner,), count, tally) == tuple(chosen)
 
 
 def test_followers_are_the_least_loaded_others() -> None:
     have = owned({"a": [ref(0)], "b": [ref(1), ref(2)], "c": [], "d": [ref(3)]})
     tally = Tally(brokers("a", "b", "c", "d"), {}, have)
-    assert choose_replicas(NEW, "b", 3, tally) == ("b", "c", "a")
-    assert choose_replicas(NEW, "b", 3, tally, candidates=("a", "d")) == ("b", "a", "d")
+    assert choose_replicas(NEW, ("b",), 3, tally) == ("b", "c", "a")
+    assert choose_replicas(NEW, ("b",), 3, tally, candidates=("a", "d")) == ("b", "a", "d")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_followers_are_the_least_loaded_others() -> None:
 def test_followers_are_in_other_racks_as_far_as_there_are_any(owner: str, count: int, chosen: str) -> None:
     busy = owned({"c": [ref(0)], "d": [ref(1), ref(2)], "e": [ref(3)]})
     tally = Tally(brokers("a", "b", "c", "d", "e", racks=RACKS), {}, busy)
-    assert choose_replicas(NEW, owner, count, tally) == tuple(chosen)
+    assert choose_replicas(NEW, (owner,), count, tally) == tuple(chosen)
 
 
 def test_a_copy_counts_as_a_segment_of_each_broker_that_holds_it() -> None:

@@ -29,6 +29,7 @@ from braid.cluster.downtime import Downtime
 from braid.cluster.members import Members, still_gone
 from braid.cluster.owners import Owners
 from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, balancing_decisions, decide, waiting
+from braid.cluster.ownership.replica_sets import REPLACE_AFTER_S, Patience
 from braid.cluster.snapshot import KnownTopics, Snapshot, taken
 from braid.metadata import paths
 from braid.metadata.election import Election, Leadership
@@ -37,6 +38,7 @@ from braid.metadata.view import Table, View
 from braid.model.cluster import SegmentRef
 from braid.model.errors import LeaseLost, MetadataError, NotServing, ShuttingDown, TopicNotFound
 from braid.model.ids import Revision
+from braid.model.ownership import OwnershipState
 from braid.ports.clock import Clock
 from braid.ports.tasks import cancel
 
@@ -65,6 +67,8 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: BalancePolicy = BalancePolicy()
     copies_history: bool = False
     """Whether a move copies history: brokers that share no storage."""
+    replace_after_s: float = REPLACE_AFTER_S
+    """How long a broker is gone before others copy the segments of which it held replicas."""
 
 
 class Leader:
@@ -130,6 +134,10 @@ class Leader:
 
     def snapshot(self) -> Snapshot:
         return taken(self._topics, self._owners, self._members, self._downtime)
+
+    def patience(self) -> Patience:
+        """Return what decisions that wait for a time are made with now."""
+        return Patience(self._clock.monotonic(), self.config.replace_after_s)
 
     def waiting(self) -> list[Waiting]:
         """Return the segments that wait for a broker. Every broker can tell."""
@@ -236,6 +244,7 @@ class Leader:
             self._clock.monotonic(),
             self._cooling_down(snapshot),
             drained_at_once=self.config.policy.drain_moves_at_once,
+            replace_after_s=self.config.replace_after_s,
         )
         if not decisions and self.config.balance:
             decisions = self._balance(snapshot)
@@ -308,6 +317,12 @@ def described(decision: Decision) -> str:
     record = decision.record
     if record.move is not None:
         return f"{decision.segment} is to move from {record.owner} to {record.move.to} ({decision.reason.value})"
+    if decision.reason is Reason.REPLICAS:
+        wanted = f"{record.change.write_quorum} of {record.change.replicas}" if record.change else "as they are"
+        return f"the replicas of {decision.segment}, {record.replicas}, are to be {wanted}"
+    if record.state is OwnershipState.RECOVERING:
+        fewer = f", without {' and '.join(record.given_up)}" if record.accept_loss else ""
+        return f"the replicas {record.replicas} of {decision.segment} vote in epoch {record.epoch}{fewer}"
     loss = ", with what only its last owner had lost" if record.accept_loss else ""
     return f"{decision.segment} goes to {record.owner} in epoch {record.epoch} ({decision.reason.value}{loss})"
 

@@ -61,14 +61,14 @@ def place_all(segments: Iterable[SegmentRef], tally: Tally) -> dict[SegmentRef, 
 
 
 def choose_replicas(
-    segment: SegmentRef, owner: str, count: int, tally: Tally, *, candidates: Collection[str] | None = None
+    segment: SegmentRef, first: Iterable[str], count: int, tally: Tally, *, candidates: Collection[str] | None = None
 ) -> tuple[str, ...]:
-    """Return at most `count` brokers for the copies of a segment: the owner first, then the others in the order in
-    which they are chosen. `candidates` are the brokers that may be chosen; None: all that are available.
+    """Return at most `count` brokers for the copies of a segment: the `first`, which are chosen already, then others in
+    the order in which they are chosen. `candidates` are the brokers that may be chosen; None: all that are available.
 
     A broker in a rack that no chosen one is in comes first, then the least loaded one."""
-    chosen = [owner]
-    left = set(tally.available if candidates is None else candidates) - {owner}
+    chosen = list(first)
+    left = set(tally.available if candidates is None else candidates).difference(chosen)
     scores = tally.scores()
     while left and len(chosen) < count:
         crowd = Counter(tally.racks.get(broker, "") for broker in chosen)

@@ -139,7 +139,7 @@ def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downt
         broker
         for known in records.values()
         if (record := known.value).state is not OwnershipState.SEALED
-        for broker in (record.owner, *record.replicas)
+        for broker in (record.owner, *record.replicas, *coming_replicas(record))
     }
     brokers = {
         id_: BrokerView(

@@ -21,7 +21,7 @@ from braid.broker.admin.route import NO_CONTENT, TOPIC, BrokerName, HttpRoute, S
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.cluster.members import still_gone
-from braid.cluster.ownership.leader_step import given_up, is_lost, target_of
+from braid.cluster.ownership.leader_step import anew, given_up, giving_up, is_lost, vote_text
 from braid.cluster.ownership.move_request import (
     MoveRequest,
     check_target,
@@ -41,12 +41,14 @@ from braid.model.errors import (
     TimedOut,
 )
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Ownership
+from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.ports.tasks import all_of
 from braid.storage.history.catalog import Frontier
 
 MOVE_WAIT_S: Final = 60.0
+VOTE_WAIT_S: Final = 5.0
+"""A vote that can succeed takes less."""
 MAX_TRIES: Final = 10
 """How often a record is looked at again that somebody else changed first."""
 ASKED: Final = "asked"
@@ -91,9 +93,10 @@ class RecoverTopic(_PlaceTopic, frozen=True, rename="camel"):
         name = self.name
         services.topics.get(name.path)
         began = _now()
+        await _voted(services, name)
         snapshot = services.leader.snapshot()
         lost = _lost(snapshot, name, self.segment)
-        losses = {each.name: await _loss(services, each) for each in lost}
+        losses = {each.name: await _loss(services, snapshot, each) for each in lost}
         if not self.accept_loss:
             raise InvalidArgument(
                 f"topic {name} can be recovered only if the loss is accepted (acceptLoss, --accept-loss); nothing was "
@@ -123,8 +126,8 @@ async def _begin(services: CallServices, name: TopicName, segment: int | None, t
         tally = snapshot.tally()
         requests: list[MoveRequest] = []
         for each in select_segments(snapshot, name.path, segment):
-            made = plan_move(snapshot, each, to, tally)
-            if made.begins:
+            made = plan_move(snapshot, each, to, tally, services.leader.patience())
+            if made.begins and made.instead is None:
                 tally.remove(each.ref, made.source)
                 tally.add(each.ref, made.target)
             requests.append(made)
@@ -152,15 +155,40 @@ async def _swap(services: CallServices, made: MoveRequest, record: Ownership, *c
     return False
 
 
-async def _loss(services: CallServices, each: Placed) -> str:
+async def _voted(services: CallServices, name: TopicName) -> None:
+    """Return when no segment's replicas vote, or when that takes longer than a vote that succeeds."""
+
+    def none_votes() -> bool:
+        return all(
+            record.state is not OwnershipState.RECOVERING for record in services.owners.of_topic(name.path).values()
+        )
+
+    await services.owners.view.until(none_votes, VOTE_WAIT_S)
+
+
+async def _loss(services: CallServices, snapshot: Snapshot, each: Placed) -> str:
     """What is lost, as far as anybody here can know."""
     entry = await services.store.get(paths.current_chunk(each.path, each.name.descriptor))
     reaches = decode(Frontier, entry.value).next_offset if entry is not None else 0
     assert each.known is not None
-    owner, holders = each.known.value.owner, each.known.value.holders
+    record = each.known.value
+    owner, holders = record.owner, record.holders
+    if record.replicas and not record.clean:
+        return f"{vote_text(snapshot, record)}; {_fewer_votes(snapshot, record, reaches)}"
     if holders:
         return f"all of its history lies on {' and '.join(holders)} and is lost; it goes on at offset {reaches}"
     return f"chunks reach offset {reaches}; what {owner} confirmed from there on is lost"
+
+
+def _fewer_votes(snapshot: Snapshot, record: Ownership, reaches: int) -> str:
+    """What is lost if the replicas that are there vote alone."""
+    there = [broker for broker in record.replicas if snapshot.is_live(broker) and record.failure_of(broker) is None]
+    if not there:
+        return f"chunks reach offset {reaches}; what the replicas confirmed from there on is lost"
+    return (
+        f"chunks reach offset {reaches}; what was confirmed from there on and {' and '.join(there)} "
+        f"{'does' if len(there) == 1 else 'do'} not have is lost"
+    )
 
 
 async def _give_away(
@@ -168,21 +196,39 @@ async def _give_away(
 ) -> list[MoveRequest]:
     if to is not None:
         check_target(snapshot, to)
-    tally = snapshot.tally()
+    tally, patience = snapshot.tally(), services.leader.patience()
     requests: list[MoveRequest] = []
     for each in lost:
         assert each.known is not None
         record = each.known.value
-        target = to if to is not None else target_of(snapshot, each.ref, record, tally, anyone=True)
-        if target is None:
-            raise MoveRefused(f"{each.name} cannot be recovered: no broker is active; start or activate one")
-        tally.add(each.ref, target)
-        requests.append(MoveRequest(each.name, record.owner, target, each.known.revision, record, begins=True))
+        if record.replicas and not record.clean:
+            new = giving_up(snapshot, each, record, tally, patience)
+        else:
+            gone = given_up(snapshot, record)
+            new = anew(snapshot, each, record, tally, patience, to=to, accept_loss=True, given_up=gone)
+        if new is None:
+            raise MoveRefused(
+                f"{each.name} cannot be recovered: no broker is active, or too few; start or activate one"
+            )
+        by_vote = new.state is OwnershipState.RECOVERING
+        if by_vote and to is not None:
+            raise InvalidArgument(f"{each.name} cannot go to {to}: its replicas vote for its owner; name no broker")
+        requests.append(
+            MoveRequest(
+                each.name,
+                record.owner,
+                "" if by_vote else new.owner,
+                each.known.revision,
+                record,
+                begins=True,
+                instead=new,
+                by_vote=by_vote,
+            )
+        )
     for made in requests:
         gone = given_up(snapshot, made.record)
-        new = made.record.assigned(made.target, accept_loss=True, given_up=gone)
         # This broker's view may be behind: an owner that is back has lost nothing, and may be confirming (I3).
-        if not await _swap(services, made, new, *still_gone(gone)):
+        if not await _swap(services, made, made.begun(ASKED), *still_gone(gone)):
             back = f", or {' or '.join(gone)} is back" if gone else ""
             raise MoveRefused(f"{made.segment} was not recovered: its record has changed just now{back}; look again")
     return requests
@@ -240,9 +286,15 @@ def _arrived(made: MoveRequest, record: Ownership, seconds: float) -> MovedSegme
 
 
 def _lost(snapshot: Snapshot, name: TopicName, segment: int | None) -> list[Placed]:
-    """The segments whose records are only on disks of brokers that are gone or cannot open them."""
+    """The segments whose records are only on disks of brokers that are gone or cannot open them. If replicas vote for
+    longer than `VOTE_WAIT_S`, too few of them have what was confirmed, also if all are there."""
     found = select_segments(snapshot, name.path, segment)
-    lost = [each for each in found if each.known is not None and is_lost(snapshot, each.known.value)]
+    lost = [
+        each
+        for each in found
+        if each.known is not None
+        and (each.known.value.state is OwnershipState.RECOVERING or is_lost(snapshot, each.known.value))
+    ]
     if lost:
         return lost
     owners = {each.known.value.owner for each in found if each.known is not None}

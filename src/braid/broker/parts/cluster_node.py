@@ -53,7 +53,11 @@ class ClusterNode:
             self.members,
             clock,
             config.id,
-            LeaderConfig(balance=config.balance, copies_history=resources.storage.mode is StorageMode.LOCAL),
+            LeaderConfig(
+                balance=config.balance,
+                copies_history=resources.storage.mode is StorageMode.LOCAL,
+                replace_after_s=config.replace_after_s,
+            ),
         )
         self.leader.on_failure = on_failure
         self.loads = LoadReports(store, clock, resources.processor, config.id, read_load)

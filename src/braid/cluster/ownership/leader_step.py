@@ -1,14 +1,21 @@
 """Decides what the cluster leader has to do now. Pure functions of one state of the metadata.
 
     a segment's record is                              and then
-    missing                                            it is assigned to the least loaded broker
+    missing                                            it is assigned to the least loaded brokers
     SEALED                                             it is assigned: to `move.to` if that broker can have it
     ASSIGNED, clean, to a broker that is gone          it is assigned anew
     ASSIGNED, clean, to a broker that cannot open it   it is assigned to a broker that has not tried yet
     ASSIGNED, a loss is accepted, and a broker that    it is assigned to that broker: nothing needs to be lost
     was given up for it is back
+    not clean, with replicas, its owner is gone or     its replicas are to vote → RECOVERING, as soon as enough of them
+    cannot open it                                     are there
+    RECOVERING                                         its replicas vote (broker/replicas)
+    RECOVERING or elected, a loss is accepted, and a   its replicas are to vote again: nothing needs to be lost
+    replica that was given up for it is back
     lost (below)                                       it waits; if the topic's policy is `continue`, for its time only
     SERVING, of a live broker that drains              it gets a move, a few at a time
+    SERVING, of a live broker, with other replicas     it gets a change of its replicas, a few at a time
+    than it is to have (replica_sets.py)
     SERVING, of a live broker with too much load       it gets a move, when nothing of the above is to do (balancing/)
 
 The leader does nothing else: a live broker opens the segments that are assigned to it, and hands over its segments that
@@ -20,12 +27,16 @@ named. A segment that no broker can have waits (`waiting` tells for which broker
 
 A segment is *lost* when its records are only on disks of brokers that are gone or cannot open it: of its owner, or, if
 the record is clean, of its holders. A loss that is accepted gives these disks up: then any broker can have the segment.
+A segment with replicas is lost when too few of them are there to vote. A loss that is accepted lets fewer vote; only if
+none is there, any broker can have the segment.
+
 An owner that is there and cannot open the segment is the same as an owner that is gone, with one difference. The policy
 `continue` accepts a loss only for failures that last: it does not give up records because a disk is full for a while.
 
-I2: a record that is not clean goes to another broker only with `accept_loss`, which only the topic's policy (here) or
-an operator (by a call) can say. The write compares that the brokers that are given up are still gone (`Decision.gone`).
-An owner that cannot open the segment needs no such comparison: it would have changed the record.
+I2: a record that is not clean goes to another broker only by a vote of enough replicas, or with `accept_loss`, which
+only the topic's policy (here) or an operator (by a call) can say. The write compares that the brokers that are given up
+are still gone (`Decision.gone`). An owner that cannot open the segment needs no such comparison: it would have changed
+the record.
 """
 
 from __future__ import annotations
@@ -41,9 +52,20 @@ import msgspec
 from braid.cluster.balancing.plan import BalancePlan
 from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import BALANCE
+from braid.cluster.ownership.replica_sets import (
+    EMPTIED,
+    NOT_REPLICATED,
+    REPLACE_AFTER_S,
+    Patience,
+    ReplicaSet,
+    change_of,
+    has_enough,
+    may_need_change,
+    next_set,
+)
 from braid.cluster.placement import Tally, place_all
-from braid.cluster.snapshot import Placed, Snapshot
-from braid.model.cluster import BrokerState, SegmentRef
+from braid.cluster.snapshot import Placed, Snapshot, coming_replicas
+from braid.model.cluster import SegmentRef
 from braid.model.ids import Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Move, Ownership, OwnershipState
@@ -51,7 +73,8 @@ from braid.model.topic import OwnerLoss
 
 DRAINED_AT_ONCE: Final = BalancePolicy().drain_moves_at_once
 """Moves in flight off one draining broker, unless the policy says otherwise."""
-EMPTIED: Final = (BrokerState.DRAINING, BrokerState.DRAINED)
+CHANGES_AT_ONCE: Final = 8
+"""Changes of replicas in flight that one broker takes part in, as an owner or as a new follower: each copies a tail."""
 DRAIN: Final = "drain"
 """The id of the moves off a draining broker."""
 
@@ -65,10 +88,14 @@ class Reason(Enum):
     """Its owner went before it served, or cannot open it."""
     RETURNED = "returned"
     """A loss was accepted, and the broker that was given up came back before another one served the segment."""
+    RECOVERING = "recovering"
+    """Its owner is gone or cannot open it; its replicas are to vote."""
     CONTINUED = "continued"
     """It is lost for as long as the topic's policy waits; a loss is accepted."""
     DRAINED = "drained"
     """Its owner is to own nothing."""
+    REPLICAS = "replicas"
+    """Its replicas are to change, or are not to change any more."""
     BALANCED = "balanced"
     """Its owner has more to do than others."""
 
@@ -91,20 +118,26 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     state: OwnershipState | None
     """None: it has no record yet."""
     brokers: tuple[str, ...]
-    """The segment goes on when one of these comes back; empty: when any broker is active."""
+    """The segment goes on when one of these comes back, or enough of them; empty: when more brokers are active."""
     since: float | None = None
     """When the first of them was seen to be gone; None: they are there, but may not be given segments."""
     until: float | None = None
     """When the topic's policy lets another broker continue, if one can; None: it does not."""
     reason: str = ""
-    """Why its owner, which is there, cannot open it."""
+    """Why it waits, if that is more than brokers that are gone."""
 
 
 def decide(
-    snapshot: Snapshot, now: float, cooling_down: Collection[SegmentRef] = (), *, drained_at_once: int = DRAINED_AT_ONCE
+    snapshot: Snapshot,
+    now: float,
+    cooling_down: Collection[SegmentRef] = (),
+    *,
+    drained_at_once: int = DRAINED_AT_ONCE,
+    replace_after_s: float = REPLACE_AFTER_S,
 ) -> list[Decision]:
-    """Decide what to assign, drain and place. `now` is on the clock of `gone_since`. `cooling_down` are segments whose
-    move was given up just now: others that must leave the same broker go first."""
+    """Decide what to assign, drain, place and copy. `now` is on the clock of `gone_since`. `cooling_down` are segments
+    whose move was given up just now: others that must leave the same broker go first."""
+    patience = Patience(now, replace_after_s)
     # Adding up all loads is most of the work, and mostly nothing is to be placed.
     tally = functools.cache(snapshot.tally)
     decisions: list[Decision] = []
@@ -113,14 +146,14 @@ def decide(
         if each.known is None:
             missing.append(each)
             continue
-        decision = _assign(snapshot, each, each.known.value, each.known.revision, tally, now)
+        decision = _assign(snapshot, each, each.known.value, each.known.revision, tally, patience)
         if decision is not None:
             decisions.append(decision)
     if any(broker.state in EMPTIED for broker in snapshot.brokers.values()):
         decisions += _drain(snapshot, tally(), cooling_down, drained_at_once)
     if missing:
-        decisions += _place(missing, tally())
-    return decisions
+        decisions += _place(snapshot, missing, tally(), patience)
+    return decisions + _change_replicas(snapshot, tally, patience)
 
 
 def balancing_decisions(snapshot: Snapshot, plan: BalancePlan) -> list[Decision]:
@@ -143,19 +176,42 @@ def waiting(snapshot: Snapshot) -> list[Waiting]:
     for each in snapshot.segments():
         record = each.known.value if each.known is not None else None
         if record is None:
-            if not _able(snapshot, ()):
-                found.append(Waiting(segment=each.name, state=None, brokers=()))
+            if not _able(snapshot, ()) or not has_enough(snapshot, each.topic.policies):
+                reason = _too_few(snapshot, each)
+                found.append(Waiting(segment=each.name, state=None, brokers=(), reason=reason))
         elif is_served(snapshot, record):
             continue
+        elif not record.clean and record.replicas:
+            gone = tuple(broker for broker in record.replicas if not snapshot.is_live(broker))
+            found.append(_waits(snapshot, each, record, gone, vote_text(snapshot, record)))
         elif not record.clean:
             found.append(_waits(snapshot, each, record, (record.owner,)))
         elif not _untried(snapshot, record):
             tries = (record.owner,) if record.failure_of(record.owner) is not None else ()
             found.append(_waits(snapshot, each, record, record.holders or tries))
+        elif not has_enough(snapshot, each.topic.policies, record.replicas):
+            found.append(_waits(snapshot, each, record, (), _too_few(snapshot, each)))
     return found
 
 
-def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[str, ...]) -> Waiting:
+def _too_few(snapshot: Snapshot, each: Placed) -> str:
+    active, policies = len(_able(snapshot, ())), each.topic.policies
+    if policies.replicas == 1:
+        return ""
+    return f"{policies.write_quorum} replicas must confirm a record, and {active} brokers are active"
+
+
+def vote_text(snapshot: Snapshot, record: Ownership) -> str:
+    """Say what a segment waits for whose replicas are to vote, as far as the metadata tells."""
+    gone = [broker for broker in record.replicas if not snapshot.is_live(broker)]
+    needed, there = record.keepers_needed, len(record.replicas) - len(gone)
+    voting = f"{needed} of its replicas {', '.join(record.replicas)} must vote"
+    if there >= needed:
+        return f"its owner {record.owner} is lost, and {voting}"
+    return f"{voting}, and {' and '.join(gone)} {'is' if len(gone) == 1 else 'are'} down"
+
+
+def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[str, ...], reason: str = "") -> Waiting:
     gone = [since for broker in brokers if (since := _unavailable_since(snapshot, each, record, broker)) is not None]
     lost_since = _lost_since(snapshot, each, record)
     policies = each.topic.policies
@@ -167,7 +223,7 @@ def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[s
         brokers=brokers,
         since=min(gone, default=None),
         until=lost_since + policies.owner_loss_after_ms / 1000 if ends and lost_since is not None else None,
-        reason=failure.reason if failure is not None else "",
+        reason=reason or (failure.reason if failure is not None else ""),
     )
 
 
@@ -178,10 +234,10 @@ def is_served(snapshot: Snapshot, record: Ownership) -> bool:
 
 
 def is_lost(snapshot: Snapshot, record: Ownership) -> bool:
-    """Tell whether records of the segment are only on disks of brokers that are gone or cannot open it."""
-    return bool(record.keepers) and all(
-        not snapshot.is_live(broker) or record.failure_of(broker) is not None for broker in record.keepers
-    )
+    """Tell whether records of the segment may be only on disks of brokers that are gone or cannot open it."""
+    live = [broker for broker in record.keepers if snapshot.is_live(broker)]
+    able = any(record.failure_of(broker) is None for broker in live)
+    return bool(record.keepers) and (len(live) < record.keepers_needed or not able)
 
 
 def given_up(snapshot: Snapshot, record: Ownership) -> tuple[str, ...]:
@@ -191,9 +247,15 @@ def given_up(snapshot: Snapshot, record: Ownership) -> tuple[str, ...]:
 
 def _lost_since(snapshot: Snapshot, each: Placed, record: Ownership) -> float | None:
     """Return since when the segment is lost; None if it is not, or if time may mend it."""
-    since = [_unavailable_since(snapshot, each, record, broker) for broker in record.keepers]
-    known = [at for at in since if at is not None]
-    return max(known) if known and len(known) == len(since) else None
+    if not is_lost(snapshot, record):
+        return None
+    # `spare` of the keepers are not needed: it was lost when the next one went.
+    gone, spare = given_up(snapshot, record), len(record.keepers) - record.keepers_needed
+    if len(gone) <= spare:  # It is lost because no broker that is there can open it.
+        gone, spare = record.keepers, len(record.keepers) - 1
+    since = [_unavailable_since(snapshot, each, record, broker) for broker in gone]
+    known = sorted(at for at in since if at is not None)
+    return known[spare] if len(known) == len(since) else None
 
 
 def _unavailable_since(snapshot: Snapshot, each: Placed, record: Ownership, broker: str) -> float | None:
@@ -222,14 +284,14 @@ def _assign(
     record: Ownership,
     revision: Revision,
     tally: Callable[[], Tally],
-    now: float,
+    patience: Patience,
 ) -> Decision | None:
     """Decide about a segment that no broker serves or will serve."""
-    if record.state is OwnershipState.RECOVERING:
-        return None  # Its replicas vote.
+    if record.replicas and not record.clean:
+        return _recover(snapshot, each, record, revision, tally, patience)
     back = _returned(snapshot, record)
     if back is not None:
-        _give(tally(), each.ref, back)
+        _give(tally(), each.ref, back, NOT_REPLICATED)
         return Decision(each.name, revision, record.assigned(back), Reason.RETURNED)
     accept_loss = False
     gone = tuple(broker for broker in record.given_up if not snapshot.is_live(broker))
@@ -240,21 +302,87 @@ def _assign(
     else:
         reason = Reason.REASSIGNED
     if not record.clean or not _untried(snapshot, record):
-        if not _may_continue(snapshot, each, record, now):
+        if not _may_continue(snapshot, each, record, patience.now):
             return None
         reason, accept_loss, gone = Reason.CONTINUED, True, given_up(snapshot, record)
-    target = target_of(snapshot, each.ref, record, tally(), anyone=accept_loss)
+    new = anew(snapshot, each, record, tally(), patience, accept_loss=accept_loss, given_up=gone)
+    return Decision(each.name, revision, new, reason, gone) if new is not None else None
+
+
+def anew(
+    snapshot: Snapshot,
+    each: Placed,
+    record: Ownership,
+    tally: Tally,
+    patience: Patience,
+    *,
+    to: str | None = None,
+    accept_loss: bool = False,
+    given_up: Collection[str] = (),
+) -> Ownership | None:
+    """Assign a segment that no broker serves, with the replicas that it is to have; None if no broker can have it, or
+    too few can have replicas. The tally counts it from now on."""
+    target = to or target_of(snapshot, each.ref, record, tally, anyone=accept_loss)
     if target is None:
         return None
-    _give(tally(), each.ref, target)
-    new = record.assigned(target, accept_loss=accept_loss, given_up=gone if accept_loss else ())
-    return Decision(each.name, revision, new, reason, gone)
+    tally.forget(each.ref)
+    copies = next_set(snapshot, each, record, target, tally, patience)
+    if copies is None:
+        return None
+    _give(tally, each.ref, target, copies)
+    return record.assigned(
+        target,
+        replicas=copies.replicas,
+        write_quorum=copies.write_quorum,
+        accept_loss=accept_loss,
+        given_up=given_up if accept_loss else (),
+    )
+
+
+def _recover(
+    snapshot: Snapshot,
+    each: Placed,
+    record: Ownership,
+    revision: Revision,
+    tally: Callable[[], Tally],
+    patience: Patience,
+) -> Decision | None:
+    """Decide about a segment whose replicas hold what no other disk does."""
+    gone = given_up(snapshot, record)
+    if record.accept_loss and any(map(snapshot.is_live, record.given_up)):
+        return Decision(each.name, revision, record.recovering(), Reason.RETURNED)
+    if is_served(snapshot, record):
+        return None
+    if not is_lost(snapshot, record):
+        if record.state is OwnershipState.RECOVERING:
+            return None  # Its replicas vote.
+        absent = tuple(
+            broker for broker in gone if broker == record.owner
+        )  # One that is back continues without a vote.
+        return Decision(each.name, revision, record.recovering(), Reason.RECOVERING, absent)
+    if not _may_continue(snapshot, each, record, patience.now):
+        return None
+    new = giving_up(snapshot, each, record, tally(), patience)
+    return Decision(each.name, revision, new, Reason.CONTINUED, gone) if new not in (None, record) else None
+
+
+def giving_up(
+    snapshot: Snapshot, each: Placed, record: Ownership, tally: Tally, patience: Patience
+) -> Ownership | None:
+    """Accept the loss of what only replicas that are gone hold: the others vote, or if none of them can, the segment
+    goes to another broker. None if no broker can have it. The write must compare that they are still gone."""
+    gone = given_up(snapshot, record)
+    if not any(snapshot.is_live(broker) and record.failure_of(broker) is None for broker in record.replicas):
+        return anew(snapshot, each, record, tally, patience, accept_loss=True, given_up=gone)
+    if record.state is OwnershipState.RECOVERING:
+        return record.losing(gone)
+    return record.recovering(accept_loss=True, given_up=gone)
 
 
 def _returned(snapshot: Snapshot, record: Ownership) -> str | None:
     """Return a broker that was given up and is back before another one served the segment."""
-    if record.owner in record.given_up and is_served(snapshot, record):
-        return None
+    if record.replicas or (record.owner in record.given_up and is_served(snapshot, record)):
+        return None  # No one of several replicas can say that nothing is lost.
     return next(
         (broker for broker in record.given_up if snapshot.is_live(broker) and record.failure_of(broker) is None), None
     )
@@ -289,13 +417,23 @@ def target_of(
         allowed = _untried(snapshot, record)
     if wanted in allowed:
         return wanted
-    return tally.least_loaded(ref, allowed=allowed, avoid=record.owner)
+    return next_owner(ref, record, tally, allowed)
 
 
-def _give(tally: Tally, ref: SegmentRef, target: str) -> None:
-    for broker, segments in tally.segments.items():
-        if ref in segments:
-            tally.remove(ref, broker)
+def next_owner(ref: SegmentRef, record: Ownership, tally: Tally, allowed: Collection[str] | None = None) -> str | None:
+    """Return the broker that gets a segment, of those that are allowed: a follower, which has most of it already, or
+    else the least loaded one. The last owner gets it only if no other broker can."""
+    followers = [
+        each
+        for each in record.replicas
+        if each != record.owner and record.failure_of(each) is None and (allowed is None or each in allowed)
+    ]
+    return tally.least_loaded(ref, allowed=followers) or tally.least_loaded(ref, allowed=allowed, avoid=record.owner)
+
+
+def _give(tally: Tally, ref: SegmentRef, target: str, copies: ReplicaSet) -> None:
+    tally.forget(ref)
+    tally.add_copies(ref, copies.replicas)
     tally.add(ref, target)
 
 
@@ -320,20 +458,56 @@ def _drain(snapshot: Snapshot, tally: Tally, cooling_down: Collection[SegmentRef
         # The busiest first, so that the small ones even out what they leave uneven.
         segments.sort(key=lambda each: (-tally.rate(each.ref), each.ref))
         for each in segments[: max(at_once - in_flight[broker], 0)]:
-            target = tally.least_loaded(each.ref)
-            assert target is not None
             assert each.known is not None
-            _give(tally, each.ref, target)
-            record = each.known.value.moving(Move(to=target, id=DRAIN))
-            decisions.append(Decision(each.name, each.known.revision, record, Reason.DRAINED))
+            record = each.known.value
+            target = next_owner(each.ref, record, tally)
+            assert target is not None
+            _give(tally, each.ref, target, ReplicaSet.of(record))
+            new = record.moving(Move(to=target, id=DRAIN))
+            decisions.append(Decision(each.name, each.known.revision, new, Reason.DRAINED))
     return decisions
 
 
-def _place(missing: list[Placed], tally: Tally) -> list[Decision]:
+def _place(snapshot: Snapshot, missing: list[Placed], tally: Tally, patience: Patience) -> list[Decision]:
     """Place all of them together, so that the segments of a topic go to different brokers."""
-    found = place_all([each.ref for each in missing], tally)
-    return [
-        Decision(each.name, Revision(0), Ownership.first(found[each.ref]), Reason.PLACED)
-        for each in missing
-        if each.ref in found
-    ]
+    found = place_all([each.ref for each in missing if has_enough(snapshot, each.topic.policies)], tally)
+    decisions: list[Decision] = []
+    for each in missing:
+        copies = next_set(snapshot, each, None, found[each.ref], tally, patience) if each.ref in found else None
+        if copies is not None:
+            _give(tally, each.ref, found[each.ref], copies)
+            decisions.append(Decision(each.name, Revision(0), Ownership.first(found[each.ref], *copies), Reason.PLACED))
+    return decisions
+
+
+def _change_replicas(snapshot: Snapshot, tally: Callable[[], Tally], patience: Patience) -> list[Decision]:
+    """Ask owners for other replicas, a few at a time."""
+    due: list[tuple[Placed, Ownership]] = []
+    in_flight: Counter[str] = Counter()
+    for each in snapshot.segments():
+        record = each.known.value if each.known is not None else None
+        if record is None or record.state is not OwnershipState.SERVING or record.move is not None:
+            continue
+        if record.change is not None:
+            in_flight.update(_at_work(record))
+        if snapshot.is_active(record.owner) and may_need_change(snapshot, each, record, patience):
+            due.append((each, record))
+    decisions: list[Decision] = []
+    for each, record in due:
+        change = change_of(snapshot, each, record, tally(), patience)
+        if change == record.change:
+            continue
+        new = record.changing(change)
+        if record.change is None and any(in_flight[broker] >= CHANGES_AT_ONCE for broker in _at_work(new)):
+            continue
+        in_flight.update(_at_work(new))
+        _give(tally(), each.ref, record.owner, ReplicaSet(coming_replicas(new), new.write_quorum))
+        assert each.known is not None
+        decisions.append(Decision(each.name, each.known.revision, new, Reason.REPLICAS))
+    return decisions
+
+
+def _at_work(record: Ownership) -> set[str]:
+    """Return the brokers that a change of replicas keeps busy: the owner, and those that get a copy."""
+    added = set(record.change.replicas).difference(record.replicas) if record.change is not None else set[str]()
+    return {record.owner, *added}

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from braid.cluster.ownership.leader_step import target_of
+from braid.cluster.ownership.leader_step import anew, is_lost, next_owner, target_of
+from braid.cluster.ownership.replica_sets import Patience
 from braid.cluster.placement import Tally
 from braid.cluster.snapshot import Placed, Snapshot
 from braid.model.errors import (
@@ -40,6 +41,10 @@ class MoveRequest(NamedTuple):
     record: Ownership
     begins: bool
     """Whether the record has to be changed. If not, the segment is there, or the same move was requested before."""
+    instead: Ownership | None = None
+    """The record that is to stand instead, where it is not the present one with a move."""
+    by_vote: bool = False
+    """Whether the replicas choose the broker."""
 
     @property
     def is_there(self) -> bool:
@@ -47,9 +52,7 @@ class MoveRequest(NamedTuple):
 
     def begun(self, id_: str) -> Ownership:
         """Return the record with the request in it."""
-        if self.record.state is OwnershipState.SERVING:
-            return self.record.moving(Move(to=self.target, id=id_))
-        return self.record.assigned(self.target)
+        return self.instead or self.record.moving(Move(to=self.target, id=id_))
 
 
 def select_segments(snapshot: Snapshot, path: str, segment_id: int | None) -> list[Placed]:
@@ -76,7 +79,7 @@ def check_target(snapshot: Snapshot, to: str) -> None:
     raise BrokerNotFound(f"broker {cut(to)} cannot be given segments: it is not there; the active brokers are: {there}")
 
 
-def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) -> MoveRequest:
+def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally, patience: Patience) -> MoveRequest:
     """Decide where a segment is to go. `MoveRefused` if it cannot move, `NotServing` if it cannot move now."""
     if each.known is None:
         raise NotServing(f"{each.name} has no owner yet; try again when it is served")
@@ -85,6 +88,8 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
     if record.state is OwnershipState.RECOVERING:
         raise NotServing(f"{each.name} cannot move now: {move_progress(record)}; try again when it is served")
     if record.state is not OwnershipState.SEALED and not snapshot.is_live(owner):
+        if record.replicas and not is_lost(snapshot, record):
+            raise NotServing(f"{each.name} cannot move now: its owner {owner} is down, and its replicas take over")
         raise MoveRefused(
             f"{each.name} cannot move: its owner {owner} is down; start {owner} again, or recover "
             "the segment and accept what is lost"
@@ -100,14 +105,18 @@ def plan_move(snapshot: Snapshot, each: Placed, to: str | None, tally: Tally) ->
     if record.state is OwnershipState.SERVING:
         if to == owner:
             return made
-        target = to if to is not None else tally.least_loaded(each.ref, avoid=owner)
+        target = to if to is not None else next_owner(each.ref, record, tally)
         if target is None or target == owner:
             raise MoveRefused(f"{each.name} cannot move: {owner} has it, and no other broker is active")
         return made._replace(target=target, begins=True)
     if record.state is OwnershipState.ASSIGNED and owner == to:
         return made
     if (failure := record.failure_of(owner)) is not None:
-        return made._replace(target=_instead_of(snapshot, each, failure, to, tally), begins=True)
+        target = _instead_of(snapshot, each, failure, to, tally)
+        new = anew(snapshot, each, record, tally, patience, to=target)
+        if new is None:
+            raise MoveRefused(f"{each.name} cannot move: too few brokers are active to hold its replicas")
+        return made._replace(target=target, instead=new, begins=True)
     raise NotServing(f"{each.name} cannot move now: no broker serves it yet; try again in a moment")
 
 
@@ -116,6 +125,8 @@ def _instead_of(snapshot: Snapshot, each: Placed, failure: OpeningFailure, to: s
     assert each.known is not None
     record = each.known.value
     why = f"{each.name} cannot move: its owner {record.owner} cannot open it: {failure.reason}"
+    if record.replicas and not record.clean and not is_lost(snapshot, record):
+        raise NotServing(f"{why}; its replicas take over")
     if not record.clean:
         raise MoveRefused(f"{why}; mend that, or recover the segment and accept what is lost")
     if to is not None and record.holders and to not in record.holders:
@@ -148,6 +159,8 @@ def move_result(request: MoveRequest, now: Ownership | None) -> Ownership | Brai
     """Return the record when the segment has arrived, an error when it will not arrive, None while it is moving."""
     if now is None:
         return MoveRefused(f"{request.segment} did not move: it was deleted meanwhile")
+    if request.by_vote:
+        return now if now.state is OwnershipState.SERVING and now.epoch > request.record.epoch else None
     if now.move is None and now.refusal and now.owner == request.source != request.target:
         return MoveRefused(f"{request.segment} did not move to {request.target or 'another broker'}: {now.refusal}")
     if now.state is not OwnershipState.SERVING or (now.owner == request.source and now.move is not None):
