@@ -103,6 +103,8 @@ class Questions:
         for name in names:
             self._services.access.check_may_know(principal, name)
             self._services.topics.check_readable(name.path)
+        if not self._services.ready:  # Its view may be old. Another broker knows who serves the topic now.
+            raise NotServing(f"broker {self._services.id} has no lease now, or is stopping; ask another broker")
         topology = self._services.topology
         for name in names:  # From here on changes of these topics are pushed to the peer.
             self.watched.pop(name.path, None)
