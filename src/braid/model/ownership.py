@@ -148,7 +148,16 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 
     def keeps_copy(self, broker: str) -> bool:
         """Tell whether the broker is one of the segment's replicas, or is to become one."""
-        return broker in self.replicas or (self.change is not None and broker in self.change.replicas)
+        return broker in self.copies
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """The brokers that keep a copy of the log, or are to get one; empty if the segment is not replicated."""
+        if not self.replicas and self.change is None:
+            return frozenset()
+        change = self.change.replicas if self.change is not None else ()
+        target = (self.move.to,) if self.move is not None and self.move.to else ()
+        return frozenset((*self.replicas, *change, *target))
 
     def failure_of(self, broker: str) -> OpeningFailure | None:
         return next((each for each in self.failures if each.broker == broker), None)
@@ -296,6 +305,24 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
 
     def sealed(self, holders: tuple[str, ...] = ()) -> Ownership:
         return self._to(OwnershipState.SEALED, holders=holders, clean=True)
+
+    def handed_to(self, target: str, position: LogPosition) -> Ownership:
+        """Give the segment to a broker that holds all of the log, up to this position; the owner does this. Where the
+        target was no replica, it takes the owner's place: with the other holders, it makes a quorum."""
+        if self.state is not OwnershipState.DRAINING or not self.replicas:
+            raise BrokenInvariant(f"I3: a segment that is {self.state.value} cannot be handed to {target}")
+        replicas = self.replicas
+        if target not in replicas:
+            replicas = tuple(target if each == self.owner else each for each in replicas)
+        return self._to(
+            OwnershipState.ASSIGNED,
+            owner=target,
+            epoch=Epoch(self.epoch + 1),
+            replicas=replicas,
+            elected=position,
+            move=None,
+            change=None,
+        )
 
     def is_held_by(self, owner: str, epoch: Epoch) -> bool:
         """Tell whether this owner, in this epoch, may still write for the segment (I3)."""

@@ -91,6 +91,11 @@ class ReplicaStorage:
         return self._log.base_offset
 
     @property
+    def file_base(self) -> Offset | None:
+        """Where the newest file begins; None if there is none."""
+        return self._log.files[-1].base_offset if self._log.files else None
+
+    @property
     def promised(self) -> Epoch:
         return Epoch(max(self._mark.promised, self._promising, self._log.position.epoch))
 
@@ -103,7 +108,7 @@ class ReplicaStorage:
         return self._log.failure
 
     async def promise(self, epoch: Epoch) -> LogPosition:
-        """Take no batch of a lower epoch any more, for ever. Returns what the disk holds. That includes all batches that
+        """Take no batch of a lower epoch any more, for ever. Returns what the disk holds, when it has all batches that
         were taken before: their owner is told of them."""
         if epoch < self.promised:
             raise Fenced(f"the copy under {self._folder} has promised epoch {self.promised}, and {epoch} is over")
@@ -135,12 +140,12 @@ class ReplicaStorage:
         """Look at the catalog again, if the copy holds no record. The frontier may have gone on, and the log may have
         inherited producers of other logs since the copy was opened."""
         if self.base == self.position.end:
-            await self._end_log(self._log.close)
+            await self._end_log(self._log.abandon)
             await self._open_log()
 
     async def cut_back(self, end: Offset) -> None:
         """Drop all records from offset `end` on, and all control batches that stand there or after it."""
-        if end >= self.position.end:
+        if end > self.position.end:
             return
         if end < self.base:
             raise OutOfSequence(f"the copy under {self._folder} begins at {self.base} and cannot be cut back to {end}")
@@ -152,13 +157,7 @@ class ReplicaStorage:
             if cut is None or file.base_offset > cut[0].base_offset:
                 await remove_file(self._context.disk, f"{self._folder}/{file.name}")
         if cut is not None:
-            file, position = cut
-            opened = await self._context.disk.open(f"{self._folder}/{file.name}")
-            try:
-                await opened.truncate(position)
-                await opened.sync()
-            finally:
-                await opened.close()
+            await self._truncate(*cut)
         await self._open_log()
         if self.position.end != end:
             raise OutOfSequence(f"the copy under {self._folder} ends at {self.position.end}, and was cut at {end}")
@@ -180,8 +179,10 @@ class ReplicaStorage:
                 await remove_file(self._context.disk, path)
 
     async def close(self) -> None:
-        """Stop in order. Nothing is written any more that was not taken."""
-        await self._stop(self._log.close)
+        """Stop in order, when the disk has all that was taken. The newest file stays open: the owner's goes on."""
+        with contextlib.suppress(BraidError):  # What could not be stored was not answered either.
+            await self._log.flush()
+        await self._stop(self._log.abandon)
 
     async def abandon(self) -> None:
         await self._stop(self._log.abandon)
@@ -211,6 +212,8 @@ class ReplicaStorage:
             # It was never counted for what chunks hold and it does not: a member stays one.
             await self._remove_files()
             found = RecoveredLog(next_offset=catalog.next_offset)
+        elif found.files and found.files[-1].closed:
+            found = await self._reopen_newest(found)
         await add_known_producers(self._context, catalog, segment_folder(*self._keys), found)
         if found.files:
             await repair(self._context.disk, self._folder, found)
@@ -239,6 +242,22 @@ class ReplicaStorage:
             pass
         await self._begin_anew()
         return RecoveredLog()
+
+    async def _reopen_newest(self, found: RecoveredLog) -> RecoveredLog:
+        """Take the footer off the newest file. This broker was the owner and has closed the file; the next owner's file
+        that begins at the same offset goes on."""
+        newest = found.files[-1]
+        await remove_file(self._context.disk, f"{self._folder}/{checkpoints.NAME}")  # It says how long the file is.
+        await self._truncate(newest, newest.batch_bytes)
+        return await recover(self._context.disk, self._folder)
+
+    async def _truncate(self, file: WalFile, size: int) -> None:
+        opened = await self._context.disk.open(f"{self._folder}/{file.name}")
+        try:
+            await opened.truncate(size)
+            await opened.sync()
+        finally:
+            await opened.close()
 
     async def _begin_anew(self) -> None:
         await self._note(msgspec.structs.replace(self._mark, member=False))

@@ -244,6 +244,7 @@ class ReplicaCopies:
             "position": _told(storage.position),
             "record_epoch": storage.record_epoch,
             "last": await storage.last_batch(),
+            "file_base": storage.file_base,
             "member": storage.member,
             "credit": CREDIT_BYTES,
         }

@@ -31,7 +31,7 @@ from braid.cluster.owners import Owners
 from braid.metadata.view import Known
 from braid.model.errors import BraidError, Fenced, MetadataError, NotEnoughReplicas
 from braid.model.ids import Offset
-from braid.model.log.replication import FollowerStatus, replicated_end
+from braid.model.log.replication import FollowerStatus, LogPosition, replicated_end
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState, ReplicaChange
 from braid.ports.tasks import TaskScope
@@ -77,6 +77,8 @@ class Replication:
         """Done when enough replicas hold BEGIN of this epoch."""
         self._next: ReplicaChange | None = None
         """The set that the log obeys, too, while it is being changed."""
+        self._news = asyncio.Event()
+        """Set when followers hold more, or fewer of them are there."""
         self._stopped = False
 
     async def begin(self, log: Log, catalog: Catalog) -> None:
@@ -109,10 +111,22 @@ class Replication:
         if self._record.change is not None and "change" not in self._tasks:
             self._tasks.start("change", self._change(), name=f"change the replicas of {self._name}")
 
+    async def brought_to(self, target: str, lag_bytes: int) -> LogPosition:
+        """Return when this broker's copy is a member's, and holds all that the log took, but for so many bytes; and how
+        far it reaches."""
+        while True:
+            self._news.clear()
+            log, stream = self._log, self._streams.get(target)
+            assert log is not None
+            held = stream.held if stream is not None and stream.counts and stream.member else None
+            if stream is not None and held is not None and (held == log.position or 0 < stream.lag_bytes <= lag_bytes):
+                return held
+            await self._news.wait()
+
     def on_member(self, broker: str) -> None:
-        """Hear that a broker has registered."""
+        """Hear that a broker has registered, or is gone."""
         if (stream := self._streams.get(broker)) is not None:
-            stream.retry_now()
+            stream.on_member()
 
     def on_exported(self) -> None:
         """Tell followers that chunks hold more of the log: they need fewer files."""
@@ -131,9 +145,8 @@ class Replication:
     # Streams.
 
     def _follow_set(self) -> None:
-        """Stream to the followers of the present set, and to those of the next one."""
-        change = self._record.change.replicas if self._record.change is not None else ()
-        wanted = {*self._record.replicas, *change} - {self._context.broker_id}
+        """Stream to the followers of the present set, to those of the next one, and to the target of a move."""
+        wanted = self._record.copies - {self._context.broker_id}
         for follower in sorted(wanted - self._streams.keys()):
             self._start(follower)
         for follower in sorted(self._streams.keys() - wanted):
@@ -189,6 +202,7 @@ class Replication:
 
     def _count(self) -> None:
         """Raise the watermark over what enough replicas hold, and admit followers that hold all of it."""
+        self._news.set()
         log = self._log
         if self._stopped or log is None or log.failure is not None or log.ended is not None:
             return
@@ -259,6 +273,7 @@ class Replication:
     async def _keep_admitting(self, stream: FollowerStream) -> None:
         try:
             await stream.admit()
+            self._news.set()
         except BraidError as error:
             _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
             await asyncio.sleep(RETRY_S)

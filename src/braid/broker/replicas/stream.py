@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from braid.model.errors import BraidError, Fenced, FileMissing, LogDamaged
+from braid.model.errors import BraidError, Fenced, FileMissing, LogDamaged, NotServing
 from braid.model.ids import Offset
 from braid.model.log.epochs import begin_epoch, parting
 from braid.model.log.replication import FollowerStatus, LogPosition
@@ -112,6 +112,15 @@ class FollowerStream:
         return held is not None and (held.epoch == log.epoch or (held.sealed and held.end == log.end))
 
     @property
+    def lag_bytes(self) -> int:
+        """How many bytes of the log the follower's disk does not have, in a session that has begun."""
+        place, files = self._place, self._source.log.files
+        if place is None:
+            return sum(file.batch_bytes for file in files)
+        unsent = sum(file.batch_bytes for file in files if file.base_offset >= place.file_base) - place.position
+        return self._unanswered_bytes + unsent
+
+    @property
     def status(self) -> FollowerStatus:
         position = self.held or LogPosition()
         return FollowerStatus(
@@ -144,8 +153,10 @@ class FollowerStream:
             self._retry.clear()
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    def retry_now(self) -> None:
-        """Begin the next session without a pause: the follower is there again."""
+    def on_member(self) -> None:
+        """Hear that the follower has registered, or is gone: its session is over, and the next one needs no pause."""
+        self._failure = self._failure or NotServing(f"broker {self.follower} is gone, or has started again")
+        self._more.set()
         self._retry.set()
 
     def on_group(self, written: WrittenGroup) -> None:
@@ -168,34 +179,37 @@ class FollowerStream:
         self._failure = None
         await source.bring_history(self.follower)
         state = await self._ask("copy_begin", revision=self._revision())
-        position = msgspec.convert(state["position"], LogPosition)
         starts = source.catalog.epochs
         if not starts or starts[-1][0] != source.log.epoch:
             starts = begin_epoch(starts, source.log.epoch, source.log.end)
-        parted_at = parting(starts, position.end, state["record_epoch"])
+        parted_at = parting(starts, _position(state).end, state["record_epoch"])
         if parted_at is not None:
             _log.warning(
                 "%s: %s leaves the log at offset %d and reaches %d: it is cut there",
-                source.name, self.follower, parted_at, position.end,
+                source.name, self.follower, parted_at, _position(state).end,
             )  # fmt: skip
             state = await self._cut(parted_at)
         if not await self._is_ours(state):
             state = await self._reset("its last batch is not the one of the log")
-        position = msgspec.convert(state["position"], LogPosition)
-        place = await source.frames.after(position)
-        if place is None and source.log.base_offset > position.end:
-            state = await self._reset(f"it ends at {position.end}, before the first file here")
-            position = msgspec.convert(state["position"], LogPosition)
-            place = await source.frames.after(position)
-        if place is None:
+        place = await source.frames.after(_position(state))
+        if place is None and source.log.base_offset > _position(state).end:
+            state = await self._reset(f"it ends at {_position(state).end}, before the first file here")
+            place = await source.frames.after(_position(state))
+        if place is not None and not _fits(place, state) and state["file_base"] == _position(state).end:
+            # Its newest file has only control batches, of an owner that did not come to serve.
+            state = await self._cut(_position(state).end)
+            place = await source.frames.after(_position(state))
+        if place is None or not _fits(place, state):
             raise LogDamaged(
-                f"{source.name}: no batch here follows position {position} of {self.follower}", position.end, 0
+                f"no batch here follows the copy on {self.follower}, which ends at {_position(state)}",
+                _position(state).end,
+                source.log.end,
             )
         self.member = state["member"]
         self._credit = state["credit"]
         self._place = place
         self.error = ""
-        self._note(position)
+        self._note(_position(state))
 
     async def _cut(self, end: Offset) -> dict[str, Any]:
         try:
@@ -302,3 +316,12 @@ class FollowerStream:
         """Tell the follower that it holds everything that is confirmed."""
         await self._ask("copy_admit")
         self.member = True
+
+
+def _fits(place: FramePlace, state: dict[str, Any]) -> bool:
+    """Tell whether the copy can go on at this place of the log: in its newest file, or in a new one."""
+    return place.file_base in (state["file_base"], _position(state).end)
+
+
+def _position(state: dict[str, Any]) -> LogPosition:
+    return msgspec.convert(state["position"], LogPosition)

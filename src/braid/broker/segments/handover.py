@@ -11,6 +11,9 @@ the record still has the move, and the owner begins anew. After SEALED, the lead
 of this broker. In mode `local` the chunks stay here until the new owner serves the segment: until then both disks hold
 the history, and either broker may go on.
 
+With replicas, brokers that share no storage need no chunks: the target gets a copy of the log as a follower does. When
+it holds everything that the owner took, the record names it as the next owner (`_hand_to_copy`).
+
 A segment whose disk is full takes no publishes, so nothing comes after what `prepare` exports. The hand-over needs next
 to no room then, and makes some (storage/history/exporter.py).
 
@@ -41,6 +44,7 @@ from braid.model.errors import (
     MetadataUncertain,
     Moved,
 )
+from braid.model.log.replication import LogPosition
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.ports.clock import Clock
 from braid.storage.context import StorageContext, StorageMode
@@ -49,6 +53,8 @@ PREPARE_ROUNDS: Final = 8
 SHORT_TAIL_BYTES: Final = 4 << 20
 """`prepare` is done when no more than this is left to export: some 10 ms of work."""
 RETRY_S: Final = 0.05
+COPY_PATIENCE_S: Final = 600.0
+"""How long the target may take to get its copy, while the segment is served."""
 EXPORT_PATIENCE_S: Final = 10.0
 """How long a tail that cannot be exported holds up its producers before the segment is taken back."""
 
@@ -86,28 +92,43 @@ class HandOver:
         move = self._record(segment).value.move
         if move is None:
             raise MoveGivenUp("the move was cancelled")
-        try:
-            for _ in range(PREPARE_ROUNDS):
-                self._check_target(move.to)
-                await segment.storage.export_now()
-                await self._copy(segment, move.to)
-                if segment.storage.unexported_bytes <= SHORT_TAIL_BYTES:
-                    break
-        except BraidError as error:
-            raise MoveGivenUp(f"its history does not reach broker {move.to}: {error}") from error
+        self._check_target(move.to)
+        if self._by_copy(segment):
+            await self._brought(segment, move.to, COPY_PATIENCE_S, lag_bytes=SHORT_TAIL_BYTES)
+        else:
+            await self._export(segment, move.to)
         self._check_target(move.to)
         await self._change(segment, Ownership.draining)
 
+    async def _export(self, segment: OwnedSegment, to: str) -> None:
+        """Bring history to where the target can read it, until little of the log is left."""
+        try:
+            for _ in range(PREPARE_ROUNDS):
+                self._check_target(to)
+                await segment.storage.export_now()
+                await self._copy(segment, to)
+                if segment.storage.unexported_bytes <= SHORT_TAIL_BYTES:
+                    break
+        except BraidError as error:
+            raise MoveGivenUp(f"its history does not reach broker {to}: {error}") from error
+
     async def finish(self, segment: OwnedSegment) -> None:
-        """Drain and seal the segment. When this returns, its storage is closed and its record is SEALED."""
-        known = self._record(segment)
-        record = known.value
-        assert record.state is OwnershipState.DRAINING, record
-        assert record.move is not None, record
+        """Drain the segment and hand it over. When this returns, its storage is closed. Its record is SEALED, or names
+        the next owner."""
         if not segment.storage.log.is_full:
             await self._retry(segment, segment.storage.log.flush)
         if segment.storage.log.is_replicated:
             await self._followed(segment)
+        if self._by_copy(segment):
+            await self._hand_to_copy(segment)
+        else:
+            await self._seal(segment)
+
+    async def _seal(self, segment: OwnedSegment) -> None:
+        known = self._record(segment)
+        record = known.value
+        assert record.state is OwnershipState.DRAINING, record
+        assert record.move is not None, record
         segment.fail_channels(Moved(f"{segment.name} is moving to another broker", "", segment.epoch))
         await self._retry(segment, segment.cursors.stop)
         await self._retry(segment, segment.storage.finish)
@@ -131,6 +152,39 @@ class HandOver:
             await segment.storage.abandon()  # The folder must be free when the segment comes back.
         self._copies.left(segment.name)
         _log.info("%s is handed over, sealed at offset %d", segment.name, segment.storage.log.end - 1)
+
+    def _by_copy(self, segment: OwnedSegment) -> bool:
+        """Tell whether the target gets the log as a follower does, and not as chunks."""
+        return self._context.mode is StorageMode.LOCAL and bool(self._record(segment).value.replicas)
+
+    async def _hand_to_copy(self, segment: OwnedSegment) -> None:
+        """Make the target the owner: its disk holds all of the log."""
+        known = self._record(segment)
+        assert known.value.move is not None
+        to = known.value.move.to
+        position = await self._brought(segment, to, EXPORT_PATIENCE_S)
+        segment.fail_channels(Moved(f"{segment.name} is moving to broker {to}", "", segment.epoch))
+        await self._retry(segment, segment.cursors.stop)
+
+        async def hand_over() -> None:
+            handed = known.value.handed_to(to, position)
+            if await self._owners.swap(segment.name, known.revision, handed) is None:
+                raise Fenced(f"{segment.name} was given to another owner while it was handed over")
+
+        await self._retry(segment, hand_over, for_ever=True)
+        await segment.stop_replication()
+        await segment.storage.close()
+        _log.info("%s is handed over to %s at offset %d", segment.name, to, position.end)
+
+    async def _brought(self, segment: OwnedSegment, to: str, patience_s: float, *, lag_bytes: int = 0) -> LogPosition:
+        """Return when the target's disk holds all that the log took, but for so many bytes; and how far that is."""
+        if segment.replication is None:
+            raise MoveGivenUp("it is about to be replicated; ask again in a moment")
+        try:
+            async with asyncio.timeout(patience_s):
+                return await segment.replication.brought_to(to, lag_bytes)
+        except TimeoutError as error:
+            raise MoveGivenUp(f"broker {to} does not hold all of it after {patience_s:g} s") from error
 
     async def _followed(self, segment: OwnedSegment) -> None:
         """Return when enough followers hold everything that the log took."""

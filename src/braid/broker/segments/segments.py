@@ -220,9 +220,7 @@ class Segments:
                 self._reconcile(name.topic.path, name.descriptor)
 
     def _on_member(self, broker: str) -> None:
-        """Go on with what waits for a broker that has registered: streams to it, and openings that need it."""
-        if not self._members.is_live(broker):
-            return
+        """Tell streams that a broker has registered or is gone, and try openings again that need it."""
         for segment in self._served.values():
             if segment.replication is not None:
                 segment.replication.on_member(broker)

@@ -171,6 +171,10 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     elif old.state is OwnershipState.RECOVERING and new.elected is not None:
         if new.epoch != old.epoch or new.owner not in old.replicas or new.replicas != old.replicas:
             raise PromiseBroken("I3", f"{new.owner} was elected for {segment} in epoch {new.epoch}, not of {old}")
+    elif old.state is OwnershipState.DRAINING and new.elected is not None:
+        if old.move is None or new != old.handed_to(old.move.to, new.elected):
+            raise PromiseBroken("I2", f"{segment} was handed over otherwise than its move says: {old} became {new}")
+        return
     elif new.state is OwnershipState.ASSIGNED:
         if new.epoch != old.epoch + 1:
             raise PromiseBroken("I3", f"{segment} was assigned in epoch {new.epoch}, after {old.epoch}")
