@@ -84,6 +84,11 @@ class Brokers:
         del self.running[name]
         self.disks[name].kill()
 
+    def lose_disk(self, name: str) -> None:
+        """Give a broker that is down a blank disk."""
+        assert name not in self.running
+        self.disks[name] = SimulatedDisk(self.simulation.random)
+
     @contextlib.asynccontextmanager
     async def client(self, *names: str, timeout: float = 30.0) -> AsyncIterator[Client]:
         """That knows these brokers at first; by default all that run."""

@@ -1,0 +1,265 @@
+"""Replicated segments on bad days, each by itself, with whole brokers in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from braid.client.client import Client
+from braid.client.producing.producer import Producer
+from braid.model.errors import NotEnoughReplicas, TimedOut
+from braid.model.names import SegmentName, TopicName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
+from tests.kits.waiting import until
+
+SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+
+
+def record_of(brokers: Brokers) -> Ownership:
+    broker = brokers.any()
+    name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(0))
+    record = broker.cluster.owners.find(name)
+    assert record is not None
+    return record
+
+
+def in_sync(brokers: Brokers) -> list[str]:
+    """The followers whose copies count, as the owner knows it."""
+    found = brokers.running[owner].segments.of_topic(PATH) if (owner := brokers.owner(0)) else []
+    return [each.broker for segment in found[:1] for each in segment.followers if each.in_sync and each.member]
+
+
+async def complete(brokers: Brokers, followers: int = 2) -> str:
+    """Wait until so many followers count; return the owner."""
+    await until(lambda: len(in_sync(brokers)) == followers)
+    return brokers.owner(0)
+
+
+async def send(producer: Producer, start: int, end: int) -> None:
+    for number in range(start, end):
+        await producer.send(b"%d" % number)
+
+
+async def check(client: Client, count: int) -> None:
+    """Every record is there once, in order."""
+    assert await read_all(client, count) == [b"%d" % number for number in range(count)]
+
+
+@asynccontextmanager
+async def replicated(
+    simulation: Simulation, names: tuple[str, ...] = ("a", "b", "c"), *, shared: bool = True, confirm: int = 2
+) -> AsyncIterator[tuple[Brokers, Client, Producer]]:
+    async with running_brokers(simulation, names, shared=shared) as brokers, brokers.client(timeout=120) as client:
+        await client.admin.create_topic("orders", replicas=3, confirm=confirm)
+        async with client.producer("orders") as producer:
+            await complete(brokers)
+            yield brokers, client, producer
+
+
+@SHARED
+async def test_a_killed_owner_loses_nothing_and_comes_back_as_a_follower(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 50)
+        owner = brokers.owner(0)
+        brokers.kill(owner)
+        await send(producer, 50, 100)
+        assert brokers.owner(0) not in ("", owner)
+        assert record_of(brokers).epoch == 2
+        await brokers.start(owner)
+        assert await complete(brokers) != owner
+        await check(client, 100)
+
+
+@SHARED
+async def test_a_lost_disk_loses_nothing_and_its_copy_is_made_again(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 50)
+        lost = brokers.owner(0)
+        brokers.kill(lost)
+        brokers.lose_disk(lost)
+        await send(producer, 50, 60)
+        await brokers.start(lost)
+        await complete(brokers)
+        await send(producer, 60, 70)
+        brokers.kill(brokers.owner(0))  # Now the new copy is needed: two of three must answer.
+        await send(producer, 70, 80)
+        await check(client, 80)
+
+
+@SHARED
+async def test_an_owner_that_comes_back_without_its_disk_is_replaced_by_a_vote(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 30)
+        lost = brokers.owner(0)
+        brokers.kill(lost)
+        brokers.lose_disk(lost)
+        await brokers.start(lost)  # Its lease may still be there: the leader has not noticed.
+        await send(producer, 30, 60)
+        await complete(brokers)
+        await check(client, 60)
+
+
+async def test_no_record_is_shown_or_confirmed_before_enough_disks_hold_it(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client, producer):
+        await send(producer, 0, 10)
+        owner = brokers.owner(0)
+        log = brokers.running[owner].segments.get(PATH, 0).storage.log
+        for other in "abc":
+            if other != owner:
+                brokers.network.cut(owner, other)
+        sending = asyncio.ensure_future(producer.send(b"10"))
+        await until(lambda: log.written.value == 11)
+        await asyncio.sleep(1)
+        assert not sending.done()
+        assert log.confirmed.value == 10
+        for other in "abc":
+            brokers.network.heal(other)
+        await sending
+        await check(client, 11)
+
+
+async def test_publishes_are_refused_while_too_few_replicas_are_there(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client, producer):
+        await send(producer, 0, 10)
+        owner = brokers.owner(0)
+        followers = [each for each in "abc" if each != owner]
+        for each in followers:
+            brokers.kill(each)
+        segment = brokers.running[owner].segments.get(PATH, 0)
+        await until(lambda: not any(each.in_sync for each in segment.followers))
+        async with brokers.client(owner, timeout=5) as hasty, hasty.producer("orders") as other:
+            with pytest.raises((NotEnoughReplicas, TimedOut), match="replicas"):
+                await other.send(b"too early")
+        await brokers.start(followers[0])
+        await send(producer, 10, 20)
+        await check(client, 20)
+
+
+@SHARED
+async def test_a_deposed_owner_drops_what_it_could_not_confirm(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        owner = brokers.owner(0)
+        log = brokers.running[owner].segments.get(PATH, 0).storage.log
+        for other in "abc":
+            if other != owner:
+                brokers.network.cut(owner, other)
+        brokers.store_of(owner).disconnect()
+        async with brokers.client(owner) as stubborn, stubborn.producer("orders") as alone:
+            pending = [asyncio.ensure_future(alone.send(b"never %d" % number)) for number in range(5)]
+            await until(lambda: log.written.value == 25)
+            await send(producer, 20, 30)  # To the new owner: the old one confirms nothing.
+            assert log.confirmed.value == 20
+            brokers.store_of(owner).reconnect()
+            for other in "abc":
+                brokers.network.heal(other)
+            await complete(brokers)
+            await asyncio.gather(*pending)  # The new owner takes them: they are stored once.
+        found = await read_all(client, 35)
+        assert found[:30] == [b"%d" % number for number in range(30)]
+        assert sorted(found[30:]) == [b"never %d" % number for number in range(5)]
+
+
+async def test_a_blank_disk_is_no_witness(simulation: Simulation) -> None:
+    """Confirmed on two of three: with one of them gone and the other one blank, the third must not continue alone."""
+    async with replicated(simulation) as (brokers, client, producer):
+        owner = brokers.owner(0)
+        lagging, witness = (each for each in "abc" if each != owner)
+        brokers.network.cut(owner, lagging)
+        await send(producer, 0, 20)
+        brokers.kill(witness)
+        brokers.lose_disk(witness)
+        brokers.kill(owner)
+        for other in "abc":
+            brokers.network.heal(other)
+        await brokers.start(witness)
+        await asyncio.sleep(60)
+        assert record_of(brokers).state is not OwnershipState.SERVING or not brokers.owner(0)
+        await brokers.start(owner)
+        await send(producer, 20, 30)
+        await check(client, 30)
+
+
+@SHARED
+async def test_a_move_and_a_drain_keep_the_replicas(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        target = next(each for each in record_of(brokers).replicas if each != brokers.owner(0))
+        await client.admin.move("orders", to=target)
+        await complete(brokers)
+        await send(producer, 20, 40)
+        assert brokers.owner(0) == target
+        await client.admin.drain(target)
+        await until(lambda: target not in record_of(brokers).replicas and brokers.owner(0) not in ("", target))
+        await complete(brokers)
+        await send(producer, 40, 60)
+        await check(client, 60)
+
+
+async def test_an_orderly_stop_hands_over_and_the_rest_goes_on(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client, producer):
+        for first in (0, 10, 20):
+            await send(producer, first, first + 10)
+            owner = await complete(brokers)
+            await brokers.stop(owner)
+            await until(lambda: brokers.owner(0))
+            await brokers.start(owner)
+        await complete(brokers)
+        await send(producer, 30, 40)
+        await check(client, 40)
+
+
+@SHARED
+async def test_replicas_come_and_go_while_producers_send(simulation: Simulation, shared: bool) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client(timeout=120) as client:
+        await client.admin.create_topic("orders")
+        async with client.producer("orders") as producer:
+            sent = 0
+
+            async def keep_sending() -> None:
+                nonlocal sent
+                while True:
+                    await producer.send(b"%d" % sent)
+                    sent += 1
+                    await asyncio.sleep(0.01)
+
+            sending = asyncio.ensure_future(keep_sending())
+            await client.admin.update_topic("orders", replicas=3, confirm=2)
+            await complete(brokers)
+            await until(lambda: len(record_of(brokers).replicas) == 3)
+            brokers.kill(lost := brokers.owner(0))
+            await until(lambda: brokers.owner(0) not in ("", lost))
+            await brokers.start(lost)
+            await complete(brokers)
+            await client.admin.update_topic("orders", replicas=1, durability="fsync")
+            await until(lambda: len(record_of(brokers).replicas) < 2)
+            await until(lambda: brokers.owner(0))
+            before = sent
+            await until(lambda: sent > before + 10)
+            sending.cancel()
+            await asyncio.wait([sending])
+            await producer.flush()
+        found = await read_all(client, sent)
+        assert found[:sent] == [b"%d" % number for number in range(sent)]
+
+
+async def test_children_of_a_split_are_replicated_from_their_first_record(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client, producer):
+        for number in range(40):
+            await producer.send(b"%d" % number, key=b"%d" % number)
+        await client.admin.split("orders", 0)
+        for number in range(40, 80):
+            await producer.send(b"%d" % number, key=b"%d" % number)
+        records = brokers.any().cluster.owners.of_topic(PATH)
+        assert all(len(record.replicas) == 3 for record in records.values())
+        brokers.kill(next(record.owner for key, record in sorted(records.items()) if key.endswith("-1")))
+        for number in range(80, 120):
+            await producer.send(b"%d" % number, key=b"%d" % number)
+        assert sorted(await read_all(client, 120), key=int) == [b"%d" % number for number in range(120)]
