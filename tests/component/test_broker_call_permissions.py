@@ -35,6 +35,8 @@ TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "get_topic": {},
     "topic_stats": {},
     "topic_storage": {},
+    "topic_replicas": {},
+    "set_replicas": {"replicas": 1},
     "list_subscriptions": {},
     "get_subscription": {"subscription": "billing"},
     "create_subscription": {"subscription": "new"},
@@ -55,7 +57,7 @@ TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "delete_segment": {"descriptor": "0000-ffff-9"},
     "delete_topic": {},
 }
-KNOW = {"get_topic", "get_layout", "topic_stats", "list_subscriptions", "get_subscription"}
+KNOW = {"get_topic", "get_layout", "topic_stats", "topic_replicas", "list_subscriptions", "get_subscription"}
 OF_SEGMENTS = {"create_segment", "terminate_segment", "delete_segment"}
 """As PIP-468 has it: not for the topic's own administrators."""
 NAMESPACE_CALLS: dict[str, dict[str, Any]] = {

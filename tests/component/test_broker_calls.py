@@ -16,7 +16,7 @@ from braid.broker.broker import Broker
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Put
-from braid.model.cluster import Registration
+from braid.model.cluster import REPLICAS, Registration
 from braid.model.errors import (
     InvalidArgument,
     MetadataUnavailable,
@@ -31,6 +31,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch, Offset
 from braid.model.layout import Layout
+from braid.model.ownership import ReplicaChange
 from braid.model.stored_record import encode
 from braid.model.subscription import Cursor
 from braid.model.topic import Durability, Topic
@@ -94,7 +95,7 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
                 "maxDecodedBytes": 64 << 20, "maxBatchRecords": 1 << 20,
             },
             "createdAt": broker.topics.get(ORDERS.path).created_at,
-            "owners": {"0": "broker-1", "1": "broker-1"},
+            "owners": {"0": "broker-1", "1": "broker-1"}, "replicas": {},
         }  # fmt: skip
         await call("create_topic", topic="acme/sales/other")
         assert await call("list_topics", tenant="public", namespace="default") == ["topic://public/default/orders"]
@@ -138,8 +139,8 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
         assert first.pop("bytes") > 0
         assert first == {
             "segmentId": 0, "hashRange": {"start": 0, "end": 0x7FFF}, "state": "ACTIVE", "owner": "broker-1",
-            "epoch": 1, "earliestOffset": 0, "endOffset": 10, "records": 10, "bytesInPerS": 0, "bytesOutPerS": 0,
-            "recordsInPerS": 0, "hotKeyHashes": None, "hotKeyShare": None, "unavailable": None,
+            "epoch": 1, "replicas": [], "earliestOffset": 0, "endOffset": 10, "records": 10, "bytesInPerS": 0,
+            "bytesOutPerS": 0, "recordsInPerS": 0, "hotKeyHashes": None, "hotKeyShare": None, "unavailable": None,
         }  # fmt: skip
         billing = await call("get_subscription", topic="orders", subscription="billing")
         assert billing == {
@@ -275,6 +276,48 @@ async def test_replicas_and_durability_that_do_not_fit_are_refused_with_what_to_
         with pytest.raises(InvalidArgument, match=said):
             await call("create_topic", topic="orders", policies=policies)
         assert broker.topics.all() == {}
+
+
+async def test_a_topic_without_replicas_shows_its_owner_alone(simulation: Simulation) -> None:
+    async with served(simulation) as (broker, call):
+        await call("create_topic", topic="orders")
+        shown = await call("topic_replicas", topic="orders")
+        assert shown == {
+            "name": "topic://public/default/orders", "replicas": 1, "writeQuorum": 1,
+            "segments": {"0": {
+                "segmentId": 0, "hashRange": {"start": 0, "end": 0xFFFF}, "owner": "broker-1", "writeQuorum": 1,
+                "replicas": [{"broker": "broker-1", "state": "owner", "behind": None, "end": None, "error": ""}],
+                "change": None, "unavailable": None,
+            }},
+        }  # fmt: skip
+        assert await call("set_replicas", topic="orders", replicas=1) == shown
+        with pytest.raises(InvalidArgument, match="start more"):
+            await call("set_replicas", topic="orders", replicas=3)
+        with pytest.raises(InvalidArgument, match="use 1 to 1"):
+            await call("set_replicas", topic="orders", writeQuorum=2)
+        for name in ("topic_replicas", "set_replicas"):
+            with pytest.raises(TopicNotFound):
+                await call(name, topic="absent")
+        with pytest.raises(TopicNotFound):
+            await call("set_replicas", topic="orders", topicId=1)
+        assert broker.topics.get(ORDERS.path).policies.replicas == 1
+
+
+async def test_replicas_that_are_asked_for_become_the_topics_policies(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    call = caller(broker)
+    await call("create_topic", topic="orders")
+    other = Registration(address="elsewhere:6660", admin="", features=(REPLICAS,))
+    await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
+    await until(lambda: broker.cluster.members.is_active("broker-2"))
+    shown = await call("set_replicas", topic="orders", replicas=3)
+    assert (shown["replicas"], shown["writeQuorum"]) == (3, 2)
+    assert broker.topics.get(ORDERS.path).policies.durability is Durability.REPLICATED
+    await until(lambda: broker.cluster.owners.of_topic(ORDERS.path)["0000-ffff-0"].change is not None)
+    record = broker.cluster.owners.of_topic(ORDERS.path)["0000-ffff-0"]
+    assert record.change == ReplicaChange(replicas=("broker-1", "broker-2"), write_quorum=2)
+    await broker.close()
 
 
 async def test_a_topic_needs_as_many_brokers_as_must_confirm(simulation: Simulation) -> None:
@@ -495,7 +538,7 @@ async def test_brokers_and_topology_are_shown(simulation: Simulation) -> None:
     assert first == {
         "id": "broker-1", "address": "machine:6660", "admin": "127.0.0.1:8660", "state": "active",
         "version": first["version"], "startedAt": broker.cluster.registration.started_at, "labels": {}, "segments": 2,
-        "leader": True, "load": first["load"], "obstacles": [],
+        "replicas": 0, "leader": True, "load": first["load"], "obstacles": [],
     }  # fmt: skip
     assert (second["id"], second["segments"]) == ("broker-2", 0)
     topology = await call("topology")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from braid.broker.segments.segment_access import FindPositions, GetProgress, PlaceCursor, RemoveCursor
+from braid.broker.segments.segment_access import FindPositions, GetFollowers, GetProgress, PlaceCursor, RemoveCursor
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.model.errors import (
@@ -18,7 +18,8 @@ from braid.model.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from braid.model.ids import NO_REQUEST, Offset, SegmentId
+from braid.model.ids import NO_REQUEST, Epoch, Offset, SegmentId
+from braid.model.log.replication import FollowerStatus, LogPosition
 from braid.model.ownership import OwnershipState
 from braid.model.subscription import Placing, Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation
@@ -95,6 +96,18 @@ async def test_positions_are_told_by_any_broker(simulation: Simulation) -> None:
                 (SegmentPositions(0, 0, 100, False, at_time[0]), SegmentPositions(1, 0, 120, True, at_time[1])),
             )
         client.close()
+
+
+async def test_an_owner_says_how_far_its_followers_are(simulation: Simulation) -> None:
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        position = LogPosition(epoch=Epoch(1), end=Offset(90), sealed=False)
+        follower = FollowerStatus(broker="c", position=position, in_sync=True, member=True, behind=10)
+        cluster["b"][1].followers = (follower,)
+        for node in cluster.nodes.values():
+            access = node.accesses.now(cluster.name(1), cluster.topic.id, 5)
+            assert await access.ask(GetFollowers()) == (follower,)
+            assert await node.accesses.now(cluster.name(0), cluster.topic.id, 5).ask(GetFollowers()) == ()
 
 
 @pytest.mark.parametrize("away", [OwnershipState.DRAINING, OwnershipState.SEALED, OwnershipState.ASSIGNED])

@@ -135,6 +135,30 @@ async def test_a_retriable_error_is_retried_until_the_timeout_and_a_final_one_is
             await client.admin.split("x", 0)
 
 
+async def test_replicas_are_named_as_the_broker_names_them() -> None:
+    calls = Calls(
+        create_topic=[{"name": "x"}] * 2,
+        get_topic=[{"topicId": 5}] * 3,
+        update_topic=[{"name": "x"}],
+        set_replicas=[CUT, {"replicas": 5}, {"replicas": 5}],
+        topic_replicas=[{"replicas": 3}],
+    )
+    async with connected(calls) as client:
+        await client.admin.create_topic("x")
+        await client.admin.create_topic("x", replicas=3, confirm=2)
+        await client.admin.update_topic("x", replicas=1)
+        assert await client.admin.set_replicas("x", 5) == {"replicas": 5}
+        await client.admin.set_replicas("x", confirm=3)
+        assert await client.admin.topic_replicas("x") == {"replicas": 3}
+    plain, replicated = (each["policies"] for each in calls.of("create_topic"))
+    assert not {"replicas", "writeQuorum", "durability"} & plain.keys(), "the broker knows the defaults"
+    assert (replicated["replicas"], replicated["writeQuorum"]) == (3, 2)
+    assert calls.of("update_topic") == [{"topic": "x", "topicId": 5, "policies": {"replicas": 1}}]
+    more, again, confirm = calls.of("set_replicas")
+    assert more == again == {"topic": "x", "topicId": 5, "replicas": 5}
+    assert confirm == {"topic": "x", "topicId": 5, "writeQuorum": 3}
+
+
 async def test_every_try_of_a_create_brings_the_same_id_and_no_two_creates_the_same() -> None:
     """The broker then knows its own work (tests/component/test_broker_topics.py)."""
     calls = Calls(create_topic=[CUT, {"name": "x"}, {"name": "y"}], create_subscription=[CUT, {"name": "s"}])

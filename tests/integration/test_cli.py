@@ -119,6 +119,20 @@ def test_what_comes_later_says_so_in_one_line(url: str, topic: str, arguments: S
     assert said.count("\n") == 1
 
 
+def test_the_replicas_of_a_topic_are_shown_and_checked(url: str, topic: str) -> None:
+    shown = run(url, "topic", "replicas", topic)
+    assert re.search(r"^SEGMENT +CONFIRM +REPLICA +STATE +END +BEHIND$", shown, flags=re.MULTILINE)
+    assert re.search(r"^ +0 +1 of 1 +broker-1 +owner +- +-$", shown, flags=re.MULTILINE)
+    assert ask(url, "topic", "replicas", topic, "--set", "1")["writeQuorum"] == 1
+    for command in (("replicas", topic, "--set", "3"), ("update", topic, "--replicas", "3", "--confirm", "2")):
+        said = run(url, "topic", *command, code=2)
+        assert re.search("2 replicas confirm a record, and 1 broker is active; start more", said)
+        assert said.count("\n") == 1
+    assert "leave the durability out" in run(
+        url, "topic", "update", topic, "--replicas", "3", "--durability", "fsync", code=2
+    )
+
+
 def test_a_topic_is_split_merged_and_repartitioned_and_its_braid_is_drawn(url: str, topic: str) -> None:
     assert re.fullmatch(r"0 → 1, 2 in [\d.]+ s\.\n", run(url, "topic", "split", topic, "0", "--at", "2000"))
     assert re.fullmatch(r"1, 2 → 3 in [\d.]+ s\.\n", run(url, "topic", "merge", topic, "2", "1"))

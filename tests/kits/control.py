@@ -20,6 +20,7 @@ from braid.metadata.view import View
 from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.log.epochs import EpochStarts
+from braid.model.log.replication import FollowerStatus
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic, TopicPolicies
@@ -72,6 +73,7 @@ class PlainSegment:
         self.cursors = cursors
         self.earliest = Offset(0)
         self.epochs: EpochStarts = ()
+        self.followers: tuple[FollowerStatus, ...] = ()
         self.times = times
         """Of the records from offset 0 on, µs."""
         self.closed: list[tuple[str, str, Offset | None]] = []

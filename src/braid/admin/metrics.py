@@ -169,6 +169,17 @@ class Exposition:
             "Segments of this broker that could not be opened, or failed and are not open again yet.",
             len(broker.segments.absent()),
         )
+        lacking = [sum(not each.in_sync for each in segment.followers) for segment in broker.segments.all()]
+        yield _gauge(
+            "braid_replicas_out_of_sync",
+            "Followers of this broker's segments whose copies do not count for confirms: they are gone or behind.",
+            sum(lacking),
+        )
+        yield _gauge(
+            "braid_segments_under_replicated",
+            "Segments of this broker with such a follower.",
+            sum(map(bool, lacking)),
+        )
         yield _gauge(
             "braid_metadata_unreadable_records",
             "Metadata records that this broker cannot read; see its log.",

@@ -170,6 +170,21 @@ class Admin:
         result: Json = await self._call("topic_stats", {"topic": topic})
         return result
 
+    async def topic_replicas(self, topic: str) -> Json:
+        """Return the replicas of each segment: how far each is, how many must confirm, and the change under way."""
+        result: Json = await self._call("topic_replicas", {"topic": topic})
+        return result
+
+    async def set_replicas(self, topic: str, replicas: int | None = None, *, confirm: int | None = None) -> Json:
+        """Ask for another number of replicas, of which `confirm` (a majority, if only `replicas` is given) confirm a
+        record. Returns as `topic_replicas` does, before the change is done. Raises `TopicNotFound`."""
+        found = await self.topic(topic)
+        given = {"replicas": replicas, "writeQuorum": confirm}
+        arguments = {"topic": topic, "topicId": found["topicId"]}
+        arguments |= {name: value for name, value in given.items() if value is not None}
+        result: Json = await self._call("set_replicas", arguments)
+        return result
+
     async def topic_storage(self, topic: str) -> Json:
         """Return, under `storage`, the URL of the topic's chunks and manifests; empty if each broker keeps its own."""
         result: Json = await self._call("topic_storage", {"topic": topic})

@@ -129,6 +129,26 @@ def test_policies_of_auto_scaling_are_set_read_and_deleted(broker: AdminBroker, 
     assert {broker.ask(method, absent, {}).status for method in ("GET", "PUT", "DELETE")} == {404}
 
 
+def test_replicas_are_shown_and_set(broker: AdminBroker, orders: str) -> None:
+    path = f"{ORDERS}/replicas"
+    shown = broker.ask("GET", path).json
+    assert (shown["replicas"], shown["writeQuorum"]) == (1, 1)
+    assert {each["state"] for segment in shown["segments"].values() for each in segment["replicas"]} == {"owner"}
+    same = broker.ask("PUT", path, {"replicas": 1, "writeQuorum": 1})
+    assert (same.status, same.json) == (200, shown)
+    for wrong in (
+        {"replicas": 0},
+        {"replicas": 8},
+        {"replicas": 3},
+        {"writeQuorum": 2},
+        {"replica": 1},
+        {"replicas": "1"},
+    ):
+        assert broker.ask("PUT", path, wrong).status == 400, wrong
+    absent = "/admin/v2/scalable/public/default/absent/replicas"
+    assert {broker.ask(method, absent, {}).status for method in ("GET", "PUT")} == {404}
+
+
 def test_single_segments_are_ended_and_deleted_without_leaving_a_hole(broker: AdminBroker, orders: str) -> None:
     place = "/admin/v2/segments/public/default/orders"
     before = broker.ask("GET", f"{ORDERS}/layout").json

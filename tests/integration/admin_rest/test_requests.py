@@ -205,6 +205,7 @@ def test_the_openapi_document_names_every_path_of_the_interface(broker: AdminBro
         (f"{topic}/split/{{segmentId}}", "post"),
         (f"{topic}/merge/{{segmentId1}}/{{segmentId2}}", "post"),
         (f"{topic}/move", "post"),
+        *((f"{topic}/replicas", method) for method in ("get", "put")),
         *((f"{topic}/autoScalePolicy", method) for method in ("get", "put", "delete")),
         *((segment, method) for method in ("put", "delete")),
         (f"{segment}/terminate", "post"),

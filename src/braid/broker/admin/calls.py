@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from braid.broker.admin import cluster, history, layouts, moves, subscriptions, topics
+from braid.broker.admin import cluster, layouts, moves, replicas, subscriptions, topics
 from braid.broker.admin.call import CALLS, read_call
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
@@ -16,7 +16,7 @@ from braid.broker.error_mapping import to_client
 from braid.broker.shielded_tasks import ShieldedTasks
 from braid.model.errors import Fenced, InvalidArgument, LogClosed, quote
 
-SUBJECTS = (topics, layouts, subscriptions, moves, history, cluster)
+SUBJECTS = (topics, replicas, layouts, subscriptions, moves, cluster)
 """Where the calls are: importing them makes them known."""
 
 

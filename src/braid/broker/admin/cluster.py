@@ -124,9 +124,9 @@ class Topology(AdminCall, frozen=True):
 
 
 def _described(services: CallServices) -> list[BrokerDescription]:
-    """The brokers that are live, and those that are gone and own what nobody else can serve."""
+    """The brokers that are live, and those that are gone and own what nobody else can serve, or hold copies."""
     snapshot = services.leader.snapshot()
-    owned = _owned(snapshot)
+    owned, copies = _owned(snapshot), _copies(snapshot)
     leader = services.leader.leader
     live = {
         id_: BrokerDescription.of(
@@ -134,13 +134,14 @@ def _described(services: CallServices) -> list[BrokerDescription]:
             registration,
             state=snapshot.brokers[id_].state.value,
             segments=owned[id_],
+            replicas=copies[id_],
             leader=id_ == leader,
             load=snapshot.loads.get(id_),
             obstacles=_obstacles(snapshot, id_) if id_ in services.members.drains else (),
         )
         for id_, registration in services.members.brokers.all().items()
     }
-    down = {id_: BrokerDescription.of_down(id_, count) for id_, count in owned.items() if id_ not in live}
+    down = {id_: BrokerDescription.of_down(id_, owned[id_], copies[id_]) for id_ in owned | copies if id_ not in live}
     return [each for _, each in sorted({**live, **down}.items())]
 
 
@@ -149,10 +150,15 @@ def _obstacles(snapshot: Snapshot, broker: str) -> list[str]:
     found: list[str] = []
     for each in snapshot.segments():
         record = each.known.value if each.known is not None else None
-        if record is None or record.owner != broker or record.state is OwnershipState.SEALED:
+        if record is None or record.state is OwnershipState.SEALED:
             continue
         failure = record.failure_of(broker)
-        reason = f"broker {broker} cannot open it: {failure.reason}" if failure is not None else record.refusal
+        if record.owner == broker:
+            reason = f"broker {broker} cannot open it: {failure.reason}" if failure is not None else record.refusal
+        elif broker in record.replicas and record.change is None:
+            reason = f"broker {broker} holds a replica, and no other broker can take its place now"
+        else:
+            continue
         if reason and len(found) < MAX_OBSTACLES:
             found.append(f"{each.ref}: {reason}")
     return found
@@ -164,4 +170,15 @@ def _owned(snapshot: Snapshot) -> Counter[str]:
         each.known.value.owner
         for each in snapshot.segments()
         if each.known is not None and each.known.value.state is not OwnershipState.SEALED
+    )
+
+
+def _copies(snapshot: Snapshot) -> Counter[str]:
+    """How many segments of others each broker has copies of."""
+    return Counter(
+        broker
+        for each in snapshot.segments()
+        if each.known is not None
+        for broker in each.known.value.replicas
+        if broker != each.known.value.owner
     )

@@ -74,6 +74,8 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     drained: dict[str, frozenset[SegmentId]]
     """By subscription: the sealed segments of which it has consumed everything."""
     unavailable: dict[SegmentId, Unavailable]
+    replicas: dict[SegmentId, tuple[str, ...]] = {}
+    """The brokers with copies of segments that are replicated."""
 
     def connected(self, subscription: str | None = None) -> list[str]:
         """The names of the connected consumers, of one subscription or of all."""
@@ -170,10 +172,12 @@ class Reports:
             sealed=frozenset(segment for segment, info in found.layout.segments.items() if not info.is_active),
             drained=self._drained.of_topic(topic.path),
             unavailable=unavailable,
+            replicas={id_: record.replicas for id_, record in records.items() if record is not None},
         )
 
     def _down(self, record: Ownership | None) -> list[str]:
-        return [broker for broker in record.holders if not self._members.is_live(broker)] if record is not None else []
+        """The brokers that are gone of those whose disks hold what no other disk does."""
+        return [broker for broker in record.keepers if not self._members.is_live(broker)] if record is not None else []
 
     async def _of_broker(self, broker_id: str, topic: TopicName, topic_id: int) -> OwnerReport | str:
         """Its report, or why there is none."""
@@ -218,7 +222,7 @@ def why_unavailable(
     down: Collection[str] = (),
     unreadable: RecordUnreadable | None = None,
 ) -> Unavailable:
-    """Say why a segment is unavailable. `down` are those of the record's holders that are gone; `unreadable` tells why
+    """Say why a segment is unavailable. `down` are those of the record's keepers that are gone; `unreadable` tells why
     the record that the store has cannot be read."""
     if unreadable is not None:
         return Unavailable(record.owner if record is not None else "", str(unreadable))
@@ -230,8 +234,8 @@ def why_unavailable(
     elif record.state is OwnershipState.SEALED:  # Whatever its last owner says or does.
         to = record.move.to if record.move is not None else ""
         reason = f"it is moving from broker {record.owner} to {f'broker {to}' if to else 'another one'}"
-    elif record.state is OwnershipState.RECOVERING:
-        reason = move_progress(record)
+    elif record.replicas and not record.clean and (record.state is OwnershipState.RECOVERING or record.owner in down):
+        reason = _votes(record, down)
     elif isinstance(answer, str):
         reason = answer
     elif (absent := answer.absent.get(segment_id)) is not None:
@@ -245,6 +249,17 @@ def why_unavailable(
     else:
         reason = "its owner does not serve it at the moment"
     return Unavailable(record.owner, reason)
+
+
+def _votes(record: Ownership, down: Collection[str]) -> str:
+    there = len(record.replicas) - len(down)
+    if there >= record.keepers_needed:
+        return move_progress(record) if record.state is OwnershipState.RECOVERING else "its replicas take over"
+    missing = f"{record.keepers_needed - there} of {', '.join(down)} must come back" if there else "all are down"
+    return (
+        f"its owner {record.owner} is lost, and {record.keepers_needed} of its replicas "
+        f"{', '.join(record.replicas)} must vote: {missing}"
+    )
 
 
 def _sum(counts: Iterable[TopicCounts]) -> TopicCounts:

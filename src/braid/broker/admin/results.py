@@ -49,6 +49,9 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     owners: Annotated[
         dict[SegmentId, str | None], Meta(description="The broker that has each segment; null while none does.")
     ]
+    replicas: Annotated[
+        dict[SegmentId, tuple[str, ...]], Meta(description="The brokers with copies of segments that are replicated.")
+    ] = {}
 
     @classmethod
     def of(cls, name: TopicName, topic: Topic, records: Mapping[SegmentId, Ownership | None]) -> TopicDescription:
@@ -62,6 +65,7 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             policies=topic.policies,
             created_at=topic.created_at,
             owners=_owners(records),
+            replicas={id_: each.replicas for id_, each in records.items() if each is not None and each.replicas},
         )
 
 
@@ -94,6 +98,7 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     started_at: Micros
     state: BrokerStatus
     segments: Annotated[int, Meta(description="That it owns.")]
+    replicas: Annotated[int, Meta(description="Segments of others of which it holds copies.")]
     labels: dict[str, str]
     leader: Annotated[bool, Meta(description="Whether it leads the cluster.")]
     load: Annotated[LoadSummary | None, Meta(description="Its last report; null if there is none.")]
@@ -107,6 +112,7 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
         *,
         state: BrokerStatus,
         segments: int,
+        replicas: int = 0,
         leader: bool = False,
         load: LoadReport | None = None,
         obstacles: Sequence[str] = (),
@@ -120,15 +126,16 @@ class BrokerDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             labels=registration.labels,
             state=state,
             segments=segments,
+            replicas=replicas,
             leader=leader,
             obstacles=list(obstacles),
             load=msgspec.convert(load, LoadSummary | None, from_attributes=True),
         )
 
     @classmethod
-    def of_down(cls, id_: str, segments: int) -> BrokerDescription:
-        """A broker that is not there, and owns segments that wait for it."""
-        return cls.of(id_, Registration(address="", admin=""), state="down", segments=segments)
+    def of_down(cls, id_: str, segments: int, replicas: int = 0) -> BrokerDescription:
+        """A broker that is not there, and has segments or copies of them that wait for it."""
+        return cls.of(id_, Registration(address="", admin=""), state="down", segments=segments, replicas=replicas)
 
 
 class PlannedMove(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -246,6 +253,7 @@ class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     state: SegmentState | None = None
     owner: str | None = None
     epoch: OwnerEpoch | None = None
+    replicas: Annotated[tuple[str, ...], Meta(description="The brokers with copies of it, its owner included.")] = ()
     earliest_offset: Offset | None = None
     end_offset: Offset | None = None
     records: int | None = None
@@ -261,9 +269,13 @@ class SegmentDescription(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def of(
-        cls, info: SegmentInfo, known: SegmentStatistics | None, unavailable: Unavailable | None
+        cls,
+        info: SegmentInfo,
+        known: SegmentStatistics | None,
+        unavailable: Unavailable | None,
+        replicas: tuple[str, ...] = (),
     ) -> SegmentDescription:
-        described = cls(segment_id=info.segment_id, hash_range=info.hash_range, state=info.state)
+        described = cls(segment_id=info.segment_id, hash_range=info.hash_range, state=info.state, replicas=replicas)
         if known is not None:
             return msgspec.structs.replace(described, **msgspec.structs.asdict(known))
         if unavailable is not None:
@@ -358,7 +370,9 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
             name=str(name),
             epoch=topic.layout.epoch,
             segments={
-                id_: SegmentDescription.of(info, report.segments.get(id_), report.unavailable.get(id_))
+                id_: SegmentDescription.of(
+                    info, report.segments.get(id_), report.unavailable.get(id_), report.replicas.get(id_, ())
+                )
                 for id_, info in topic.layout.segments.items()
             },
             **msgspec.structs.asdict(report.counts),

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from braid.broker.admin.call import AdminCall, CallId, OnTopic, anybody, on_topic, who_knows_the_topic
-from braid.broker.admin.results import StorageLocation, TopicDescription, TopicStatistics, some_names
+from braid.broker.admin.results import (
+    StorageLocation,
+    TopicDescription,
+    TopicStatistics,
+    some_names,
+)
 from braid.broker.admin.route import (
     NO_CONTENT,
     TOPIC,
@@ -29,18 +34,20 @@ from braid.broker.admin.route import (
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.config import LOCAL
+from braid.broker.segments.segment_access import SwapChunks
 from braid.model.cluster import REPLICAS
 from braid.model.errors import (
     InvalidArgument,
     NotAvailable,
     NotServing,
     PermissionDenied,
+    SegmentNotFound,
     ShuttingDown,
     SubscriptionBusy,
     TopicExists,
     TopicNotFound,
 )
-from braid.model.ids import NO_REQUEST
+from braid.model.ids import NO_REQUEST, SegmentId
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.ownership import OwnershipState
 from braid.model.topic import PolicyChanges, Topic, TopicPolicies
@@ -192,6 +199,31 @@ class TopicStorage(OnTopic, frozen=True):
         services.topics.get(self.name.path)
         storage = services.config.storage
         return StorageLocation("" if storage == LOCAL else storage)
+
+
+class ReplaceChunks(OnTopic, frozen=True):
+    """Let a chunk that somebody has joined take the place of small ones.
+
+    Joining is not the broker's work (storage/history/compaction.py); that the segment's owner, and nobody else, changes
+    its catalog is. Repeating the call is fine: the second swap finds the first."""
+
+    needs = on_topic(Action.ADMIN)
+    segment: int
+    old: list[str]
+    """The objects of neighbouring chunks, oldest first."""
+    new: str
+    """The object that holds the same batches."""
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[str, Any]:
+        name = self.name
+        topic = services.topics.get(name.path)
+        info = topic.layout.segments.get(SegmentId(self.segment))
+        if info is None:
+            raise SegmentNotFound(f"topic {name} has no segment {self.segment}")
+        segment = services.accesses.of(SegmentName.of(name, info), topic.id)
+        chunks = await segment.ask(SwapChunks(self.old, self.new))
+        _log.info("%s replaced %d chunks of %s by %s", principal.name, len(self.old), name, self.new)
+        return {"topic": str(name), "segment": self.segment, "chunks": chunks}
 
 
 def _check_replicas(services: CallServices, name: TopicName, policies: TopicPolicies) -> None:

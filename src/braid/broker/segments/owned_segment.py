@@ -131,6 +131,11 @@ class OwnedSegment:
         # Consumers hear of a rise before producers: they get new records, producers only the confirm of their own.
         storage.log.confirmed.follow(self._on_confirmed, first=True)
 
+    @property
+    def followers(self) -> tuple[FollowerStatus, ...]:
+        """How far the copies of other brokers are; empty: the segment is not replicated."""
+        return ()
+
     def follow_layout(self, topic: Topic | None) -> None:
         """Take publishes as the topic's layout says; None if there is no topic any more."""
         self.takes_publishes = False

@@ -43,6 +43,7 @@ from braid.model.errors import (
 )
 from braid.model.ids import Offset
 from braid.model.log.epochs import EpochStarts
+from braid.model.log.replication import FollowerStatus
 from braid.model.names import SegmentName
 from braid.model.ownership import OwnershipState
 from braid.model.subscription import Placing
@@ -97,6 +98,9 @@ class ServedSegment(Protocol):
     def producer_rows(self) -> bytes: ...
 
     def check_can_end(self) -> None: ...
+
+    @property
+    def followers(self) -> tuple[FollowerStatus, ...]: ...
 
 
 class OwnedSegments(Protocol):
@@ -208,8 +212,26 @@ class CheckCanEnd(Question[None], frozen=True, tag=True):
         segment.check_can_end()
 
 
+class GetFollowers(Question[tuple[FollowerStatus, ...]], frozen=True, tag=True):
+    """How far the followers of the segment are, as its owner knows."""
+
+    async def answer(self, segment: ServedSegment) -> tuple[FollowerStatus, ...]:
+        return segment.followers
+
+    def read(self, answer: Any) -> tuple[FollowerStatus, ...]:
+        return msgspec.convert(answer, tuple[FollowerStatus, ...])
+
+
 AnyQuestion = (
-    FindPositions | GetProgress | BeginCursor | PlaceCursor | RemoveCursor | SwapChunks | GetProducers | CheckCanEnd
+    FindPositions
+    | GetProgress
+    | BeginCursor
+    | PlaceCursor
+    | RemoveCursor
+    | SwapChunks
+    | GetProducers
+    | CheckCanEnd
+    | GetFollowers
 )
 
 

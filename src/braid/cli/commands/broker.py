@@ -39,7 +39,8 @@ def broker() -> None:
 def list_brokers(target: Target, as_json: bool) -> None:
     """List the brokers of the cluster, with their segments and load.
 
-    A `down` broker is unreachable; SEGMENTS counts the segments that wait for its return.
+    A `down` broker is unreachable; SEGMENTS counts the segments that wait for its return. REPLICAS counts the segments
+    of others of which a broker holds copies.
 
     \b
     Examples:
@@ -50,6 +51,7 @@ def list_brokers(target: Target, as_json: bool) -> None:
         print_json(found)
         return
     with_racks = any("rack" in each["labels"] for each in found)
+    with_replicas = any(each.get("replicas") for each in found)  # Older brokers do not tell.
     columns = [
         Column("BROKER"),
         Column("STATE"),
@@ -57,6 +59,7 @@ def list_brokers(target: Target, as_json: bool) -> None:
         Column("ADDRESS"),
         Column("ADMIN"),
         Column("SEGMENTS", right=True),
+        *([Column("REPLICAS", right=True)] if with_replicas else []),
         Column("LEADER"),
         Column("IN/S", right=True),
         Column("OUT/S", right=True),
@@ -71,6 +74,7 @@ def list_brokers(target: Target, as_json: bool) -> None:
             each["address"] or "-",
             each["admin"] or "-",
             count_text(each["segments"]),
+            *([count_text(each["replicas"])] if with_replicas else []),
             "yes" if each["leader"] else "-",
             *_load_texts(each["load"]),
             each["version"] or "-",

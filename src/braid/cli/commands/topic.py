@@ -10,7 +10,7 @@ import click
 
 from braid.cli.commands.topic_auto_scale import autoscale
 from braid.cli.commands.topic_layout import abort, layout, merge, repartition, split
-from braid.cli.commands.topic_moves import move, recover
+from braid.cli.commands.topic_moves import move, recover, replicas
 from braid.cli.commands.topic_policies import given_policies, policy_fields, policy_options, update
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
@@ -214,7 +214,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    owners = found.get("owners", {})  # Older brokers do not tell.
+    owners, copies = found.get("owners", {}), found.get("replicas", {})  # Older brokers do not tell.
     print_fields(
         [
             ("topic", TopicName.parse(found["name"]).path),
@@ -231,6 +231,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
         Column("RANGE"),
         Column("STATE"),
         Column("OWNER"),
+        *([Column("REPLICAS")] if copies else []),
         Column("PARENTS"),
         Column("CHILDREN"),
     ]
@@ -240,6 +241,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
             range_text(segment["hashRange"]),
             segment["state"],
             owners.get(segment_id) or "-",
+            *([", ".join(copies.get(segment_id, ())) or "-"] if copies else []),
             ", ".join(map(str, segment["parentIds"])) or "-",
             ", ".join(map(str, segment["childIds"])) or "-",
         )
@@ -265,11 +267,13 @@ def stats(target: Target, name: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    replicated = any(segment.get("replicas") for segment in found["segments"].values())  # Older brokers do not tell.
     columns = [
         Column("SEGMENT", right=True),
         Column("RANGE"),
         Column("STATE"),
         Column("OWNER"),
+        *([Column("REPLICAS")] if replicated else []),
         Column("EARLIEST", right=True),
         Column("END", right=True),
         Column("RECORDS", right=True),
@@ -281,6 +285,7 @@ def stats(target: Target, name: str, as_json: bool) -> None:
             range_text(segment["hashRange"]),
             segment["state"] or "-",
             segment["owner"] or "-",
+            *([", ".join(segment["replicas"]) or "-"] if replicated else []),
             count_text(segment["earliestOffset"]),
             count_text(segment["endOffset"]),
             count_text(segment["records"]),
@@ -363,3 +368,4 @@ topic.add_command(update)
 topic.add_command(move)
 topic.add_command(move, "unload")
 topic.add_command(recover)
+topic.add_command(replicas)

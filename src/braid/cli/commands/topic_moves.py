@@ -1,4 +1,4 @@
-"""`braid topic move` and `braid topic recover`: bring segments to other brokers."""
+"""`braid topic move`, `braid topic recover` and `braid topic replicas`: which brokers have a topic's segments."""
 
 from __future__ import annotations
 
@@ -114,3 +114,77 @@ def _print_moves(segments: list[dict[str, Any]]) -> None:
         for each in segments
     ]
     print_table(columns, rows, empty="No segments.")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--set", "replicas", type=int, metavar="N", help="Ask for so many replicas of each segment.")
+@click.option("--confirm", type=int, metavar="W", help="Let so many of them confirm. [default: with --set, a majority]")
+@json_option
+@with_target
+def replicas(target: Target, name: str, replicas: int | None, confirm: int | None, as_json: bool) -> None:
+    """Show the replicas of a topic's segments, or ask for another number of them.
+
+    A replica is `in sync` when its copy counts for confirms. Replicas that are asked for are brought about while
+    clients go on; look again to see how far they are.
+
+    \b
+    Examples:
+      braid topic replicas orders
+      braid topic replicas orders --set 3
+      braid topic replicas orders --set 5 --confirm 3
+    """
+    path = TopicName.parse(name).path
+
+    async def look(client: Client) -> dict[str, Any]:
+        if replicas is None and confirm is None:
+            return await client.admin.topic_replicas(path)
+        return await client.admin.set_replicas(path, replicas, confirm=confirm)
+
+    found = ask(target, look)
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("SEGMENT", right=True),
+        Column("CONFIRM"),
+        Column("REPLICA"),
+        Column("STATE"),
+        Column("END", right=True),
+        Column("BEHIND", right=True),
+    ]
+    rows = [
+        (
+            str(segment["segmentId"]),
+            f"{segment['writeQuorum']} of {_voters(segment)}",
+            each["broker"],
+            each["state"].replace("-", " "),
+            count_text(each["end"]),
+            count_text(each["behind"]),
+        )
+        for segment in found["segments"].values()
+        for each in segment["replicas"]
+    ]
+    print_table(columns, rows, empty="No segments.")
+    for segment in found["segments"].values():
+        _print_replica_findings(segment, found["replicas"])
+
+
+def _voters(segment: dict[str, Any]) -> int:
+    """Return how many replicas the segment has. Those that join do not count yet."""
+    return sum(each["state"] != "joining" for each in segment["replicas"])
+
+
+def _print_replica_findings(segment: dict[str, Any], wanted: int) -> None:
+    number, change = segment["segmentId"], segment["change"]
+    if segment["unavailable"] is not None:
+        click.echo(f"Segment {number} is unavailable: {segment['unavailable']}")
+    for each in segment["replicas"]:
+        if each["error"]:
+            click.echo(f"Segment {number}: {each['broker']} gets nothing: {each['error']}")
+    if change is not None:
+        to = ", ".join(change["replicas"]) or "its owner alone"
+        waits = "; ".join(change["waitsFor"]) or "it is nearly done"
+        click.echo(f"Segment {number} changes to {to}, {change['writeQuorum']} to confirm: {waits}")
+    elif segment["replicas"] and _voters(segment) != wanted:
+        click.echo(f"Segment {number} has {_voters(segment)} of {wanted} replicas.")
