@@ -150,7 +150,7 @@ class Candidate:
 
 class Owner:
     """Plays a broker's part in the records of its segments, without any segment behind them: opens what is assigned to
-    it, hands over what is to move."""
+    it, hands over what is to move, changes replicas. `look` lets it look again after a setting has changed."""
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
@@ -160,6 +160,8 @@ class Owner:
         self.cannot_open = ""
         """Why it opens nothing, as it says in the records; empty: it does."""
         self.hands_over = True
+        self.copies = True
+        """Whether it changes replicas when it is asked to."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -167,6 +169,9 @@ class Owner:
         self.candidate.owners.table.on_change.append(lambda _: self._changed.set())
         self._task = asyncio.create_task(self._play(), name=f"owner {self.candidate.id}")
         return self
+
+    def look(self) -> None:
+        self._changed.set()
 
     async def _play(self) -> None:
         owners = self.candidate.owners
@@ -190,6 +195,8 @@ class Owner:
                 return found.serving()
             case OwnershipState.SERVING if found.move is not None and self.hands_over:
                 return found.kept(self.refuses) if self.refuses else found.draining()
+            case OwnershipState.SERVING if found.change is not None and self.copies:
+                return found.replicas_changed(found.change.replicas, found.change.write_quorum)
             case OwnershipState.DRAINING:
                 return found.sealed()
         return None

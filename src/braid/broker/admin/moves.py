@@ -202,7 +202,7 @@ async def _give_away(
         assert each.known is not None
         record = each.known.value
         if record.replicas and not record.clean:
-            new = giving_up(snapshot, each, record, tally, patience)
+            new = giving_up(snapshot, each, record, tally, patience, to=to)
         else:
             gone = given_up(snapshot, record)
             new = anew(snapshot, each, record, tally, patience, to=to, accept_loss=True, given_up=gone)

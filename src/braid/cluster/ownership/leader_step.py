@@ -367,13 +367,13 @@ def _recover(
 
 
 def giving_up(
-    snapshot: Snapshot, each: Placed, record: Ownership, tally: Tally, patience: Patience
+    snapshot: Snapshot, each: Placed, record: Ownership, tally: Tally, patience: Patience, *, to: str | None = None
 ) -> Ownership | None:
     """Accept the loss of what only replicas that are gone hold: the others vote, or if none of them can, the segment
     goes to another broker. None if no broker can have it. The write must compare that they are still gone."""
     gone = given_up(snapshot, record)
     if not any(snapshot.is_live(broker) and record.failure_of(broker) is None for broker in record.replicas):
-        return anew(snapshot, each, record, tally, patience, accept_loss=True, given_up=gone)
+        return anew(snapshot, each, record, tally, patience, to=to, accept_loss=True, given_up=gone)
     if record.state is OwnershipState.RECOVERING:
         return record.losing(gone)
     return record.recovering(accept_loss=True, given_up=gone)

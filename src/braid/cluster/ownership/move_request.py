@@ -160,7 +160,8 @@ def move_result(request: MoveRequest, now: Ownership | None) -> Ownership | Brai
     if now is None:
         return MoveRefused(f"{request.segment} did not move: it was deleted meanwhile")
     if request.by_vote:
-        return now if now.state is OwnershipState.SERVING and now.epoch > request.record.epoch else None
+        assert request.instead is not None
+        return now if now.state is OwnershipState.SERVING and now.epoch >= request.instead.epoch else None
     if now.move is None and now.refusal and now.owner == request.source != request.target:
         return MoveRefused(f"{request.segment} did not move to {request.target or 'another broker'}: {now.refusal}")
     if now.state is not OwnershipState.SERVING or (now.owner == request.source and now.move is not None):
