@@ -134,7 +134,7 @@ class OwnedSegment:
     @property
     def followers(self) -> tuple[FollowerStatus, ...]:
         """How far the copies of other brokers are; empty: the segment is not replicated."""
-        return ()
+        return self.replication.followers if self.replication is not None else ()
 
     def follow_layout(self, topic: Topic | None) -> None:
         """Take publishes as the topic's layout says; None if there is no topic any more."""
@@ -147,10 +147,6 @@ class OwnedSegment:
                 if self.storage.log.sealed and not info.is_active and not self._exports_end:
                     self._exports_end = True  # Not before the children take publishes: producers wait for them.
                     self.storage.export_end()
-
-    @property
-    def followers(self) -> tuple[FollowerStatus, ...]:
-        return self.replication.followers if self.replication is not None else ()
 
     async def flush(self) -> None:
         """Return when everything that was taken is confirmed, or when followers do not confirm it for FOLLOWERS_S."""
