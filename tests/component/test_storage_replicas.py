@@ -147,6 +147,24 @@ def test_a_promise_outlives_a_crash_and_shuts_lower_epochs_out() -> None:
     run(main)
 
 
+def test_a_promise_counts_the_batches_that_were_taken_before_it() -> None:
+    """Their owner is told that this disk holds them, and may confirm them after the vote."""
+
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        number = replica.apply(Epoch(1), Offset(0), bytearray(stamped_batch(0, epoch=1)))
+        held = asyncio.ensure_future(replica.held(number))
+        promising = asyncio.ensure_future(replica.promise(Epoch(2)))
+        await asyncio.sleep(0)
+        with pytest.raises(Fenced):
+            replica.apply(Epoch(1), Offset(0), bytearray(stamped_batch(1, epoch=1)))
+        assert await promising == at(1, 1) == await held
+        replica.apply(Epoch(2), Offset(0), bytearray(stamped_batch(1, epoch=2)))
+        assert await replica.promise(Epoch(2)) == at(2, 2), "asked again"
+
+    run(main)
+
+
 def test_a_copy_on_a_disk_that_was_lost_is_no_member() -> None:
     async def main(world: World) -> None:
         replica = await open_replica(world.b)

@@ -10,7 +10,7 @@ import pytest
 
 from braid.client.client import Client
 from braid.client.producing.producer import Producer
-from braid.model.errors import NotEnoughReplicas, TimedOut
+from braid.model.errors import NotEnoughReplicas, OutOfSequence, TimedOut
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.testing.sim.loop import Simulation
@@ -29,9 +29,10 @@ def record_of(brokers: Brokers) -> Ownership:
 
 
 def in_sync(brokers: Brokers) -> list[str]:
-    """The followers whose copies count, as the owner knows it."""
+    """The followers whose copies count and hold everything, as the owner knows it."""
     found = brokers.running[owner].segments.of_topic(PATH) if (owner := brokers.owner(0)) else []
-    return [each.broker for segment in found[:1] for each in segment.followers if each.in_sync and each.member]
+    followers = [each for segment in found[:1] for each in segment.followers]
+    return [each.broker for each in followers if each.in_sync and each.member and not each.behind]
 
 
 async def complete(brokers: Brokers, followers: int = 2) -> str:
@@ -162,6 +163,8 @@ async def test_a_deposed_owner_drops_what_it_could_not_confirm(simulation: Simul
                 brokers.network.heal(other)
             await complete(brokers)
             await asyncio.gather(*pending)  # The new owner takes them: they are stored once.
+        brokers.kill(await complete(brokers))
+        await until(lambda: brokers.owner(0) == owner)  # Of equal copies, that of the first replica wins.
         found = await read_all(client, 35)
         assert found[:30] == [b"%d" % number for number in range(30)]
         assert sorted(found[30:]) == [b"never %d" % number for number in range(5)]
@@ -203,8 +206,9 @@ async def test_a_move_and_a_drain_keep_the_replicas(simulation: Simulation, shar
         await check(client, 60)
 
 
-async def test_an_orderly_stop_hands_over_and_the_rest_goes_on(simulation: Simulation) -> None:
-    async with replicated(simulation) as (brokers, client, producer):
+@SHARED
+async def test_an_orderly_stop_hands_over_and_the_rest_goes_on(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
         for first in (0, 10, 20):
             await send(producer, first, first + 10)
             owner = await complete(brokers)
@@ -214,6 +218,35 @@ async def test_an_orderly_stop_hands_over_and_the_rest_goes_on(simulation: Simul
         await complete(brokers)
         await send(producer, 30, 40)
         await check(client, 40)
+
+
+async def test_a_follower_that_was_stopped_goes_on_in_the_file_that_its_owner_still_writes(
+    simulation: Simulation,
+) -> None:
+    async with replicated(simulation) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        follower = next(each for each in "abc" if each != brokers.owner(0))
+        await brokers.stop(follower)
+        await send(producer, 20, 30)
+        await brokers.start(follower)
+        await complete(brokers)
+        await check(client, 30)
+
+
+async def test_pieces_of_a_session_that_is_over_are_refused(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, _, producer):
+        await send(producer, 0, 5)
+        follower = next(each for each in "abc" if each != brokers.owner(0))
+        copies = brokers.running[follower].segment_host.replicas
+        name = str(brokers.running[brokers.owner(0)].segments.get(PATH, 0).name)
+        about = {"segment": name, "topic_id": 1, "epoch": 1, "file_base": 0, "covered": 0}
+        for session in (0, 2):
+            with pytest.raises(OutOfSequence, match="begin anew"):
+                await copies.append({**about, "session": session}, b"")
+        with pytest.raises(OutOfSequence, match="begin anew"):
+            await copies.cut({**about, "session": 2, "end": 0})
+        await send(producer, 5, 10)
+        await complete(brokers)
 
 
 @SHARED

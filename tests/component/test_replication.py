@@ -1,0 +1,307 @@
+"""What an owner counts: a real log, and followers that answer as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from braid.broker.replicas.replication import Replication
+from braid.cluster.owners import Owners
+from braid.metadata import paths
+from braid.metadata.memory import MemoryStore
+from braid.metadata.store import Put
+from braid.metadata.view import View
+from braid.model.batch.header import BatchHeader, parse_header
+from braid.model.errors import ConnectionLost, NotEnoughReplicas
+from braid.model.ids import Epoch, Offset
+from braid.model.log.replication import LogPosition
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership, ReplicaChange
+from braid.model.topic import Durability
+from braid.ports.disk import Buffer
+from braid.storage.history.catalog import Catalog
+from braid.storage.segment import SegmentStorage
+from braid.testing.sim.loop import Simulation
+from tests.kits.storage import DESCRIPTOR, SMALL, TOPIC, World, make_batch
+from tests.kits.waiting import until
+
+NAME = SegmentName.at(TOPIC, DESCRIPTOR)
+CONFIG = msgspec.structs.replace(SMALL, durability=Durability.REPLICATED)
+PAUSE_S = 5.0
+"""Long enough for everything that could happen."""
+
+
+def at(epoch: int, end: int) -> LogPosition:
+    return LogPosition(epoch=Epoch(epoch), end=Offset(end))
+
+
+class Followers:
+    """Followers whose disks take as much as the test says."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, LogPosition] = {}
+        """By broker; a broker that is not here does not answer."""
+        self.takes: dict[str, int] = {}
+        """By broker: the offset up to which its disk takes records now."""
+        self.changed = asyncio.Event()
+        self.admitted: list[str] = []
+
+    def begin(self, *brokers: str, epoch: int = 1, end: int = 0) -> None:
+        """Let these followers be there, with disks that hold this and take nothing."""
+        for broker in brokers:
+            self.held[broker] = at(epoch, end)
+            self.takes[broker] = end
+
+    def take(self, broker: str, end: int) -> None:
+        """Let the follower's disk take records up to this offset."""
+        self.takes[broker] = end
+        self._wake()
+
+    def lose(self, broker: str) -> None:
+        """Let the follower be gone."""
+        del self.held[broker]
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def call(
+        self,
+        broker_id: str,
+        name: str,
+        arguments: dict[str, Any],
+        payload: Sequence[Buffer] = (),
+        timeout_s: float = 0,
+    ) -> Any:
+        assert timeout_s > 0
+        self._check(broker_id)
+        if name == "copy_begin":
+            return {
+                "position": msgspec.to_builtins(self.held[broker_id]),
+                "record_epoch": self.held[broker_id].epoch,
+                "last": None,
+                "file_base": 0,
+                "member": False,
+                "credit": 1 << 20,
+            }
+        if name == "copy_admit":
+            return self.admitted.append(broker_id)
+        assert name == "copy_append", name
+        *_, last = headers(b"".join(payload)) if payload else (None,)
+        end = last.next_offset if last is not None else 0
+        while self.takes[broker_id] < end:
+            await self.changed.wait()
+            self._check(broker_id)
+        if last is not None:
+            self.held[broker_id] = max(self.held[broker_id], at(last.epoch, end), key=lambda each: each.rank)
+        return {"position": msgspec.to_builtins(self.held[broker_id])}
+
+    def _check(self, broker: str) -> None:
+        if broker not in self.held:
+            raise ConnectionLost(f"{broker} is gone")
+
+
+def headers(data: bytes) -> list[BatchHeader]:
+    found, position = [], 0
+    while position < len(data):
+        found.append(parse_header(data, position))
+        position += found[-1].size
+    return found
+
+
+class Scene:
+    def __init__(self, store: MemoryStore, owners: Owners, storage: SegmentStorage, replication: Replication) -> None:
+        self.store = store
+        self.owners = owners
+        self.log = storage.log
+        self.replication = replication
+
+    async def append(self, count: int) -> None:
+        for _ in range(count):
+            self.log.append(make_batch())
+        await self.log.flush()
+
+    async def stays(self, offset: int) -> bool:
+        """Tell whether nothing more is confirmed, however long it takes."""
+        await asyncio.sleep(PAUSE_S)
+        return self.log.confirmed.value == offset
+
+    async def write(self, record: Ownership) -> None:
+        known = self.owners.known(NAME)
+        assert known is not None
+        revision = await self.owners.swap(NAME, known.revision, record)
+        assert revision is not None
+        await self.owners.view.caught_up(revision)
+        self.follow()
+
+    def follow(self) -> None:
+        known = self.owners.known(NAME)
+        assert known is not None
+        self.replication.follow(known)
+
+    @property
+    def record(self) -> Ownership:
+        record = self.owners.find(NAME)
+        assert record is not None
+        return record
+
+
+async def nothing_to_bring(follower: str, catalog: Catalog) -> None:
+    """Storage is shared."""
+
+
+@asynccontextmanager
+async def scene(simulation: Simulation, followers: Followers, replicas: str, quorum: int) -> AsyncIterator[Scene]:
+    world = World(simulation)
+    context = world.a.context
+    record = Ownership.first(context.broker_id, (context.broker_id, *replicas), quorum).serving()
+    await context.store.txn([], [Put(paths.ownership(TOPIC, DESCRIPTOR), record.to_json())])
+    store = world.store.client("replication")
+    view = View(store)
+    owners = Owners(view)
+    await view.load()
+    replication = Replication(context, owners, NAME, 1, record, followers.call, nothing_to_bring)
+    storage = await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(1), CONFIG, replicate=replication.begin)
+    found = Scene(store, owners, storage, replication)
+    owners.table.on_change.append(lambda _: found.follow())
+    yield found
+    await replication.stop()
+    await storage.abandon()
+    await view.stop()
+
+
+async def test_a_record_is_confirmed_when_enough_disks_hold_it(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x", "y")
+    async with scene(simulation, followers, "xy", 3) as owner:
+        await owner.append(7)
+        await owner.append(3)
+        followers.take("x", 10)
+        assert await owner.stays(0)
+        followers.take("y", 7)
+        await owner.log.confirmed.reached(7)
+        assert await owner.stays(7)
+        followers.take("y", 10)
+        await owner.log.confirmed.reached(10)
+
+
+async def test_an_owner_does_not_begin_before_enough_disks_hold_its_first_batch(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x", epoch=0)
+    followers.takes["x"] = -1
+    with pytest.raises(NotEnoughReplicas, match="x lag behind or are down"):
+        async with scene(simulation, followers, "x", 2):
+            pass
+
+
+async def test_a_copy_of_an_earlier_owners_records_does_not_count(simulation: Simulation) -> None:
+    """A replica with a later epoch may win a vote without them. BEGIN of this epoch shows that it cannot."""
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "xy", 2) as owner:
+        await owner.append(5)
+        followers.begin("y", epoch=0, end=5)
+        await until(lambda: any(each.position.end == 5 for each in owner.replication.followers))
+        assert await owner.stays(0)
+        followers.take("y", 6)
+        await owner.append(1)
+        await owner.log.confirmed.reached(6)
+
+
+async def test_what_a_follower_held_does_not_count_when_its_session_is_over(simulation: Simulation) -> None:
+    """Its disk may have been replaced since."""
+    followers = Followers()
+    followers.begin("x", "y")
+    async with scene(simulation, followers, "xy", 3) as owner:
+        await owner.append(10)
+        followers.take("x", 10)
+        await until(lambda: owner.replication.followers[0].position.end == 10)
+        followers.lose("x")
+        owner.replication.on_member("x")
+        await until(lambda: not owner.replication.followers[0].in_sync)
+        followers.take("y", 10)
+        assert await owner.stays(0)
+        followers.begin("x", end=10)
+        await owner.log.confirmed.reached(10)
+
+
+async def test_batches_are_refused_while_too_few_followers_are_there(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "x", 2) as owner:
+        owner.log.append(make_batch())
+        followers.lose("x")
+        await until(lambda: not owner.replication.followers[0].in_sync)
+        with pytest.raises(NotEnoughReplicas, match="2 of its 2 replicas must hold a record"):
+            owner.log.append(make_batch())
+        followers.begin("x")
+        followers.take("x", 10)
+        await owner.log.confirmed.reached(1)
+        owner.log.append(make_batch())
+        await owner.log.confirmed.reached(2)
+
+
+async def test_a_follower_is_admitted_only_when_it_holds_all_that_is_confirmed(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "xy", 2) as owner:
+        await until(lambda: followers.admitted == ["x"])
+        await owner.append(4)
+        await owner.append(6)
+        followers.take("x", 10)
+        await owner.log.confirmed.reached(10)
+        followers.begin("y", end=4)
+        await asyncio.sleep(30)
+        assert owner.replication.followers[1].in_sync
+        assert followers.admitted == ["x"]
+        followers.take("y", 10)
+        await until(lambda: followers.admitted == ["x", "y"])
+
+
+async def test_while_replicas_change_both_sets_must_hold_a_record(simulation: Simulation) -> None:
+    """The record may be written at any moment: a vote of the old set and a vote of the new set find everything."""
+    followers = Followers()
+    followers.begin("x", "y", "z")
+    async with scene(simulation, followers, "x", 2) as owner:
+        here = owner.record.owner
+        await until(lambda: owner.replication.followers[0].member)
+        owner.store.disconnect()  # Nothing can be written now, and the owner goes on trying.
+        known = owner.owners.known(NAME)
+        assert known is not None
+        changing = known.value.changing(ReplicaChange(replicas=(here, "y", "z"), write_quorum=3))
+        owner.replication.follow(known._replace(value=changing))
+        await until(lambda: len([each for each in owner.replication.followers if each.member]) == 3)
+        await asyncio.sleep(PAUSE_S)
+        await owner.append(3)
+        await owner.append(2)
+        followers.take("y", 5)
+        followers.take("z", 3)
+        assert await owner.stays(0), "the old set must hold it, too"
+        followers.take("x", 5)
+        await owner.log.confirmed.reached(3)
+        assert await owner.stays(3), "the new set must hold it, too"
+
+
+async def test_replicas_change_when_the_new_set_holds_everything(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "x", 2) as owner:
+        here = owner.record.owner
+        await owner.append(2)
+        await owner.append(3)
+        followers.take("x", 5)
+        await owner.log.confirmed.reached(5)
+        followers.begin("y", end=2)
+        await owner.write(owner.record.changing(ReplicaChange(replicas=(here, "y"), write_quorum=2)))
+        await asyncio.sleep(PAUSE_S)
+        assert owner.record.replicas == (here, "x")
+        followers.take("y", 5)
+        await until(lambda: owner.record.replicas == (here, "y"))
+        assert owner.record.change is None
+        await until(lambda: [each.broker for each in owner.replication.followers] == ["y"])
