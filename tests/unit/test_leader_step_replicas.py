@@ -116,7 +116,7 @@ def test_the_followers_of_many_segments_are_spread() -> None:
 @pytest.mark.parametrize("state", ["SERVING", "DRAINING", "ASSIGNED"])
 @pytest.mark.parametrize(
     ("quorum", "live", "votes"),
-    [(2, "bc", True), (2, "b", False), (2, "", False), (3, "b", True), (3, "", False), (1, "bc", False)],
+    [(2, "bc", True), (2, "b", False), (2, "", False), (3, "bc", False), (3, "", False), (1, "bc", False)],
 )
 def test_replicas_vote_when_the_owner_is_gone_and_enough_of_them_are_there(
     state: str, quorum: int, live: str, votes: bool
@@ -208,7 +208,7 @@ def test_replicas_that_were_given_up_and_are_back_vote_too() -> None:
     losing = replicated("RECOVERING").losing(("a", "c"))
     elected = losing.voted("b", LogPosition(), accept_loss=True, given_up=losing.given_up)
     for state in (losing, elected):
-        assert decided(state, live=("b", "d"), gone_since=gone(a=60, c=30)) is None
+        assert decided(state, live=("b",), gone_since=gone(a=60, c=30)) is None
         found = decided(state, live=("b", "c", "d"), gone_since=gone(a=60))
         assert found is not None
         assert (found.reason.value, found.record, found.gone) == ("returned", state.recovering(), ())
@@ -221,6 +221,33 @@ def test_replicas_that_were_given_up_and_are_back_vote_too() -> None:
 def test_a_replicated_segment_is_lost_when_too_few_replicas_can_vote(live: str, failures: str, lost: bool) -> None:
     state = replicated("ASSIGNED", failures=unable(*failures))
     assert is_lost(snapshot_of([state], live=tuple(live)), state) == lost
+    mendable = replicated("ASSIGNED", failures=unable(*failures, lasting=False))
+    assert is_lost(snapshot_of([mendable], live=tuple(live)), mendable) == (len(live) < 2), "its disk has the records"
+
+
+def test_a_segment_waits_for_the_brokers_that_must_confirm_its_records() -> None:
+    """One vote of three would do, and the one that is elected could confirm nothing."""
+    all_of_three = replicated("SERVING", quorum=3)
+    cluster: dict[str, Any] = {"live": ("b", "c", "d"), "gone_since": gone(a=60)}
+    assert decided(all_of_three, policies=policies(3, 3), **cluster) is None
+    (found,) = waiting(snapshot_of([all_of_three], policies=policies(3, 3), **cluster))
+    assert (found.brokers, found.reason) == (("a",), "3 of its replicas a, b, c must hold a record, and a is down")
+
+
+def test_others_take_the_places_of_replicas_that_were_given_up() -> None:
+    losing = replicated("RECOVERING").losing(("a", "c"))
+    elected = losing.voted("b", LogPosition(epoch=Epoch(3), end=Offset(7)))
+    assert (elected.accept_loss, elected.given_up) == (True, ("a", "c")), "it was accepted for the vote"
+    cluster: dict[str, Any] = {"live": ("b", "d", "e"), "gone_since": gone(a=60, c=30)}
+    found = decided(elected, **cluster)
+    assert found is not None
+    assert (found.record.state, found.record.owner) == (OwnershipState.ASSIGNED, "b")
+    assert (found.record.epoch, found.record.elected) == (elected.epoch + 1, elected.elected)
+    assert (found.record.replicas, found.record.given_up) == (("b", "d", "e"), ())
+    assert (found.reason.value, found.gone) == ("continued", ("a", "c")), "one that is back has a vote"
+    assert decided(found.record, **cluster) is None
+    assert decided(elected, **{**cluster, "live": ("b",)}) is None, "nobody is there to take them"
+    assert decided(elected, **{**cluster, "live": ("d", "e"), "gone_since": gone(a=60, b=1, c=30)}) is None
 
 
 # Changing replicas.
@@ -352,3 +379,11 @@ def test_a_replicated_segment_of_a_draining_broker_moves_to_a_follower() -> None
     decisions = decide(snapshot_of(states, drained=("a",), policies=policies(2, 2)), NOW)
     moves = [each.record.move.to for each in decisions if each.record.move is not None]
     assert moves == ["b"], "c is idle, and would have to copy"
+
+
+def test_replicas_that_cannot_open_for_a_while_still_vote_when_a_loss_is_accepted() -> None:
+    """Too few are there to confirm: no replica can open it, and their disks have what was confirmed."""
+    state = replicated("ASSIGNED", "b", failures=unable("b", lasting=False))
+    found = decided(state, **TWO_GONE)
+    assert found is not None
+    assert found.record == state.recovering(accept_loss=True, given_up=("a", "c"))

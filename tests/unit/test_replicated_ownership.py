@@ -76,6 +76,19 @@ def test_the_vote_assigns_in_the_epoch_that_was_promised() -> None:
     assert not lossy.recovering().accept_loss, "the next vote may find more"
 
 
+def test_an_elected_owner_gets_other_replicas_only_after_an_accepted_loss() -> None:
+    lossy = RECOVERING.losing(("b1", "b3")).voted("b2", POSITION)
+    assert (lossy.accept_loss, lossy.given_up) == (True, ("b1", "b3"))
+    joined = lossy.rejoined(("b2", "b4", "b5"), 2)
+    assert (joined.state, joined.owner, joined.epoch) == (OwnershipState.ASSIGNED, "b2", lossy.epoch + 1)
+    assert (joined.replicas, joined.elected, joined.accept_loss, joined.given_up) == (
+        ("b2", "b4", "b5"), POSITION, True, (),
+    )  # fmt: skip
+    for record in (VOTED, RECOVERING, REPLICATED, SERVING.assigned("b2", accept_loss=True)):
+        with pytest.raises(BrokenInvariant, match="I2"):
+            record.rejoined(("b2", "b4"), 2)
+
+
 def test_only_a_replica_of_a_recovering_segment_is_elected() -> None:
     with pytest.raises(BrokenInvariant, match="I3"):
         RECOVERING.voted("b4", POSITION)

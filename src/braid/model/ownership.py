@@ -224,17 +224,31 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         self, owner: str, elected: LogPosition, *, accept_loss: bool = False, given_up: Collection[str] = ()
     ) -> Ownership:
         """Assign the segment to the replica that the vote has found, in the epoch that the replicas have promised; the
-        leader does this. With `accept_loss`, too few replicas have answered, and this one holds the most of them."""
+        leader does this. With `accept_loss`, too few replicas have answered, and this one holds the most of them. A
+        loss that was accepted for the vote stays accepted until a broker serves the segment."""
         if self.state is not OwnershipState.RECOVERING or owner not in self.replicas:
             raise BrokenInvariant(f"I3: {owner} cannot be elected in epoch {self.epoch}: {self.state.value}")
         return self._to(
             OwnershipState.ASSIGNED,
             owner=owner,
             elected=elected,
-            accept_loss=accept_loss,
-            given_up=tuple(sorted(given_up)),
+            accept_loss=self.accept_loss or accept_loss,
+            given_up=tuple(sorted({*self.given_up, *given_up})),
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
         )
+
+    def rejoined(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
+        """Give other replicas to an owner that was elected while a loss was accepted: the last ones are gone, and the
+        owner could confirm nothing; the leader does this. From now on those that were given up are too late."""
+        if self.state is not OwnershipState.ASSIGNED or not self.accept_loss or self.elected is None:
+            raise BrokenInvariant(f"I2: the replicas of a segment that is {self.state.value} cannot be given up")
+        new = self._to(
+            OwnershipState.ASSIGNED,
+            epoch=Epoch(self.epoch + 1),
+            given_up=(),
+            failures=tuple(each for each in self.failures if each.broker != self.owner),
+        )
+        return new._with_replicas(replicas, write_quorum)
 
     def changing(self, change: ReplicaChange | None) -> Ownership:
         """Ask the owner to change the replicas, or how many of them must hold a record; the leader does this. None

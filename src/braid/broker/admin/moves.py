@@ -182,7 +182,9 @@ async def _loss(services: CallServices, snapshot: Snapshot, each: Placed) -> str
 
 def _fewer_votes(snapshot: Snapshot, record: Ownership, reaches: int) -> str:
     """What is lost if the replicas that are there vote alone."""
-    there = [broker for broker in record.replicas if snapshot.is_live(broker) and record.failure_of(broker) is None]
+    there = [broker for broker in record.replicas if snapshot.is_live(broker)]
+    if len(there) >= record.keepers_needed:
+        return f"nothing is, if the disks of {' and '.join(there)} are as they were; chunks reach offset {reaches}"
     if not there:
         return f"chunks reach offset {reaches}; what the replicas confirmed from there on is lost"
     return (

@@ -12,6 +12,8 @@
     RECOVERING                                         its replicas vote (broker/replicas)
     RECOVERING or elected, a loss is accepted, and a   its replicas are to vote again: nothing needs to be lost
     replica that was given up for it is back
+    elected, a loss is accepted, and too few replicas  other brokers take the places of those that are gone
+    are there to confirm a record
     lost (below)                                       it waits; if the topic's policy is `continue`, for its time only
     SERVING, of a live broker that drains              it gets a move, a few at a time
     SERVING, of a live broker, with other replicas     it gets a change of its replicas, a few at a time
@@ -27,8 +29,9 @@ named. A segment that no broker can have waits (`waiting` tells for which broker
 
 A segment is *lost* when its records are only on disks of brokers that are gone or cannot open it: of its owner, or, if
 the record is clean, of its holders. A loss that is accepted gives these disks up: then any broker can have the segment.
-A segment with replicas is lost when too few of them are there to vote. A loss that is accepted lets fewer vote; only if
-none is there, any broker can have the segment.
+A segment with replicas is lost when too few of them are there to vote, or to confirm a record after that. A loss that
+is accepted lets fewer vote, and others take the places of those that are gone. Only if no replica is there, any broker
+can have the segment.
 
 An owner that is there and cannot open the segment is the same as an owner that is gone, with one difference. The policy
 `continue` accepts a loss only for failures that last: it does not give up records because a disk is full for a while.
@@ -204,11 +207,13 @@ def _too_few(snapshot: Snapshot, each: Placed) -> str:
 def vote_text(snapshot: Snapshot, record: Ownership) -> str:
     """Say what a segment waits for whose replicas are to vote, as far as the metadata tells."""
     gone = [broker for broker in record.replicas if not snapshot.is_live(broker)]
-    needed, there = record.keepers_needed, len(record.replicas) - len(gone)
-    voting = f"{needed} of its replicas {', '.join(record.replicas)} must vote"
-    if there >= needed:
-        return f"its owner {record.owner} is lost, and {voting}"
-    return f"{voting}, and {' and '.join(gone)} {'is' if len(gone) == 1 else 'are'} down"
+    there, named = len(record.replicas) - len(gone), ", ".join(record.replicas)
+    down = f"{' and '.join(gone)} {'is' if len(gone) == 1 else 'are'} down"
+    if there < record.keepers_needed:
+        return f"{record.keepers_needed} of its replicas {named} must vote, and {down}"
+    if there < record.write_quorum:
+        return f"{record.write_quorum} of its replicas {named} must hold a record, and {down}"
+    return f"its owner {record.owner} is lost, and {record.keepers_needed} of its replicas {named} must vote"
 
 
 def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[str, ...], reason: str = "") -> Waiting:
@@ -236,8 +241,19 @@ def is_served(snapshot: Snapshot, record: Ownership) -> bool:
 def is_lost(snapshot: Snapshot, record: Ownership) -> bool:
     """Tell whether records of the segment may be only on disks of brokers that are gone or cannot open it."""
     live = [broker for broker in record.keepers if snapshot.is_live(broker)]
-    able = any(record.failure_of(broker) is None for broker in live)
-    return bool(record.keepers) and (len(live) < record.keepers_needed or not able)
+    able = any(_is_able(record, broker) for broker in live)
+    return bool(record.keepers) and (len(live) < _needed(record) or not able)
+
+
+def _needed(record: Ownership) -> int:
+    """Return how many of the keepers must be there, so that the segment can go on: replicas must vote, and confirm."""
+    return record.keepers_needed if record.clean else max(record.keepers_needed, record.write_quorum)
+
+
+def _is_able(record: Ownership, broker: str) -> bool:
+    """Tell whether a broker that is there can open the segment. A replica that cannot for a while still has a vote."""
+    failure = record.failure_of(broker)
+    return failure is None or bool(record.replicas and not record.clean and not failure.lasting)
 
 
 def given_up(snapshot: Snapshot, record: Ownership) -> tuple[str, ...]:
@@ -250,7 +266,7 @@ def _lost_since(snapshot: Snapshot, each: Placed, record: Ownership) -> float | 
     if not is_lost(snapshot, record):
         return None
     # `spare` of the keepers are not needed: it was lost when the next one went.
-    gone, spare = given_up(snapshot, record), len(record.keepers) - record.keepers_needed
+    gone, spare = given_up(snapshot, record), len(record.keepers) - _needed(record)
     if len(gone) <= spare:  # It is lost because no broker that is there can open it.
         gone, spare = record.keepers, len(record.keepers) - 1
     since = [_unavailable_since(snapshot, each, record, broker) for broker in gone]
@@ -351,11 +367,13 @@ def _recover(
     gone = given_up(snapshot, record)
     if record.accept_loss and any(map(snapshot.is_live, record.given_up)):
         return Decision(each.name, revision, record.recovering(), Reason.RETURNED)
+    if record.accept_loss and record.elected is not None and len(record.replicas) - len(gone) < record.write_quorum:
+        return _rejoin(snapshot, each, record, revision, tally, patience)
     if is_served(snapshot, record):
         return None
     if not is_lost(snapshot, record):
-        if record.state is OwnershipState.RECOVERING:
-            return None  # Its replicas vote.
+        if record.state is OwnershipState.RECOVERING or not _has_heir(snapshot, record):
+            return None  # Its replicas vote, or none of them can do better than its owner.
         absent = tuple(
             broker for broker in gone if broker == record.owner
         )  # One that is back continues without a vote.
@@ -366,13 +384,37 @@ def _recover(
     return Decision(each.name, revision, new, Reason.CONTINUED, gone) if new not in (None, record) else None
 
 
+def _has_heir(snapshot: Snapshot, record: Ownership) -> bool:
+    """Tell whether a replica is there that has not failed to open the segment."""
+    return any(snapshot.is_live(broker) and record.failure_of(broker) is None for broker in record.replicas)
+
+
+def _rejoin(
+    snapshot: Snapshot,
+    each: Placed,
+    record: Ownership,
+    revision: Revision,
+    tally: Callable[[], Tally],
+    patience: Patience,
+) -> Decision | None:
+    """Let other brokers take the places of replicas that were given up, if the owner that was elected is there."""
+    if not snapshot.is_live(record.owner):
+        return None
+    copies = next_set(snapshot, each, record, record.owner, tally(), patience)
+    if copies is None:
+        return None
+    _give(tally(), each.ref, record.owner, copies)
+    gone = given_up(snapshot, record)
+    return Decision(each.name, revision, record.rejoined(*copies), Reason.CONTINUED, gone)
+
+
 def giving_up(
     snapshot: Snapshot, each: Placed, record: Ownership, tally: Tally, patience: Patience, *, to: str | None = None
 ) -> Ownership | None:
     """Accept the loss of what only replicas that are gone hold: the others vote, or if none of them can, the segment
     goes to another broker. None if no broker can have it. The write must compare that they are still gone."""
     gone = given_up(snapshot, record)
-    if not any(snapshot.is_live(broker) and record.failure_of(broker) is None for broker in record.replicas):
+    if not any(snapshot.is_live(broker) and _is_able(record, broker) for broker in record.replicas):
         return anew(snapshot, each, record, tally, patience, to=to, accept_loss=True, given_up=gone)
     if record.state is OwnershipState.RECOVERING:
         return record.losing(gone)

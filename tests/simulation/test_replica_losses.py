@@ -1,0 +1,66 @@
+"""Replicated segments of which too many replicas are gone for good: an operator accepts the loss, and they go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from braid.model.errors import InvalidArgument
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers
+from tests.kits.waiting import until
+from tests.simulation.test_replicas import SHARED, check, complete, record_of, replicated, send
+
+FIVE = ("a", "b", "c", "d", "e")
+
+
+async def all_hold_all(brokers: Brokers) -> None:
+    """Return when every follower's disk has the whole log."""
+    (segment,) = brokers.running[brokers.owner(0)].segments.of_topic(PATH)
+    await until(lambda: not any(each.behind for each in segment.followers))
+
+
+async def lose(brokers: Brokers, *names: str) -> None:
+    """Take brokers away with their disks, and let the leader notice."""
+    for name in names:
+        brokers.kill(name)
+        brokers.lose_disk(name)
+    await asyncio.sleep(30)
+
+
+@SHARED
+async def test_the_last_replica_goes_on_with_others_when_the_loss_is_accepted(
+    simulation: Simulation, shared: bool
+) -> None:
+    """Two of three are gone for good. The third one has all of it here, and brokers that had nothing join it."""
+    async with replicated(simulation, FIVE, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        await all_hold_all(brokers)
+        owner, follower, last = record_of(brokers).replicas
+        await lose(brokers, owner, follower)
+        with pytest.raises(InvalidArgument, match=rf"must vote, and {owner} and {follower} are down"):
+            await client.admin.recover("orders")
+        done = await client.admin.recover("orders", accept_loss=True)
+        assert [each["to"] for each in done["segments"]] == [last]
+        await complete(brokers)
+        assert not {owner, follower} & {*record_of(brokers).replicas}
+        await send(producer, 20, 40)
+        await check(client, 40)
+
+
+@SHARED
+async def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_when_that_is_accepted(
+    simulation: Simulation, shared: bool
+) -> None:
+    """Each of the others has everything that was confirmed. Without the third one they could confirm nothing more."""
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared, confirm=3) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        owner = brokers.owner(0)
+        await lose(brokers, owner)
+        with pytest.raises(InvalidArgument, match=rf"must hold a record, and {owner} is down"):
+            await client.admin.recover("orders")
+        await client.admin.recover("orders", accept_loss=True)
+        await complete(brokers)
+        await send(producer, 20, 40)
+        await check(client, 40)
