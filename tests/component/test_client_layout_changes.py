@@ -315,6 +315,25 @@ async def test_a_grandchild_that_does_not_know_a_producer_leaves_its_first_batch
         assert values_of(world, high) == [b"doubtful", b"after"]
 
 
+async def test_a_child_that_was_not_told_of_all_producers_leaves_a_first_batch_in_doubt(simulation: Simulation) -> None:
+    async with two_brokers(simulation) as (world, other, producer):
+        world.broker.set_owner(PATH, "other:6660", epoch=2, segment=1)
+        world.broker.push()
+        high = next(key for key in KEYS if key_hash(key) in HIGH)
+        other.script = lambda route, header: Step.SILENCE
+        doubtful = producer.submit(b"doubtful", key=high)
+        await asyncio.sleep(0.5)
+        world.broker.seal(PATH, 1)
+        await other.stop()
+        (child,) = world.broker.replace(PATH, [1], HIGH)
+        world.broker.logs[PATH, child].producers = ProducerTable()
+        world.broker.logs[PATH, child].producers.incomplete = True
+        with pytest.raises(TimedOut, match="not known"):
+            await doubtful
+        assert (await producer.send(b"after", key=high)).segment == child
+        assert values_of(world, high) == [b"doubtful", b"after"]
+
+
 async def test_the_parent_may_be_opened_again_after_the_seal(simulation: Simulation) -> None:
     async with producing(simulation) as (world, producer):
         receipts = submit(producer, 0, 16)

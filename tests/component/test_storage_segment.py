@@ -10,7 +10,7 @@ import pytest
 
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Compare, Put
-from braid.model.batch.identity import NOT_KNOWN
+from braid.model.batch.identity import DERIVED, NOT_KNOWN
 from braid.model.errors import (
     ConditionFailed,
     LogClosed,
@@ -29,7 +29,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history.manifest import read_segment_manifest
 from braid.storage.log.context import LogConfig
 from braid.storage.log.preallocated import PreallocatedFiles
-from braid.storage.log.producers import ROW_BYTES, ProducerTable
+from braid.storage.log.producers import ROW_BYTES, ProducerTable, inherited
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.recovery_start import RecoverySource
 from braid.storage.retention import RetentionPolicy
@@ -200,28 +200,28 @@ async def test_a_seal_that_a_crash_kept_from_the_catalog_is_noted_when_the_log_i
 
 
 def producers(count: int) -> ProducerTable:
-    """Return the table of a log to which so many producers have sent a batch of 5 records."""
+    """Return the table of a log to which so many derived producers have sent a batch of 5 records."""
     table = ProducerTable()
     for number in range(count):
-        table.apply(make_header(5, producer=number + 1), Offset(5 * number))
+        table.apply(make_header(5, producer=DERIVED + number), Offset(5 * number))
     return table
 
 
 @pytest.mark.parametrize("count", [1, MAX_INHERITED_BYTES // ROW_BYTES, MAX_INHERITED_BYTES // ROW_BYTES + 1])
 async def test_a_log_goes_on_with_the_producers_of_the_logs_before_it_whoever_owns_it(world: World, count: int) -> None:
     segment = await world.a.open()
-    await segment.inherit([producers(count)], (), ())
+    await segment.inherit(inherited([producers(count)]), (), ())
     assert (segment.catalog.producers is None) == (count * ROW_BYTES <= MAX_INHERITED_BYTES), "few need no object"
     segment = await world.a.crash().open()
     await segment.hand_over()
     segment = await world.b.open()
-    assert await segment.log.next_sequences([1, count, count + 1]) == [5, 5, NOT_KNOWN]
+    assert await segment.log.next_sequences([DERIVED, DERIVED + count - 1, DERIVED + count]) == [5, 5, NOT_KNOWN]
     await fill(segment, 10)
     segment = await world.b.crash().open()
     await segment.hand_over()
     assert (segment.catalog.producers, segment.catalog.inherited) == (None, b""), "the footer of the chunk has it"
     segment = await world.a.open()
-    assert await segment.log.next_sequences([1, count, count + 1]) == [5, 5, NOT_KNOWN]
+    assert await segment.log.next_sequences([DERIVED, DERIVED + count - 1, DERIVED + count]) == [5, 5, NOT_KNOWN]
 
 
 async def test_a_sealed_log_stays_sealed_when_its_last_chunk_has_expired(world: World) -> None:

@@ -138,7 +138,7 @@ def forget_producers_when_a_segment_moves(patch: pytest.MonkeyPatch) -> None:
     check = ProducerTable.check
 
     def check_known(self: ProducerTable, header: BatchHeader) -> Duplicate | None:
-        return check(self, header) if header.producer_id in self._batches else None
+        return check(self, header) if header.producer_id in set(self) else None
 
     patch.setattr(segment_recovery, "_add_producers", lambda _recovered, _earlier: None)
     patch.setattr(ProducerTable, "check", check_known)

@@ -105,10 +105,10 @@ def check_children(brokers: Brokers, parents: int) -> None:
     for parent in range(parents):
         owned = brokers.running[brokers.owner(parent)].segments.get(PATH, parent)
         assert owned.storage.log.seal_is_durable
-        stored |= set(ProducerTable.from_rows(owned.producer_rows())._batches)
+        stored |= set(ProducerTable.from_rows(owned.producer_rows()))
     for segment in layout.active:
         child = brokers.running[brokers.owner(segment.segment_id)].segments.get(PATH, segment.segment_id)
-        assert set(child.storage.log._producers._batches) == stored, "I10: a child must know its parents' producers"
+        assert set(child.storage.log._producers) == stored, "I10: a child must know its parents' producers"
         assert child.cursors.all() == dict.fromkeys(SUBSCRIPTIONS, 0), "I5: a subscription has no cursor on a child"
 
 

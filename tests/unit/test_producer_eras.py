@@ -125,8 +125,11 @@ def test_a_writer_that_too_many_have_outlived_begins_its_era_again(monkeypatch: 
     """The price of the bound, which the decision page names."""
     monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
     log = Log((1, 0, 5), (1, 5, 5))
-    for other in (1, 2):
+    for other in (1, 2, 3):
         assert log.send(0, 1, producer=other) is None
+    assert log.send(at(1, 5), 5) is not None, "ordinary producers take no place of a derived one"
+    for other in (1, 2):
+        assert log.send(0, 1, producer=derived_id("another", other)) is None
     with pytest.raises(OutOfSequence, match="not known"):
         log.send(at(1, 5), 5)
     assert log.send(at(1, 0), 5) is None

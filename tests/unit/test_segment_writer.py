@@ -11,7 +11,7 @@ from braid.client.producing.retry_decision import (
     decide_ended,
     decide_retries,
 )
-from braid.model.batch.identity import NOT_KNOWN
+from braid.model.batch.identity import CANNOT_TELL, NOT_KNOWN
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -79,6 +79,7 @@ def sent(first: int, error: BraidError | None = SEALED, *, doubtful: bool = Fals
         pytest.param([sent(4, BUSY), sent(6, GAP), sent(8)], 4, False, [AGAIN, AGAIN, HAND_OVER], id="before the end"),
         pytest.param([sent(4), sent(6, NO)], 4, False, [HAND_OVER, FAIL], id="refused for good"),
         pytest.param([sent(4, doubtful=True), sent(6)], NOT_KNOWN, False, [UNKNOWN, HAND_OVER], id="forgotten"),
+        pytest.param([sent(0, doubtful=True), sent(2)], CANNOT_TELL, False, [UNKNOWN, HAND_OVER], id="may forget"),
         pytest.param([sent(0, LOST), sent(2, LOST)], 2, True, [SETTLE, HAND_OVER], id="a child tells"),
         pytest.param([sent(0, LOST), sent(2, LOST)], 4, True, [SETTLE, SETTLE], id="a child has all"),
         pytest.param([sent(0, LOST, doubtful=True)], NOT_KNOWN, True, [HAND_OVER], id="a child has nothing"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import pytest
 
-from braid.model.batch.identity import ERA_RECORDS, NOT_KNOWN, SEVERAL_LOGS, derived_id
+from braid.model.batch.identity import CANNOT_TELL, DERIVED, ERA_RECORDS, NOT_KNOWN, derived_id
 from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable, inherited
+from braid.storage.segment import MAX_INHERITED_BYTES
 from tests.kits.storage import make_header
 
 
@@ -105,10 +107,52 @@ def test_of_too_many_producers_the_one_that_was_silent_longest_is_forgotten(monk
         assert table.check(make_header(producer=known, sequence=0)) is not None
 
 
-def test_the_bound_of_ten_thousand_producers_holds() -> None:
-    table = table_of(*((producer, 0, 1, producer) for producer in range(1, 10_102)))
+@pytest.mark.parametrize("first_id", [1, DERIVED])
+def test_the_bound_of_ten_thousand_producers_of_a_kind_holds(first_id: int) -> None:
+    table = table_of(*((first_id + number, 0, 1, number) for number in range(10_102)))
     assert len(table) == producers.MAX_PRODUCERS == 10_000
+    assert table.is_full
     assert len(ProducerTable.from_rows(b"".join(table.rows()))) == 10_000
+
+
+def test_ordinary_producers_never_make_a_log_forget_a_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink repeats its rows days later. Programs that come and go meanwhile must not cost it its place (I11)."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
+    table = table_of((WRITER, era(4), 5, 0), *((each, 0, 1, 4 + each) for each in range(1, 50)))
+    for each in (table, table.copy(), ProducerTable.from_rows(rows_of(table)), ProducerTable().extended(table)):
+        assert each.check(make_header(5, producer=WRITER, sequence=era(4))) == Duplicate(Offset(0), Offset(5))
+        assert len(each) == 4
+
+
+def test_a_table_that_has_forgotten_a_drawn_id_denies_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
+    table = table_of(*((each, 0, 1, each) for each in range(1, 4)))
+    assert table.next_sequence(9) == NOT_KNOWN, "nothing was forgotten"
+    table.apply(make_header(producer=4), Offset(4))
+    later = [table.copy(), ProducerTable.from_rows(rows_of(table)), ProducerTable().extended(table)]
+    for each in (table, *later, inherited([table]), inherited([ProducerTable(), inherited([table])])):
+        assert [each.next_sequence(producer) for producer in (1, 4, 9)] == [CANNOT_TELL, 1, CANNOT_TELL]
+        assert each.next_sequence(WRITER) == NOT_KNOWN, "no derived id was forgotten"
+        assert each.check(make_header(producer=9)) is None, "a new producer may begin"
+
+
+def test_a_full_table_of_an_earlier_build_may_have_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = rows_of(table_of(*((each, 0, 1, each) for each in range(1, 4))))
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
+    assert ProducerTable.from_rows(full).next_sequence(9) == CANNOT_TELL
+    assert ProducerTable.from_rows(full[ROW_BYTES:]).next_sequence(9) == NOT_KNOWN
+
+
+def test_derived_producers_do_not_make_a_log_forget_a_drawn_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
+    table = table_of((1, 0, 1, 0), *((derived_id("query", each), era(1), 1, each) for each in range(1, 50)))
+    assert len(table) == 3
+    assert table.next_sequence(1) == 1
+    assert table.next_sequence(2) == NOT_KNOWN
+
+
+STRANGER = (1 << 63) - 1
+"""The highest id that can be drawn."""
 
 
 def rows_of(table: ProducerTable) -> bytes:
@@ -116,15 +160,15 @@ def rows_of(table: ProducerTable) -> bytes:
 
 
 def test_rows_round_trip_with_what_is_remembered_and_the_order_of_forgetting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
-    table = table_of(*TEN_BATCHES, ((1 << 64) - 1, (1 << 63), 2, (1 << 62)), (7, 50, 1, 300))
+    table = table_of(*TEN_BATCHES, (STRANGER, (1 << 63), 2, (1 << 62)), (7, 50, 1, 300))
     twin = ProducerTable.from_rows(rows_of(table))
     assert len(rows_of(table)) == (REMEMBERED_BATCHES + 1) * ROW_BYTES
     assert rows_of(twin) == rows_of(table)
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
     for each in (table, twin):
         each.apply(make_header(producer=9, sequence=0), Offset(400))
         with pytest.raises(OutOfSequence, match="not known"):
-            each.check(make_header(producer=(1 << 64) - 1, sequence=(1 << 63) + 2))
+            each.check(make_header(producer=STRANGER, sequence=(1 << 63) + 2))
         assert each.check(make_header(producer=7, sequence=50)) == Duplicate(Offset(300), Offset(301))
 
 
@@ -188,26 +232,53 @@ def test_batches_of_this_log_follow_those_of_the_logs_before_it() -> None:
     assert again.check(make_header(5, producer=7, sequence=45)) == Duplicate(None, Offset(0))
 
 
-def test_of_a_drawn_id_only_the_last_batch_is_inherited() -> None:
+def test_only_the_last_batch_of_a_producer_is_inherited() -> None:
     """It has all that a retry needs, and a table that many logs have handed on stays small."""
     table = inherited([table_of(*TEN_BATCHES, *((WRITER, era(1, 5 * each), 5, 50 + 5 * each) for each in range(3)))])
-    assert [struct.unpack_from("<QQ", row) for row in table.rows()] == [
-        (7, 45),
-        *((WRITER, era(1, 5 * each)) for each in range(3)),
-    ]
+    assert [struct.unpack_from("<QQ", row) for row in table.rows()] == [(7, 45), (WRITER, era(1, 10))]
 
 
-def test_few_drawn_ids_are_handed_on_from_log_to_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_drawn_ids_are_handed_on_and_those_that_are_left_out_are_not_denied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(producers, "MAX_HANDED_ON", 2)
-    table = inherited([table_of((WRITER, era(1), 5, 0), (1, 0, 1, 5), (2, 0, 1, 6), (3, 0, 1, 7))])
-    assert [table.next_sequence(each) for each in (1, 2, 3)] == [1, 1, 1], "the next log knows all of them"
+    table = inherited([table_of((WRITER, era(1), 5, 0), (2, 0, 1, 6), (3, 0, 1, 7))])
+    assert [table.next_sequence(each) for each in (1, 2, 3)] == [NOT_KNOWN, 1, 1], "nothing was left out"
     table.apply(make_header(1, producer=4), Offset(0))
     table = inherited([table])
-    assert [table.next_sequence(each) for each in (1, 2, 3, 4)] == [NOT_KNOWN, 1, 1, 1]
+    assert [table.next_sequence(each) for each in (2, 3, 4)] == [CANNOT_TELL, 1, 1]
     table.apply(make_header(1, producer=5), Offset(0))
-    table = inherited([table])
-    assert [table.next_sequence(each) for each in (2, 3, 4, 5)] == [NOT_KNOWN, 1, 1, 1]
+    table = inherited([ProducerTable.from_rows(rows_of(table))])
+    assert [table.next_sequence(each) for each in (2, 3, 4, 5)] == [CANNOT_TELL, CANNOT_TELL, 1, 1]
     assert table.next_sequence(WRITER) == era(1, 5), "a derived id may come back at any time"
+
+
+def test_what_parents_hand_on_is_all_that_a_child_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a parent's owner need not send the rest."""
+    monkeypatch.setattr(producers, "MAX_HANDED_ON", 2)
+    shared = derived_id("query", 2)
+    parents = [
+        table_of(*TEN_BATCHES, (WRITER, era(1), 5, 0), (shared, era(1), 5, 5), (2, 0, 1, 10), (2, 1, 1, 11)),
+        table_of((3, 0, 1, 0), (4, 0, 1, 1), (shared, era(2), 5, 2), (5, 0, 1, 7), (6, 0, 1, 8)),
+    ]
+    sent = [ProducerTable.from_rows(rows_of(parent.handed_on())) for parent in parents]
+    assert rows_of(inherited(sent)) == rows_of(inherited(parents))
+    assert [len(each) for each in sent] == [2 + 2, 2 + 1]
+    assert [inherited(sent).next_sequence(each) for each in (7, 2, 6)] == [CANNOT_TELL, 2, 1]
+
+
+def test_the_producers_of_a_log_cost_each_of_many_children_little() -> None:
+    """I12: a log with 10,000 producers may be split into a thousand."""
+    table = table_of(*((number, 0, 1, number) for number in range(1, 10_001)))
+    rows = rows_of(table.handed_on())
+    tracemalloc.start()
+    try:
+        children = [inherited([ProducerTable.from_rows(rows)]) for _ in range(20)]
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert used < len(children) * 128 << 10
+    assert len(rows_of(children[0])) <= MAX_INHERITED_BYTES, "no object is needed"
 
 
 def test_a_log_can_continue_several_logs_and_be_continued() -> None:
@@ -234,7 +305,7 @@ def test_the_next_sequence_is_that_of_the_last_batch_or_not_known() -> None:
     left, right = table_of((7, 0, 5, 0), (WRITER, era(5), 10, 5)), table_of((WRITER, era(5), 10, 0), (8, 0, 1, 10))
     assert [left.next_sequence(each) for each in (7, 8, WRITER)] == [5, NOT_KNOWN, era(5, 10)]
     both = inherited([left, right])
-    assert [both.next_sequence(each) for each in (7, 8, 9, WRITER)] == [5, 1, NOT_KNOWN, SEVERAL_LOGS]
+    assert [both.next_sequence(each) for each in (7, 8, 9, WRITER)] == [5, 1, NOT_KNOWN, CANNOT_TELL]
     both.apply(make_header(4, producer=WRITER, sequence=era(6)), Offset(0))
     assert both.next_sequence(WRITER) == era(6, 4)
 
@@ -252,8 +323,8 @@ def test_an_era_that_was_numbered_in_two_logs_cannot_be_judged_and_a_later_one_b
 
 
 def test_of_too_many_producers_those_that_wrote_last_in_each_log_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "MAX_PRODUCERS", 4)
+    monkeypatch.setattr(producers, "MAX_HANDED_ON", 4)
     tables = [table_of(*((10 * n + each, 0, 1, each) for each in range(4))) for n in (1, 2)]
     table = inherited(tables)
     rows = [struct.unpack_from("<Q", row)[0] for row in table.rows()]
-    assert rows == [22, 12, 23, 13], "the longest idle producer first"
+    assert rows == [0, 22, 12, 23, 13], "the longest idle producer first, after the mark that some were left out"

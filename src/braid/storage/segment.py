@@ -42,7 +42,7 @@ from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log import promise as promises
 from braid.storage.log.context import LogConfig, LogContext
 from braid.storage.log.log import Appended, Log
-from braid.storage.log.producers import ProducerTable, inherited
+from braid.storage.log.producers import ProducerTable
 from braid.storage.log.promise import ReplicaMark
 from braid.storage.log.recovery import RecoveredLog
 from braid.storage.objects.disk import DiskObjects
@@ -219,11 +219,10 @@ class SegmentStorage:
         self.exporter.look()
 
     async def inherit(
-        self, tables: Sequence[ProducerTable], conditions: Sequence[Condition], operations: Sequence[Operation]
+        self, producers: ProducerTable, conditions: Sequence[Condition], operations: Sequence[Operation]
     ) -> None:
-        """Begin with what the logs that this one continues know of their producers. Nothing was appended yet. When this
-        returns, the next owner knows it too. If this fails, call it again."""
-        producers = inherited(tables)
+        """Begin with what the logs that this one continues know of their producers (`inherited`). Nothing was appended
+        yet. When this returns, the next owner knows it too. If this fails, call it again."""
         rows = b"".join(producers.rows())
         kept = rows if len(rows) <= MAX_INHERITED_BYTES else await self._store_inherited(producers)
         await self.catalog.inherit(kept, conditions, operations)

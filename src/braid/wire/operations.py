@@ -181,7 +181,7 @@ class StoredRequest(_Body, frozen=True):
 
 class Stored(_Body, frozen=True):
     next_sequences: tuple[int, ...]
-    """One for each producer: everything below it is stored. NOT_KNOWN and SEVERAL_LOGS: see model/batch/identity.py."""
+    """One for each producer: everything below it is stored. NOT_KNOWN and CANNOT_TELL: see model/batch/identity.py."""
     ended: bool
     """Whether the log has ended for ever: the numbers are final."""
     eras: tuple[int, ...] = ()

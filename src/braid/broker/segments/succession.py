@@ -23,7 +23,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
 from braid.model.topic import Topic
 from braid.ports.tasks import all_of
-from braid.storage.log.producers import ProducerTable
+from braid.storage.log.producers import ProducerTable, inherited
 
 COMMITTED: Final = 1
 MAX_WRITING: Final = 16
@@ -36,6 +36,8 @@ class Succession:
         self._owners = owners
         self._accesses = accesses
         self._slots = asyncio.Semaphore(MAX_WRITING)
+        self._last_inherited: tuple[list[bytes], ProducerTable] = ([], ProducerTable())
+        """What the last child inherited. Often the next one inherits the same, and the two then share most of it."""
 
     async def end_log(self, segment: OwnedSegment) -> None:
         """End the log of a parent. When this returns, the view shows where it ends."""
@@ -53,13 +55,18 @@ class Succession:
         parents = (topic.segments[parent] for parent in topic.segments[segment.name.id].parent_ids)
         names = [SegmentName.of(segment.name.topic, parent) for parent in parents]
         rows = await all_of(self._accesses.of(name, topic.id).ask(GetProducers()) for name in names)
-        tables = [ProducerTable.from_rows(each) for each in rows]
-        async with self._slots:
+        async with self._slots:  # Tables are made here, too: few of them in one iteration of the loop.
+            producers = self._inherited(rows)
             known = self._record(segment)
             change = self._change(segment, known, known.value.inheriting(_transition(topic)))
-            await segment.storage.inherit(tables, *change)
+            await segment.storage.inherit(producers, *change)
         segment.inherited = True
         await self._owners.view.caught_up(segment.storage.catalog.revision)
+
+    def _inherited(self, rows: list[bytes]) -> ProducerTable:
+        if rows != self._last_inherited[0]:
+            self._last_inherited = (rows, inherited(ProducerTable.from_rows(each) for each in rows))
+        return self._last_inherited[1]
 
     def _record(self, segment: OwnedSegment) -> Known[Ownership]:
         known = self._owners.known(segment.name)

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 from braid.client.producing.cut_batch import cut_batch
 from braid.client.producing.open_batch import ProducerBatch
 from braid.client.routing import LOOKUP_TIMEOUT_S
-from braid.model.batch.identity import NOT_KNOWN, SEVERAL_LOGS
+from braid.model.batch.identity import CANNOT_TELL, NOT_KNOWN
 from braid.model.errors import BraidError, InvalidArgument
 from braid.wire.operations import Kind, Stored, StoredRequest, encode
 
@@ -112,6 +112,6 @@ class Retirement:
                 continue
             (next_sequence,) = stored.next_sequences
             is_child = heir.segment in segments and self._writer.segment in segments[heir.segment].parents
-            if next_sequence != SEVERAL_LOGS and (next_sequence != NOT_KNOWN or is_child):
+            if next_sequence != CANNOT_TELL and (next_sequence != NOT_KNOWN or is_child):
                 return next_sequence
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from braid.model.batch.identity import NOT_KNOWN
+from braid.model.batch.identity import CANNOT_TELL, NOT_KNOWN
 from braid.model.errors import (
     BraidError,
     BrokenInvariant,
@@ -93,7 +93,8 @@ def decide_ended(outcomes: Sequence[BatchOutcome], next_sequence: int, *, asked:
     itself has answered; it knows the offsets, so a batch without its answer is sent again.
     """
     # A batch after number 0 follows batches that this log has confirmed, so the log has known the producer.
-    forgotten = next_sequence == NOT_KNOWN and bool(outcomes) and outcomes[0].first_sequence > 0
+    unknown = next_sequence == NOT_KNOWN and bool(outcomes) and outcomes[0].first_sequence > 0
+    forgotten = unknown or next_sequence == CANNOT_TELL
     actions: list[EndedAction] = []
     for batch in outcomes:
         if asked and batch.next_sequence <= next_sequence:

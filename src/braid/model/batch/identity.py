@@ -30,8 +30,10 @@ ERA_RECORDS: Final = 1 << ERA_BITS
 
 NOT_KNOWN: Final = -1
 """As a producer's next sequence in a log: the log has nothing of the producer, or has forgotten it."""
-SEVERAL_LOGS: Final = -2
-"""As a producer's next sequence: it used one id in several of the logs that this log continues. Only those can tell."""
+CANNOT_TELL: Final = -2
+"""As a producer's next sequence: the log has forgotten producers, and this one may be among them; or the producer used
+one id in several of the logs that this log continues. In the second case, and if this log continues others, only those
+can tell."""
 
 
 class ProducerIdentity(msgspec.Struct, frozen=True):

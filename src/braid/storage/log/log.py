@@ -80,6 +80,7 @@ class Log(LogStore):
         self._seal_number = 0
         self._seal_replicated = Watermark(1 if recovered.sealed or not self.is_replicated else 0)
         """1 when enough replicas hold the seal."""
+        self._handed_on: bytes | None = None
 
     async def open(self) -> None:
         """Return when this epoch's first batch, a BEGIN, is durable: from then on this owner has left a trace."""
@@ -146,17 +147,19 @@ class Log(LogStore):
         return len(self._producers) > 0
 
     def producer_rows(self) -> bytes:
-        """Return what this log, which has ended, knows of its producers: for the logs that continue it."""
+        """Return what this log, which has ended, hands on of its producers to the logs that continue it."""
         if not self.seal_is_durable:
             raise LogBusy(f"the log under {self.folder} has not ended yet; try again in a moment")
         self._check_lease()  # The log of a former owner may have ended otherwise since (I3).
-        return b"".join(self._producers.rows())
+        if self._handed_on is None:  # It is final, and there may be a thousand of those logs.
+            self._handed_on = b"".join(self._producers.handed_on().rows())
+        return self._handed_on
 
     def inherit(self, producers: ProducerTable) -> None:
         """Begin with what other logs know of their producers. Nothing was appended yet."""
         if self._end:
             raise BrokenInvariant(f"I10: the log under {self.folder} has records, and cannot begin with other tables")
-        self._producers = producers
+        self._producers = producers.copy()
         self._writer.begin_with(producers.copy())
 
     def has_later_era(self, header: BatchHeader) -> bool:

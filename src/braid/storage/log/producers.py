@@ -3,9 +3,9 @@
 The table remembers, for each producer, its latest batches: enough to answer a retry with the offsets that the first try
 got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and all later batches are
 applied on top. Where retention has deleted that file, an object of its own holds the rows (producer_objects.py). Both
-bounds are limits with a price. A producer that 10,000 others have outlived is forgotten
-and has to start again under a new id. A retry of a batch older than the remembered ones is still recognised, but
-answered without its offsets.
+bounds are limits with a price. A producer that 10,000 others of its kind have outlived is forgotten, and has to start
+again under a new id. A retry of a batch older than the remembered ones is still recognised, but answered without its
+offsets.
 
 A producer that is not in the table must start at sequence 0. So everything below a known producer's next sequence has
 been stored, and "older than remembered" never means "never arrived".
@@ -15,9 +15,14 @@ are no gaps, as above. Between two eras there are, so what "older than remembere
 table cannot check: when an era begins, those before it are complete. A batch of an earlier era is then a late copy of
 one that is stored, and is answered so. What the table can still see is held to that: a batch that would stand between
 two remembered ones, or is cut in another way than they are, is out of sequence and not a copy. An era may begin only at
-its number 0, and what is not known begins one (so a derived producer that was forgotten stores again what it repeats:
-the price of the first limit is higher for it). So an era that is repeated from its beginning, completely and cut in the
+its number 0, and what is not known begins one. So an era that is repeated from its beginning, completely and cut in the
 same way, is stored once, however often and by however many programs at the same time.
+
+**Forgetting.** An unknown producer at sequence 0 is new, or forgotten: an open log cannot tell, and takes the batch.
+So a first batch, or the first of an era, is stored twice if it is repeated after 10,000 others. A drawn id is repeated
+for seconds, a derived id perhaps for weeks. So the two kinds have a limit each: ordinary producers, however many come
+and go, never make a log forget a derived one. A table that has forgotten a drawn id is marked `incomplete`. It does not
+say that an unknown drawn id has stored nothing (`next_sequence`).
 
 A log that continues other logs begins with their tables (`inherited`). Offsets of another log mean nothing here, so a
 retry of a batch that stands there is recognised and answered without offsets. A producer that numbered its batches in
@@ -27,23 +32,24 @@ inherited one producer from the same log, as when the halves of a split are merg
 its batches are the same in both tables, and count once.
 
 Only a client that has missed a change of the layout, and cannot reach the log itself, asks for a drawn id whose log has
-ended. So few of them are handed on from log to log. A topic that is changed often would otherwise collect 10,000.
+ended. So an ended log hands on few of them, those that wrote last (`handed_on`), and the tables that begin with them
+are incomplete. A topic that is split into a thousand segments would otherwise keep each id a thousand times.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Collection, Iterator
-from itertools import zip_longest
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice, zip_longest
+from typing import Final, NamedTuple, TypeAlias
 
 from braid.model.batch.header import BatchHeader
 from braid.model.batch.identity import (
+    CANNOT_TELL,
+    DERIVED,
     ERA_BITS,
     ERA_RECORDS,
     NOT_KNOWN,
-    SEVERAL_LOGS,
     begins_era,
     era_of,
     is_derived,
@@ -53,9 +59,10 @@ from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000
+"""Of drawn ids, and as many again of derived ones."""
 REMEMBERED_BATCHES: Final = 8
 MAX_HANDED_ON: Final = 256
-"""Of drawn ids whose log has ended, so many are handed on again when the next log ends, too."""
+"""So many drawn ids, those that wrote last, are handed on to the logs that continue a log."""
 ELSEWHERE: Final = Offset((1 << 64) - 1)
 """The offset of a batch that stands in another log."""
 
@@ -70,8 +77,12 @@ _ROW: Final = struct.Struct(
 ROW_BYTES: Final = _ROW.size
 
 
-_Stored = tuple[Sequence, Offset, int]
+_Stored: TypeAlias = tuple[Sequence, Offset, int]
 """First sequence, base offset and number of records of a batch. A plain tuple: two are made for each batch."""
+_Known: TypeAlias = list[_Stored] | tuple[_Stored]
+"""The batches of a producer, oldest first. A tuple is of another log: many tables may have it."""
+_INCOMPLETE: Final = _ROW.pack(0, 0, ELSEWHERE, 0)
+"""The row of no producer marks a table that has forgotten drawn ids."""
 
 
 class Duplicate(NamedTuple):
@@ -87,10 +98,25 @@ class ProducerTable:
 
     def __init__(self) -> None:
         # In order of their latest batch, so that the first one is the one to forget.
-        self._batches: dict[ProducerId, deque[_Stored]] = {}
+        self._drawn: dict[ProducerId, _Known] = {}
+        self._derived: dict[ProducerId, _Known] = {}
+        self.incomplete = False
+        """Whether a drawn id was forgotten, or not handed on."""
+
+    def __iter__(self) -> Iterator[ProducerId]:
+        yield from self._drawn
+        yield from self._derived
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._drawn) + len(self._derived)
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the table may lack what it was told."""
+        return max(len(self._drawn), len(self._derived)) >= MAX_PRODUCERS
+
+    def _find(self, producer: int) -> _Known | None:
+        return (self._derived if producer >= DERIVED else self._drawn).get(ProducerId(producer))
 
     def check(self, header: BatchHeader) -> Duplicate | None:
         """Return where the batch is stored, if it is a retry. `OutOfSequence` if it neither continues nor repeats."""
@@ -102,7 +128,7 @@ class ProducerTable:
                 f"producer {producer:#x} sent {header.count} records of which some do not fit era {era_of(first)}; "
                 f"a batch lies in one era"
             )
-        known = self._batches.get(producer)
+        known = self._find(producer)
         if known is None:
             if first and not begins_era(producer, first):
                 raise OutOfSequence(
@@ -129,21 +155,21 @@ class ProducerTable:
         )
 
     def next_sequence(self, producer: int) -> int:
-        """Return the sequence with which the producer would go on; `NOT_KNOWN` or `SEVERAL_LOGS` if there is none."""
-        known = self._batches.get(ProducerId(producer))
+        """Return the sequence with which the producer would go on; `NOT_KNOWN` or `CANNOT_TELL` if there is none."""
+        known = self._find(producer)
         if known is None:
-            return NOT_KNOWN
+            return CANNOT_TELL if self.incomplete and not is_derived(producer) else NOT_KNOWN
         first_sequence, _, records = known[-1]
-        return first_sequence + records if known[-1] != _closed_era(first_sequence) else SEVERAL_LOGS
+        return first_sequence + records if known[-1] != _closed_era(first_sequence) else CANNOT_TELL
 
     def last_era(self, producer: int) -> int:
         """Return the era of the last batch of a derived producer, here or in a log that this log continues."""
-        known = self._batches.get(ProducerId(producer))
+        known = self._find(producer)
         return era_of(known[-1][0]) if known is not None else NOT_KNOWN
 
     def has_later_era(self, header: BatchHeader) -> bool:
         """Tell whether the producer, a derived one, has come to a later era than this batch belongs to."""
-        known = self._batches.get(header.producer_id)
+        known = self._find(header.producer_id)
         return (
             known is not None
             and is_derived(header.producer_id)
@@ -157,22 +183,30 @@ class ProducerTable:
             self._remember(producer, (header.first_sequence, base_offset, records))
 
     def _remember(self, producer: ProducerId, batch: _Stored) -> None:
-        batches = self._batches
-        known = batches.pop(producer, None)
+        kind = self._derived if producer >= DERIVED else self._drawn
+        known = kind.pop(producer, None)
         if known is None:
-            known = deque((batch,), REMEMBERED_BATCHES)
-            if len(batches) >= MAX_PRODUCERS:
-                del batches[next(iter(batches))]
+            known = [batch]
+            if len(kind) >= MAX_PRODUCERS:
+                del kind[next(iter(kind))]
+                self.incomplete = self.incomplete or kind is self._drawn
         else:
             last_sequence, _, last_records = known[-1]
             if batch[0] >= last_sequence + last_records:
+                if isinstance(known, tuple):
+                    known = list(known)
                 known.append(batch)
-        batches[producer] = known
+                if len(known) > REMEMBERED_BATCHES:
+                    del known[0]
+        kind[producer] = known
 
     def rows(self) -> Iterator[bytes]:
-        for producer, known in self._batches.items():
-            for first_sequence, base_offset, records in known:
-                yield _ROW.pack(producer, first_sequence, base_offset, records)
+        if self.incomplete:
+            yield _INCOMPLETE
+        for kind in (self._drawn, self._derived):
+            for producer, known in kind.items():
+                for first_sequence, base_offset, records in known:
+                    yield _ROW.pack(producer, first_sequence, base_offset, records)
 
     @classmethod
     def from_rows(cls, data: bytes | memoryview) -> ProducerTable:
@@ -180,55 +214,77 @@ class ProducerTable:
             raise ChunkCorrupt(f"a producer table of {len(data)} bytes is no whole number of {ROW_BYTES}-byte rows")
         table = cls()
         for producer, first_sequence, base_offset, count in _ROW.iter_unpack(data):
-            table._remember(producer, (first_sequence, base_offset, count))
+            if producer:
+                table._remember(producer, (first_sequence, base_offset, count))
+            else:
+                table.incomplete = True
+        if len(table._drawn) >= MAX_PRODUCERS:
+            table.incomplete = True  # Earlier builds forgot without a mark.
         return table
 
     def extended(self, later: ProducerTable) -> ProducerTable:
         """Return this table with what a later one of the same log adds; batches in both count once."""
         table = self.copy()
-        for producer, known in later._batches.items():
-            for batch in known:
-                table._remember(producer, batch)
+        table.incomplete = self.incomplete or later.incomplete
+        for kind in (later._drawn, later._derived):
+            for producer, known in kind.items():
+                for batch in known:
+                    table._remember(producer, batch)
         return table
 
     def copy(self) -> ProducerTable:
         twin = ProducerTable()
-        twin._batches = {producer: deque(known, REMEMBERED_BATCHES) for producer, known in self._batches.items()}
+        twin._drawn, twin._derived = _copied(self._drawn), _copied(self._derived)
+        twin.incomplete = self.incomplete
         return twin
 
+    def handed_on(self) -> ProducerTable:
+        """Return what logs that continue this one need: the last batch of each derived producer, and of the drawn ones
+        that wrote last."""
+        table = ProducerTable()
+        left_out = max(0, len(self._drawn) - MAX_HANDED_ON)
+        table._drawn = {producer: (known[-1],) for producer, known in islice(self._drawn.items(), left_out, None)}
+        table._derived = {producer: (known[-1],) for producer, known in self._derived.items()}
+        table.incomplete = self.incomplete or left_out > 0
+        return table
 
-def inherited(tables: Collection[ProducerTable]) -> ProducerTable:
+
+def inherited(tables: Iterable[ProducerTable]) -> ProducerTable:
     """Return the table with which a log begins that continues the logs of these tables.
 
-    Of more than `MAX_PRODUCERS`, those are kept that wrote last; each of the logs counts the same."""
+    Of too many producers, those are kept that wrote last; each of the logs counts the same."""
+    handed_on = [each.handed_on() for each in tables]
     table = ProducerTable()
-    by_rank = zip_longest(*(reversed(other._batches) for other in tables))
-    newest_first = list(dict.fromkeys(producer for rank in by_rank for producer in rank if producer is not None))
-    ended = [producer for producer in newest_first if _has_ended(producer, tables)]
-    forgotten = set(ended[MAX_HANDED_ON:])
-    kept = [producer for producer in newest_first if producer not in forgotten][:MAX_PRODUCERS]
-    for producer in reversed(kept):
-        found = [other._batches[producer] for other in tables if producer in other._batches]
-        known = list(found[0]) if is_derived(producer) else [found[0][-1]]  # A drawn id belongs to one log, and ends.
-        batches = [(first, ELSEWHERE, records) for first, _, records in known]
-        if len(found) > 1 and not _one_origin(producer, found):
-            batches = [_closed_era(max(known[-1][0] for known in found))]
-        table._batches[producer] = deque(batches, REMEMBERED_BATCHES)
+    drawn, derived = [each._drawn for each in handed_on], [each._derived for each in handed_on]
+    table._drawn = _joined(drawn, MAX_HANDED_ON)
+    table._derived = _joined(derived, MAX_PRODUCERS)
+    left_out = len(table._drawn) < len(set().union(*drawn))
+    table.incomplete = left_out or any(each.incomplete for each in handed_on)
     return table
 
 
-def _has_ended(producer: ProducerId, tables: Collection[ProducerTable]) -> bool:
-    """Tell whether a drawn id belongs to a log that had ended before those of these tables."""
-    if is_derived(producer):
-        return False
-    known = (table._batches[producer] for table in tables if producer in table._batches)
-    return all(offset == ELSEWHERE for batches in known for _, offset, _ in batches)
+def _copied(kind: Mapping[ProducerId, _Known]) -> dict[ProducerId, _Known]:
+    return {producer: known if isinstance(known, tuple) else known.copy() for producer, known in kind.items()}
 
 
-def _one_origin(producer: ProducerId, found: list[deque[_Stored]]) -> bool:
-    """Tell whether these batches of one producer, from several tables, are those of one log."""
-    inherited_all = all(offset == ELSEWHERE for known in found for _, offset, _ in known)
-    return inherited_all and not is_derived(producer) and all(known == found[0] for known in found)
+def _joined(logs: Collection[dict[ProducerId, _Known]], most: int) -> dict[ProducerId, _Known]:
+    """Return the last batch of each producer of one kind, as it counts in a log that continues all these logs."""
+    by_rank = zip_longest(*(reversed(log) for log in logs))
+    newest_first = dict.fromkeys(producer for rank in by_rank for producer in rank if producer is not None)
+    joined: dict[ProducerId, _Known] = {}
+    for producer in reversed(list(islice(newest_first, most))):
+        found = [log[producer][-1] for log in logs if producer in log]
+        first, _, records = found[0]
+        if len(found) == 1 or _one_origin(producer, found):
+            joined[producer] = ((first, ELSEWHERE, records),)
+        else:
+            joined[producer] = (_closed_era(max(first for first, _, _ in found)),)
+    return joined
+
+
+def _one_origin(producer: ProducerId, found: Collection[_Stored]) -> bool:
+    """Tell whether these last batches of one producer, from several tables, are one batch of one log."""
+    return not is_derived(producer) and len(set(found)) == 1 and next(iter(found))[1] == ELSEWHERE
 
 
 def _closed_era(sequence: Sequence) -> _Stored:

@@ -19,7 +19,7 @@ from braid.model.errors import BatchError, ChunkCorrupt
 from braid.spark.jobs.audit.rules import Finding, SegmentFacts
 from braid.storage.chunk import FOOTER_READ_BYTES, TRAILER_BYTES, Footer, Index, decode_footer, footer_size
 from braid.storage.history.catalog import ChunkDescriptor
-from braid.storage.log.producers import MAX_PRODUCERS, ProducerTable
+from braid.storage.log.producers import ProducerTable
 
 WINDOW_BYTES: Final = 4 << 20
 
@@ -191,7 +191,7 @@ class ChunkScan:
                 f"{walk.epoch}, sealed {walk.sealed}"
             )
             yield walk.finding("chunk-footer", base, text)
-        if len(footer.producers) < MAX_PRODUCERS and not set(producers.rows()) <= set(footer.producers.rows()):
+        if not footer.producers.is_full and not set(producers.rows()) <= set(footer.producers.rows()):
             yield walk.finding("producer-table", base, "the producer table lacks batches of the chunk")
 
     # The batches.
