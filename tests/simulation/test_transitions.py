@@ -436,17 +436,45 @@ async def test_a_move_that_is_asked_for_while_a_log_ends_is_not_forgotten(
         assert record.ended_at == 0
 
 
+async def outdated(brokers: Brokers, name: str) -> Put:
+    """Let a broker look like one of an earlier version. Returns what takes that back."""
+    entry = await brokers.store.get(paths.broker(name))
+    assert entry is not None
+    older = msgspec.structs.replace(Registration.from_json(entry.value), version="0.0.9", features=())
+    await brokers.store.txn([], [Put(entry.key, older.to_json(), entry.lease)])
+    views = [each.cluster.members.brokers for each in brokers.running.values()]
+    await until(lambda: all(view.get(name) == older for view in views))
+    return Put(entry.key, entry.value, entry.lease)
+
+
 async def test_a_broker_of_an_earlier_version_keeps_layouts_as_they_are(simulation: Simulation) -> None:
     async with running_brokers(simulation) as brokers:
         await a_topic(brokers)
-        entry = await brokers.store.get(paths.broker("c"))
-        assert entry is not None
-        older = msgspec.structs.replace(Registration.from_json(entry.value), version="0.0.9", features=())
-        await brokers.store.txn([], [Put(entry.key, older.to_json(), entry.lease)])
-        await until(lambda: brokers.running["a"].cluster.members.brokers.get("c") == older)
+        await outdated(brokers, "c")
         with pytest.raises(TransitionRefused, match=r"broker c runs version 0\.0\.9"):
             await brokers.call("a", "split_segment", topic="orders", segment=0)
         assert brokers.any().topics.get(PATH).transition is None
+
+
+async def test_a_broker_of_an_earlier_version_that_joins_a_split_holds_it_up_visibly(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        gone = await hold_up(brokers, 0)
+        survivor = next(iter(brokers.running))
+        splitting = asyncio.create_task(brokers.call(survivor, "split_segment", topic="orders", segment=0))
+        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
+        older = await outdated(brokers, survivor)
+        await brokers.start(gone)
+
+        async def is_told() -> bool:
+            waits = await brokers.any().group_host.transitions.waits_for(PATH)
+            return len(waits) == 1 and f"broker {survivor} runs version 0.0.9" in waits[0]
+
+        await until(is_told)
+        assert active(brokers) == {0: "0000-ffff"}
+        await brokers.store.txn([], [older])
+        await splitting
+        assert active(brokers) == {1: "0000-7fff", 2: "8000-ffff"}
 
 
 async def test_a_topic_is_deleted_in_the_middle_of_a_split(simulation: Simulation) -> None:

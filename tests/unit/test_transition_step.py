@@ -7,6 +7,7 @@ import pytest
 
 from braid.cluster.ownership import owner_step
 from braid.cluster.ownership.owner_step import OwnerAction, TransitionRole
+from braid.model.cluster import TRANSITIONS, Registration
 from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import Layout
 from braid.model.ownership import Move, Ownership
@@ -14,7 +15,8 @@ from braid.model.topic import Topic
 from braid.model.transition import Transition, plan_merge, plan_split
 from braid.scaling.transition_step import TransitionAction, decide
 
-LIVE = {"a", "b"}
+BROKER = Registration(address="", admin="", version="9.9", features=(TRANSITIONS,))
+LIVE = {"a": BROKER, "b": BROKER}
 ASSIGNED = Ownership.first("a")
 SERVING = ASSIGNED.serving()
 ENDED = SERVING.ended(Offset(5))
@@ -52,6 +54,16 @@ def test_the_parents_end_only_when_all_of_them_can_and_all_children_are_there(fo
     action, why = decide(change, records(found), LIVE)
     assert action is TransitionAction.WAIT
     assert missing in "; ".join(why)
+
+
+def test_a_broker_of_an_earlier_build_that_has_joined_since_keeps_the_parents_from_ending() -> None:
+    live = LIVE | {"old": msgspec.structs.replace(BROKER, version="0.0.9", features=())}
+    served = {0: SERVING, 2: SERVING, 3: SERVING}
+    action, why = decide(transition()[1], records(served), live)
+    assert action is TransitionAction.WAIT
+    assert why == ("broker old runs version 0.0.9, which does not know changes of a layout; upgrade it",)
+    ended = {0: ENDED, 2: INHERITED, 3: INHERITED}
+    assert decide(transition(sealing=True)[1], records(ended), live).action is TransitionAction.COMMIT, "only forward"
 
 
 def test_with_all_served_the_owners_are_asked() -> None:

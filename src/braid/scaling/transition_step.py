@@ -1,11 +1,13 @@
 """Decides how far a transition may go now. A pure function of the topic's record and its segments' records.
 
     step        what must be so                                                          and then
-    CREATING    every child is served; every parent is served, and is not moving         SEALING, if the owners agree
+    CREATING    every child is served; every parent is served, and is not moving;
+                every broker knows transitions                                           SEALING, if the owners agree
     SEALING     the log of every parent has ended, and every child has inherited         the layout is committed
 
 A parent that is not served holds a transition up only in CREATING: before the first log ends, all of them must be able
-to end. What is missing is told in sentences, because people wait for it.
+to end. The same holds for a broker of an earlier build that has joined since the transition began: it could be given a
+child, and would not know what to do with it. What is missing is told in sentences, because people wait for it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from braid.model.cluster import TRANSITIONS, Registration
 from braid.model.ids import SegmentId
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.transition import Transition, TransitionStep
@@ -32,10 +35,23 @@ class TransitionDecision(NamedTuple):
     """What the transition waits for, in sentences."""
 
 
-def decide(transition: Transition, records: Mapping[SegmentId, Ownership], live: Collection[str]) -> TransitionDecision:
+def outdated(live: Mapping[str, Registration]) -> list[str]:
+    """Return which brokers do not know transitions, in sentences."""
+    return [
+        f"broker {broker} runs version {registration.version or 'unknown'}, which does not know changes of a layout; "
+        f"upgrade it"
+        for broker, registration in sorted(live.items())
+        if TRANSITIONS not in registration.features
+    ]
+
+
+def decide(
+    transition: Transition, records: Mapping[SegmentId, Ownership], live: Mapping[str, Registration]
+) -> TransitionDecision:
     """`records` are those of the transition's segments, as far as there are any; `live` are the brokers."""
     if transition.step is TransitionStep.CREATING:
-        missing = [
+        missing = outdated(live)
+        missing += [
             why
             for segment in (*transition.ranges, *transition.parents)
             if (why := _not_served(segment, records.get(segment), live)) is not None

@@ -21,7 +21,6 @@ from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.store import Condition, Put
-from braid.model.cluster import TRANSITIONS
 from braid.model.errors import BraidError, ShuttingDown, TimedOut, TransitionRefused
 from braid.model.ids import NO_REQUEST, RequestId, SegmentId
 from braid.model.layout import Layout
@@ -32,7 +31,7 @@ from braid.model.topic import Topic
 from braid.model.transition import CommittedTransition, LayoutPlan, Transition, TransitionStep
 from braid.ports.clock import Clock
 from braid.ports.tasks import TaskScope, all_of, cancel
-from braid.scaling.transition_step import TransitionAction, decide
+from braid.scaling.transition_step import TransitionAction, decide, outdated
 
 FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 1.0
@@ -78,12 +77,8 @@ class Transitions:
         conditions: Sequence[Condition] = (),
     ) -> Transition | CommittedTransition:
         """Begin to change a topic's layout. A request that is repeated gets what it has begun."""
-        for broker, registration in sorted(self._members.brokers.all().items()):
-            if TRANSITIONS not in registration.features:
-                raise TransitionRefused(
-                    f"the layout of topic {name} cannot be changed: broker {broker} runs version "
-                    f"{registration.version or 'unknown'}, which does not know such changes; upgrade it first"
-                )
+        if found := outdated(self._members.brokers.all()):
+            raise TransitionRefused(f"the layout of topic {name} cannot be changed: {found[0]} first")
         return await self._topics.begin_transition(name, plan, request_id, conditions)
 
     async def abort(self, name: TopicName) -> None:
