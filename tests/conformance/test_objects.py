@@ -204,6 +204,21 @@ class TestEveryStore:
 
         place.run(story)
 
+    def test_only_empty_folders_are_removed(self, place: Place) -> None:
+        async def story(objects: Objects) -> None:
+            for name in ("a/b/c/d", "a/d/e"):
+                await objects.create(name, [b"old"])
+            for folder in ("a", "a/b", "never/there"):
+                await objects.remove_empty_folders(folder)
+            assert [stat.name for stat in await objects.list("")] == ["a/b/c/d", "a/d/e"]
+            await objects.delete("a/b/c/d")
+            for _ in range(2):
+                await objects.remove_empty_folders("a/b")
+            await objects.create("a/b/c/d", [b"new"])
+            assert await content_of(objects, "a/b/c/d") == b"new"
+
+        place.run(story)
+
     def test_delete_can_be_repeated_and_frees_the_name(self, place: Place) -> None:
         async def story(objects: Objects) -> None:
             await objects.create("a/b", [b"old"])

@@ -15,6 +15,7 @@ from braid.metadata.memory import MemoryStore
 from braid.model.message import Message
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, OwnershipState
+from braid.storage.objects.store import Objects
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation, run_simulation
 from braid.testing.sim.network import SimulatedNetwork
@@ -30,7 +31,7 @@ class Brokers:
         self.simulation = simulation
         self.balance = balance
         self.store = MemoryStore(simulation.clock)
-        self.objects = MemoryObjects(simulation.clock) if shared else None
+        self.objects: Objects | None = MemoryObjects(simulation.clock) if shared else None
         self.disks: dict[str, SimulatedDisk] = {}
         """By broker."""
         self.network = SimulatedNetwork(simulation.random, latency_s=(1e-4, 1e-3))
@@ -142,9 +143,12 @@ async def running_brokers(
     *,
     shared: bool = True,
     balance: bool = False,
+    objects: Objects | None = None,
 ) -> AsyncIterator[Brokers]:
-    """Start these brokers, and stop all that run at the end."""
+    """Start these brokers, and stop all that run at the end. `objects` is their shared storage, if it matters."""
     brokers = Brokers(simulation, shared=shared, balance=balance)
+    if objects is not None:
+        brokers.objects = objects
     await brokers.start(*names)
     yield brokers
     for name in [*brokers.running]:

@@ -390,6 +390,9 @@ class TrappedObjects:
     async def delete_below(self, prefix: str) -> None:
         await self._trap.around(self._objects.delete_below(prefix))
 
+    async def remove_empty_folders(self, prefix: str) -> None:
+        await self._trap.around(self._objects.remove_empty_folders(prefix))
+
     async def close(self) -> None:
         await self._objects.close()
 

@@ -26,7 +26,9 @@ from braid.model.ownership import Move
 from braid.model.stored_record import encode
 from braid.model.topic import Topic
 from braid.model.transition import TransitionStep, plan_split
+from braid.storage.objects.disk import DiskObjects
 from braid.storage.segment import SegmentStorage
+from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -306,6 +308,20 @@ async def test_a_sealed_segment_is_dropped_when_its_records_are_gone_and_every_s
         await until(lambda: len(brokers.any().cluster.owners.of_topic(PATH)) == 3)
         async with brokers.client() as later, later.producer("orders") as producer:
             await producer.send(b"new")
+
+
+async def test_a_segment_that_is_dropped_leaves_no_folder_on_a_shared_filesystem(simulation: Simulation) -> None:
+    shared = SimulatedDisk(simulation.random)
+    objects = DiskObjects(shared, "/shared", random=simulation.random)
+    async with running_brokers(simulation, objects=objects) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders", retention_ms=120_000)
+        async with client.producer("orders") as producer:
+            await producer.send(b"old")
+        await brokers.call("b", "split_segment", topic="orders", segment=0)
+        await asyncio.sleep(10)
+        assert "0000-ffff-0" in await shared.list_folders(f"/shared/{PATH}"), "its chunk is there"
+        await until(lambda: len(brokers.any().cluster.owners.of_topic(PATH)) == 2, within_s=600)
+        assert "0000-ffff-0" not in await shared.list_folders(f"/shared/{PATH}")
 
 
 async def test_what_is_kept_for_ever_keeps_its_segment(simulation: Simulation) -> None:

@@ -20,6 +20,19 @@ async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     return results  # type: ignore[return-value]  # no exception is among them
 
 
+async def completed(work: Coroutine[Any, Any, T]) -> T:
+    """Await work to its end, also when the caller is cancelled meanwhile; the cancellation follows. For calls to the
+    disk: a thread goes on with such a call, and its result would appear after the caller's cleaning up."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await join([task])
+        if not task.cancelled():
+            task.exception()  # Nobody asks for it any more.
+        raise
+
+
 async def end(task: asyncio.Task[Any] | None) -> None:
     """Cancel a task, and return when it has ended. Raises the error by which it had ended before."""
     if task is not None:

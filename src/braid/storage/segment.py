@@ -30,6 +30,7 @@ from braid.model.ids import Epoch, Offset, Revision
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
 from braid.ports.disk import FolderLock, lock_folder
+from braid.ports.tasks import completed
 from braid.storage.chunk import Footer, Index
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject, SealedState
@@ -125,7 +126,7 @@ class SegmentStorage:
         if epoch < 1:
             raise InvalidArgument(f"{epoch} is no epoch: the first owner's is 1")
         folder = f"{context.folder}/{topic_path}/{descriptor}"
-        await context.disk.make_folder(folder)
+        await completed(context.disk.make_folder(folder))
         async with contextlib.AsyncExitStack() as undo:  # When a step fails, undo the steps before it.
             lock = await lock_folder(context.disk, folder)
             undo.push_async_callback(lock.release)

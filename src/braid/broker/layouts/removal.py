@@ -112,10 +112,11 @@ class SegmentRemoval:
 
     async def _delete_objects(self, name: SegmentName, topic_id: int) -> None:
         """Delete the segment's objects, but none of a later topic of the same name."""
-        objects = self._context.objects
-        for stat in await objects.list(segment_folder(name.topic.path, name.descriptor)):
+        objects, folder = self._context.objects, segment_folder(name.topic.path, name.descriptor)
+        for stat in await objects.list(folder):
             topic = self._topics.find(name.topic.path)
             if topic is None or topic.id != topic_id:
                 return
             if topic_id_of(stat.name.rpartition("/")[2]) in (0, topic_id):
                 await objects.delete(stat.name)
+        await objects.remove_empty_folders(folder)

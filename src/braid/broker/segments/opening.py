@@ -46,6 +46,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.topic import Durability, Topic, TopicPolicies
+from braid.ports.tasks import completed
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
@@ -112,7 +113,7 @@ class Opening:
             await self._owners.view.caught_up(revision)
         await self._write_manifest(name.topic.path)
         await self._copies.release(name)
-        await own_folder(self._context, name, topic.id)
+        await completed(own_folder(self._context, name, topic.id))  # A deletion that cancels this removes the folder.
         if record.accept_loss:
             await self._accept_loss(name, record, revision)
         replication = self._replicate(name, topic.id, record) if replicated else None

@@ -16,6 +16,7 @@ from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, DiskError, DiskFull
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, DiskFile
+from braid.ports.tasks import completed
 from braid.storage.chunk import Index
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
@@ -55,7 +56,7 @@ class WalWriter:
 
     async def open(self) -> None:
         """Continue the newest file if it is open and whole; otherwise the next batch begins a new file."""
-        await self._disk.make_folder(self.folder)
+        await completed(self._disk.make_folder(self.folder))
         if self.files and not self.files[-1].closed and not self.files[-1].damage:
             newest = self.files[-1]
             self._current = await self._disk.open(f"{self.folder}/{newest.name}")

@@ -117,6 +117,19 @@ class DiskObjects:
             await self._remove_folder(self._folder(prefix))
             await self._disk.sync_folder(self._folder(prefix.rpartition("/")[0]))
 
+    async def remove_empty_folders(self, prefix: str) -> None:
+        """The disk refuses to remove a folder that has something in it. So an object that comes at the same moment
+        stays, or its creator hears that the folder is gone and tries again."""
+        with self._answers("remove empty folders of", checked_folder(prefix)):
+            await self._remove_if_empty(self._folder(prefix))
+
+    async def _remove_if_empty(self, folder: str) -> None:
+        for name in await self._disk.list_folders(folder):
+            await self._remove_if_empty(f"{folder}/{name}")
+        if not await self._disk.list(folder):
+            with contextlib.suppress(DiskError):
+                await self._disk.remove_folder(folder)
+
     async def _remove_folder(self, folder: str) -> None:
         for name in await self._disk.list_folders(folder):
             await self._remove_folder(f"{folder}/{name}")

@@ -107,6 +107,10 @@ class MarkedObjects:
         await self.verify()
         await self._inner.delete_below(prefix)
 
+    async def remove_empty_folders(self, prefix: str) -> None:
+        await self.verify()
+        await self._inner.remove_empty_folders(prefix)
+
     async def close(self) -> None:
         for objects in (self._inner, *self._outer):
             await objects.close()

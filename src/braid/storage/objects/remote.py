@@ -117,6 +117,9 @@ class RemoteObjects:
         for stat in await self.list(prefix):
             await self.delete(stat.name)
 
+    async def remove_empty_folders(self, prefix: str) -> None:
+        checked_folder(prefix)
+
     async def close(self) -> None:
         """Refuse new requests and wait for those under way, those of cancelled callers too."""
         self._closed = True

@@ -43,6 +43,10 @@ class Objects(Protocol):
         """Delete all objects below the folder `prefix`, for good. After an error, call this again: an object that a
         listing does not show any more may still come back with a crash, until a call has returned."""
 
+    async def remove_empty_folders(self, prefix: str) -> None:
+        """Remove the folder `prefix`, and those below it, as far as no object is in them. Only a filesystem has
+        folders; elsewhere nothing is to do."""
+
     async def close(self) -> None: ...
 
 

@@ -63,6 +63,9 @@ class MemoryObjects:
         for stat in await self.list(prefix):
             del self._contents[stat.name]
 
+    async def remove_empty_folders(self, prefix: str) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 
@@ -160,6 +163,9 @@ class FaultyObjects:
         fault = await self._before("delete what is below", prefix)
         await self._inner.delete_below(prefix)
         self._after("delete what is below", prefix, fault)
+
+    async def remove_empty_folders(self, prefix: str) -> None:
+        await self._inner.remove_empty_folders(prefix)
 
     async def close(self) -> None:
         await self._inner.close()
