@@ -235,6 +235,21 @@ async def test_a_sealed_log_stays_sealed_when_its_last_chunk_has_expired(world: 
     assert (successor.log.sealed, successor.log.end, successor.earliest) == (True, 10, 10)
 
 
+async def test_an_empty_log_that_has_ended_outlives_a_limit_as_a_record_would(world: World) -> None:
+    segment = await world.a.open()
+    await segment.end_log()
+    hour = RetentionPolicy(max_age_s=3_600)
+    for _ in range(2):
+        assert not segment.has_outlived(hour, None)
+        assert not segment.has_outlived(RetentionPolicy(max_bytes=1_000_000), None)
+        assert segment.has_outlived(RetentionPolicy(max_bytes=0), None), "later segments hold as much as may be kept"
+        segment = await world.a.crash().open()
+    await asyncio.sleep(3_601)
+    assert segment.has_outlived(hour, None)
+    await segment.hand_over()
+    assert (await world.b.open()).has_outlived(hour, None)
+
+
 async def test_what_the_caller_adds_is_written_once_when_chunks_hold_an_ended_log(world: World) -> None:
     objects = FaultyObjects(world.objects, world.simulation.random, Faults())
     world.a.start(objects=objects)

@@ -187,6 +187,19 @@ async def test_a_task_is_completed_long_after_the_merge_with_an_empty_segment(si
         assert (await attempt(client, [rows])).duplicates == 2
 
 
+async def test_an_empty_segment_stays_as_long_as_records_of_its_time_would(simulation: Simulation) -> None:
+    """Its sibling has rows under the id that all first segments share. Without the empty segment, nobody could say that
+    the others are in no segment that is gone."""
+    rows = pa.table({"value": [b"1", b"2"], "key": pa.array([b"key-1", b"key-1"], pa.binary())})
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders", segments=2, retention_ms=3_600_000)
+        await attempt(client, [rows])
+        await change(client, "merge 0 1")
+        await asyncio.sleep(1_800)
+        assert (await attempt(client, [rows])).duplicates == 2
+        await until(lambda: [*brokers.any().topics.get(PATH).layout.segments] == [2], 3_600)
+
+
 async def test_a_child_says_nothing_of_its_parents_before_its_owner_knows_them(simulation: Simulation) -> None:
     """The store has the tables that the child inherits, and the answer to its owner is under way."""
     tables = blocks(6)

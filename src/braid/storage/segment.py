@@ -211,7 +211,8 @@ class SegmentStorage:
         transaction notes the end, and does what `rider` returns for it. If this fails, call it again. Producers wait
         for this; `export_end` does the rest."""
         end = await self.log.seal()
-        await self.catalog.note_end(end, *(rider(end) if rider is not None else ((), ())))
+        also = rider(end) if rider is not None else ((), ())
+        await self.catalog.note_end(end, *also, at_us=self._context.clock.now_us())
         return end
 
     def export_end(self) -> None:
@@ -330,14 +331,17 @@ class SegmentStorage:
         return len(old) + len(gone)
 
     def has_outlived(self, policy: RetentionPolicy, needed_from: Offset | None) -> bool:
-        """Tell whether the log has ended and all of it has outlived the policy. Then the whole segment may go. Where
-        all is kept for ever, an empty segment stays, too: repeats of writes ask all ancestors (decision 40)."""
+        """Tell whether the log has ended and all of it has outlived the policy. Then the whole segment may go. An empty
+        segment stays as long as a record would that was written at its end: repeats of writes ask all ancestors
+        (decision 40)."""
         if not self.log.seal_is_durable or policy.keeps_all:
             return False
         chunks = self.catalog.chunks
         tail = [file for file in self.log.files if file.next_offset > self.catalog.next_offset]
         pieces = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
         pieces += [Aged(file.next_offset, file.size, file.max_timestamp) for file in tail if file.records]
+        if not self.log.end and self.catalog.frontier is not None:
+            pieces = [Aged(Offset(0), 1, self.catalog.frontier.ended_at)]
         total = sum(piece.size for piece in pieces)
         now_us = self._context.clock.now_us()
         return expired(pieces, policy, total_bytes=total, now_us=now_us, needed_from=needed_from) == len(pieces)

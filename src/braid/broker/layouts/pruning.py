@@ -6,7 +6,8 @@ a parent is still to be finalized. The layout forgets the segment in one write; 
 it (removal.py). The children keep what it knew of producers: they have inherited it.
 
 So the layout of a topic that is split and merged for ever stays as long as its retention, not as its history. A topic
-that keeps all records keeps all segments, also empty ones.
+that keeps all records keeps all segments, also empty ones. Under a limit, an empty segment stays as long as a record
+would that was written when the segment ended.
 """
 
 from __future__ import annotations

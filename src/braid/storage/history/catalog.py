@@ -99,6 +99,8 @@ class Frontier(StoredRecord, frozen=True, rename="camel"):
     """Which epoch has written which offsets; see epochs.py."""
     end: Offset | None = None
     """Where the log ends for ever: no owner appends at or after this offset. None: the log goes on."""
+    ended_at: int = 0
+    """When that was noted, in µs since 1970; 0 if it is not known. An empty log has no record that tells its age."""
 
     @property
     def last_writer(self) -> Epoch:
@@ -223,6 +225,7 @@ class Catalog:
                 inherited=self.inherited,
                 epochs=self.epochs,
                 end=self.end,
+                ended_at=old.ended_at if old is not None else 0,
                 unknown=old.unknown if old is not None else UNSET,
             )
             await self._write(frontier, [])
@@ -297,16 +300,23 @@ class Catalog:
             return sealed
 
     async def note_end(
-        self, end: Offset, conditions: Sequence[Condition] = (), operations: Sequence[Operation] = ()
+        self,
+        end: Offset,
+        conditions: Sequence[Condition] = (),
+        operations: Sequence[Operation] = (),
+        *,
+        at_us: int = 0,
     ) -> None:
-        """Note where the log ends for ever, in one transaction with the caller's operations. Can be repeated."""
+        """Note where the log ends for ever, and when, in one transaction with the caller's operations. Can be
+        repeated."""
         async with self._turn:
             await self._settle()
             frontier = self._own()
             if end < frontier.next_offset or frontier.end not in (None, end):
                 raise BrokenInvariant(f"I1: a log cannot end at {end}: {frontier}")
             if frontier.end is None or operations:
-                await self._write(msgspec.structs.replace(frontier, end=end), operations, conditions)
+                ended = msgspec.structs.replace(frontier, end=end, ended_at=frontier.ended_at or at_us)
+                await self._write(ended, operations, conditions)
 
     async def inherit(
         self, producers: ProducerObject | bytes, conditions: Sequence[Condition], operations: Sequence[Operation]
