@@ -20,6 +20,7 @@ from braid.model.cluster import Registration
 from braid.model.errors import (
     InvalidArgument,
     SegmentNotFound,
+    SubscriptionExists,
     SubscriptionNotFound,
     TimedOut,
     TopicNotFound,
@@ -412,6 +413,32 @@ async def test_a_segment_is_kept_when_a_seek_back_is_faster_than_its_deletion(
         with pytest.raises(TransitionRefused, match="not consumed by billing"):
             await client.admin.delete_segment("orders", "0000-ffff-0")
         assert 0 in brokers.any().topics.get(PATH).layout.segments
+
+
+async def test_a_segment_is_kept_when_a_subscription_is_created_in_the_moment_of_its_deletion(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subscription exists before the segment is gone, so it is to see the segment's records (I5)."""
+    async with running_brokers(simulation, ("a",)) as brokers, brokers.client() as client:
+        await a_topic(brokers)
+        async with client.producer("orders") as producer:
+            await producer.send(b"value")
+        await client.admin.terminate_segment("orders", "0000-ffff-0")
+        await until(lambda: brokers.any().topics.committed.get(PATH) is None)
+        prune = Topics.prune
+
+        async def prune_after_a_creation(*arguments: Any) -> bool:
+            with contextlib.suppress(SubscriptionExists):
+                await client.admin.create_subscription("orders", "billing", start="earliest")
+            return await prune(*arguments)
+
+        monkeypatch.setattr(Topics, "prune", prune_after_a_creation)
+        with pytest.raises(TransitionRefused, match="not consumed by billing"):
+            await client.admin.delete_segment("orders", "0000-ffff-0")
+        async with client.stream_consumer("orders", "billing", name="worker") as consumer:
+            message = await consumer.receive(timeout=60)
+        assert message is not None
+        assert message.value == b"value"
 
 
 async def test_a_segment_is_created_by_a_change_of_layout_only(simulation: Simulation) -> None:

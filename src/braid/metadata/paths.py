@@ -10,6 +10,7 @@
     /topics/{topic}                                    layout
     /topics/{topic}/controller                         controller leader, under a lease
     /topics/{topic}/transition                         the last transition, from its commit until it is finalized
+    /topics/{topic}/newest-subscription                written with each subscription that is created
     /topics/{topic}/subscriptions/{s}                  a subscription
     /topics/{topic}/subscriptions/{s}/consumers/{c}    a consumer's session; for `group:NAME`, too
     /segments/{topic}/{descriptor}/ownership           which broker owns the segment
@@ -160,6 +161,10 @@ def topic_of_transition(key: str) -> str | None:
         case ["", "topics", tenant, namespace, name, "transition"]:
             return f"{tenant}/{namespace}/{name}"
     return None
+
+
+def newest_subscription(topic: str) -> str:
+    return f"{layout(topic)}/newest-subscription"
 
 
 def subscriptions_prefix(topic: str) -> str:

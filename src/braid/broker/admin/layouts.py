@@ -298,7 +298,7 @@ class DeleteSegment(OnTopic, frozen=True, kw_only=True):
         name, path = self.name, self.name.path
         while True:
             info = _found(services, name, self.descriptor)
-            subscriptions = await services.subscriptions.list(name)
+            subscriptions, none_created = await services.subscriptions.list_until_created(name)
             undrained = [each for each in subscriptions if info.segment_id not in services.drained.of(path, each)]
             mark = services.topics.committed.get(path)
             if info.segment_id not in services.topics.get(path).layout.segments or info.is_active:
@@ -313,7 +313,7 @@ class DeleteSegment(OnTopic, frozen=True, kw_only=True):
                 # A seek backwards in this moment removes the mark, and wins.
                 drained = [DrainedKey(path, self.descriptor, each) for each in subscriptions]
                 conditions = [services.drained.table.unchanged(key) for key in drained]
-                conditions.append(services.owners.table.unchanged((path, self.descriptor)))
+                conditions += [services.owners.table.unchanged((path, self.descriptor)), none_created]
                 if await services.topics.prune(name, info.segment_id, conditions):
                     _log.info("%s deleted segment %s of topic %s", principal.name, self.descriptor, name)
                     return

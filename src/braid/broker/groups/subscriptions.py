@@ -14,6 +14,8 @@ On one broker, changes of a subscription take turns. Between brokers the store d
   creating broker looks again after it has written the key, and places cursors that are missing.
 - The key is written under the condition that the topic is unchanged: nothing appears below a topic that is being
   deleted, and no segment that was added meanwhile is forgotten.
+- The same transaction writes the name to the topic's `newest-subscription`. The deletion of a segment looks at all
+  subscriptions first, and is written under the condition that none was created since (`list_until_created`).
 
 A client repeats a call whose answer was lost, and a try that the client has given up may still finish, late. So what a
 call makes is stored with the call's id (`created_by`, `placed_by`), a deletion names the subscription by its id, and a
@@ -185,6 +187,12 @@ class Subscriptions:
         self._topics.get(topic.path)
         return await self._list(topic.path)
 
+    async def list_until_created(self, topic: TopicName) -> tuple[set[str], Compare]:
+        """The names of a topic's subscriptions, and a condition that holds until another one is created."""
+        key = paths.newest_subscription(topic.path)
+        entry = await self._store.get(key)  # Before the list, which then has what was created until now.
+        return set(await self.list(topic)), Compare(key, entry.revision if entry is not None else Revision(0))
+
     async def identify(self, topic: TopicName, name: str) -> tuple[int, dict[SegmentId, int]]:
         """Return the subscription's id, 0 if there is none, and the placements of its cursors."""
         entry = await self._read(topic, name)
@@ -343,7 +351,8 @@ class Subscriptions:
                 begun = await all_of(_begin(access, name, start) for access in segments)
             if None not in begun:
                 try:
-                    result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, value)])
+                    newest = Put(paths.newest_subscription(topic.path), name.encode())
+                    result = await self._store.txn([unchanged, Compare(key, Revision(0))], [Put(key, value), newest])
                     created = result.succeeded
                 except MetadataUncertain:
                     uncertain = True
