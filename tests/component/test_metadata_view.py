@@ -10,7 +10,7 @@ import pytest
 from braid.metadata.history import HistoryLimits
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Put
-from braid.metadata.view import Table, View
+from braid.metadata.view import TURN_CHANGES, Table, View
 from braid.model.errors import MetadataCorrupt, ShuttingDown
 from braid.model.ids import Revision
 from braid.testing.sim.loop import Simulation
@@ -56,6 +56,23 @@ async def test_the_generation_rises_with_writes_that_no_table_shows(simulation: 
     await view.caught_up(written.revision)
     assert view.generation == written.revision
     assert view.changes == changes
+    await view.stop()
+
+
+async def test_a_view_that_is_behind_takes_turns_with_other_work(simulation: Simulation) -> None:
+    """A repartition of a topic changes a thousand records. Leases are renewed meanwhile."""
+    store = MemoryStore(simulation.clock)
+    view = View(store)
+    table = view.add(_table("/left/"))
+    await view.load()
+    in_a_row: list[int] = [0]
+    table.on_change.append(lambda _: in_a_row.append(in_a_row.pop() + 1))
+    writing = asyncio.gather(*(store.txn([], [Put(f"/left/{number}", b"1")]) for number in range(500)))
+    while sum(in_a_row) < 500:
+        await asyncio.sleep(0)
+        in_a_row.append(0)
+    assert max(in_a_row) == TURN_CHANGES
+    await writing
     await view.stop()
 
 

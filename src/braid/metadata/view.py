@@ -39,6 +39,8 @@ from braid.ports.tasks import end
 EVERYTHING: Final = "/"
 RETRY_S: Final = 0.5
 """How long the view waits before it asks a store again that did not answer."""
+TURN_CHANGES: Final = 16
+"""So many changes are applied in one iteration of the loop. Each may make a broker look at a thousand segments."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -229,8 +231,13 @@ class View:
             # Where the watch cannot go on (its history is gone, its client is closed), a new listing tells why.
             with contextlib.suppress(MetadataCompacted, MetadataUnavailable):
                 async with watching(self.store, EVERYTHING, after) as watch:
+                    in_a_row = 0
                     async for changes in watch:
                         self._apply(changes)
+                        in_a_row += 1
+                        if in_a_row == TURN_CHANGES:  # A watch that is behind does not wait between two changes.
+                            in_a_row = 0
+                            await asyncio.sleep(0)
             after = await self._list_again()
 
     async def _list_again(self) -> Revision:

@@ -9,6 +9,7 @@ to do, their owners do by themselves (broker/segments/succession.py).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -37,6 +38,9 @@ FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 1.0
 """Look so often at a transition even without a change, at first and later: children get cursors, which the view does
 not show, and an owner that could not answer may answer now."""
+CALM_FACTOR: Final = 2
+"""A driver rests so many times as long as its look at the records of all segments has kept the loop: each of a thousand
+segments tells of its steps."""
 ASK_S: Final = 5.0
 """How long an owner is looked for that has to be asked."""
 
@@ -64,6 +68,8 @@ class Transitions:
         self._view = owners.view
         self._driving = TaskScope[str]()
         """By a topic's path."""
+        self._thought_s = 0.0
+        """How long the last look at a transition's records has kept the loop."""
         self._missing: dict[str, tuple[str, ...]] = {}
         """By a topic's path: what the driver has logged last that its transition waits for."""
 
@@ -150,6 +156,8 @@ class Transitions:
                     self._note_missing(path, (str(error),))
                 await self._view.changed_since(seen, look_s)
                 look_s = min(2 * look_s, LOOK_S)
+                if self._thought_s > 0:
+                    await asyncio.sleep(CALM_FACTOR * self._thought_s)
         except ShuttingDown:
             pass  # The next leader drives it.
         finally:
@@ -157,8 +165,9 @@ class Transitions:
 
     async def _step(self, name: TopicName, topic: Topic, transition: Transition) -> bool:
         """Take the step that the records allow. Return False if there is none, or if something was faster."""
-        fence = self._leader.fence
+        fence, began = self._leader.fence, self._clock.monotonic()
         found = decide(transition, self._records(name.path, topic), self._members.brokers.all())
+        self._thought_s = self._clock.monotonic() - began
         if fence is None or found.action is TransitionAction.WAIT:
             return False
         if found.action is TransitionAction.SEAL:

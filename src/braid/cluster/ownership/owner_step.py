@@ -121,6 +121,7 @@ def transition_role(
         return TransitionRole.PARENT if ends and record.ended_at is None else TransitionRole.NONE
     if transition is None or transition.step is not TransitionStep.SEALING or record.inherited == transition.id:
         return TransitionRole.NONE
-    parents = map(record_of, info.parent_ids)
+    # Their owners end them in order. The last one says most often that it is too early: a merge may have 1,000 parents.
+    parents = map(record_of, reversed(info.parent_ids))
     all_ended = all(parent is not None and parent.ended_at is not None for parent in parents)
     return TransitionRole.CHILD if all_ended else TransitionRole.NONE
