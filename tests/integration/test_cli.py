@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from braid.cli import main, target
+from braid.sync import connect
 from braid.testing.processes import BRAID, BrokerProcess
 from tests.kits.commands import ask, environment, lines, run, run_to_end, started
 from tests.kits.waiting import WAIT_S, wait_until
@@ -37,6 +38,17 @@ def topic(url: str, request: pytest.FixtureRequest) -> str:
 
 
 # Topics and subscriptions.
+
+
+def test_statistics_show_groups_of_checkpoint_consumers(url: str, topic: str) -> None:
+    run(url, "produce", topic, given=b"x\n")
+    with connect(url) as client, client.checkpoint_consumer(topic, group="etl", name="one", start="earliest") as reader:
+        assert reader.receive(timeout=WAIT_S) is not None
+        shown = run(url, "topic", "stats", topic)
+        assert re.search(r"^GROUP +SEGMENTS +BACKLOG +CONSUMERS\netl +1 +1 +1$", shown, flags=re.MULTILINE), shown
+        reader.checkpoint()
+        wait_until(lambda: ask(url, "topic", "stats", topic)["groups"]["etl"]["backlog"] == 0, "the checkpoint counts")
+    assert "GROUP" not in run(url, "topic", "stats", topic), "it is gone with its last consumer"
 
 
 def test_a_topic_from_its_creation_to_its_end(url: str) -> None:

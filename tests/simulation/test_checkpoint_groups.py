@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,59 @@ async def test_a_group_that_grows_and_shrinks_goes_on_after_the_checkpoints(simu
             await topic.send(2)
             await until(lambda: topic.complete)
         assert topic.once
+
+
+async def test_statistics_show_groups_on_every_broker(simulation: Simulation) -> None:
+    async def groups(broker: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await topic.brokers.call(broker, "topic_stats", topic="orders"))["groups"]
+        return found
+
+    async with shared(simulation, segments=2) as topic:
+        async with topic.consumer("one") as one, topic.consumer("two") as two:
+            await until(lambda: (one.segments, two.segments) == ((0,), (1,)))
+            await topic.send(5)
+            sent = (await topic.client.admin.topic_stats("orders"))["segments"]["0"]["endOffset"]
+            await topic.take(one, 3)
+            one.checkpoint()
+            await topic.take(one, 1)
+
+            async def are_told() -> bool:
+                return bool((await groups("a"))[GROUP]["segments"]["0"]["offset"])
+
+            await until(are_told)
+            other = 5 * len(KEYS) - sent
+            for broker in topic.brokers.running:
+                assert await groups(broker) == {
+                    GROUP: {
+                        "name": GROUP,
+                        "backlog": sent - 3 + other,
+                        "segments": {
+                            "0": {"offset": 3, "endOffset": sent, "backlog": sent - 3, "ended": False},
+                            "1": {"offset": 0, "endOffset": other, "backlog": other, "ended": False},
+                        },
+                        "consumers": {
+                            "one": {"segments": [0], "connected": True},
+                            "two": {"segments": [1], "connected": True},
+                        },
+                    }
+                }
+            await topic.take(one, sent - 4)
+            one.checkpoint()
+            await topic.admin.split("orders", 0)
+
+            async def has_ended() -> bool:
+                one.checkpoint()
+                return bool((await groups("b"))[GROUP]["segments"]["0"]["ended"])
+
+            async with topic.consuming(one):
+                await until(has_ended)
+            assert (await groups("c"))[GROUP]["segments"]["0"] == {
+                "offset": sent,
+                "endOffset": sent,
+                "backlog": 0,
+                "ended": True,
+            }
+        assert await groups("a") == {}, "nothing is left of a group without consumers"
 
 
 async def test_records_after_the_last_checkpoint_come_again_when_their_consumer_is_gone(simulation: Simulation) -> None:

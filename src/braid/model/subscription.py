@@ -25,6 +25,11 @@ def group_key(group: str) -> str:
     return _GROUP + group
 
 
+def group_name(key: str) -> str:
+    """Return the name of the group of a `group_key`."""
+    return key.removeprefix(_GROUP)
+
+
 def is_group(subscription: str) -> bool:
     """Whether this is the name of a group of checkpoint consumers, which keep their positions themselves."""
     return subscription.startswith(_GROUP)

@@ -54,6 +54,7 @@ def test_stats_show_segments_and_subscriptions(broker: AdminBroker, orders: str)
     assert sum(segment["records"] for segment in stats["segments"].values()) == 20
     assert stats["publishedRecords"] == 20
     assert stats["subscriptions"]["billing"]["backlog"] == 20
+    assert stats["groups"] == {}
 
 
 def test_readers_without_a_broker_are_told_where_a_topics_storage_is(broker: AdminBroker, orders: str) -> None:

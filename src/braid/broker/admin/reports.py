@@ -32,6 +32,7 @@ from braid.model.ids import Offset, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.ports.tasks import all_of
+from braid.wire.operations import ENDED
 
 ANSWER_S: Final = 2.0
 
@@ -43,7 +44,9 @@ class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
     cursors: dict[SegmentId, dict[str, Offset]]
     counts: TopicCounts
     consumers: dict[str, dict[str, ConsumerStatus]] = {}
-    """By subscription and name, of the topic's controller."""
+    """By subscription, or key of a group, and name; of the topic's controller."""
+    positions: dict[str, dict[SegmentId, int]] = {}
+    """By key of a group of checkpoint consumers, and segment; of the topic's controller."""
     absent: dict[SegmentId, str] = {}
     """Why the broker does not serve segments that are its own."""
     moved_at: dict[SegmentId, dict[str, int]] = {}
@@ -64,7 +67,9 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     counts: TopicCounts
     """Of all brokers that answered."""
     consumers: dict[str, dict[str, ConsumerStatus]]
-    """By subscription and name; none if the controller did not answer."""
+    """By subscription, or key of a group, and name; none if the controller did not answer."""
+    positions: dict[str, dict[SegmentId, int]]
+    """By key of a group of checkpoint consumers, and segment: where its last checkpoint is, or ENDED."""
     moved_at: dict[str, int]
     """By subscription: when one of its cursors last moved, as far as owners tell."""
     held_bytes: dict[str, int]
@@ -85,6 +90,16 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
             for name, consumer in consumers.items()
             if consumer.connected and subscription in (None, each)
         )
+
+    def group_progress(self, key: str) -> dict[SegmentId, Progress]:
+        """Of a group of checkpoint consumers, in the segments for which it has told a position and the owner an end."""
+        return {
+            segment: Progress(
+                Offset(offset if offset != ENDED else ends.end_offset), ends.earliest_offset, ends.end_offset
+            )
+            for segment, offset in sorted(self.positions.get(key, {}).items())
+            if (ends := self.segments.get(segment)) is not None
+        }
 
     def undrained(self, subscription: str) -> list[SegmentId]:
         """The sealed segments that the subscription has not consumed to their ends."""
@@ -143,10 +158,12 @@ class Reports:
         segments: dict[SegmentId, SegmentStatistics] = {}
         cursors: dict[SegmentId, dict[str, Offset]] = {}
         consumers: dict[str, dict[str, ConsumerStatus]] = {}
+        positions: dict[str, dict[SegmentId, int]] = {}
         for report in reports:
             segments |= report.segments
             cursors |= report.cursors
             consumers |= report.consumers
+            positions |= report.positions
         unavailable = {
             segment_id: why_unavailable(
                 record, by_owner, segment_id, self._down(record), self._owners.unreadable(names[segment_id])
@@ -167,6 +184,7 @@ class Reports:
             cursors=cursors,
             counts=counts,
             consumers=consumers,
+            positions=positions,
             moved_at=moved_at,
             held_bytes=held_bytes,
             sealed=frozenset(segment for segment, info in found.layout.segments.items() if not info.is_active),
@@ -207,6 +225,7 @@ class Reports:
             held_bytes={each.name.id: each.retention.held for each in owned},
             counts=topic_counts(self._metrics, topic),
             consumers=self._groups.of_topic(topic.path),
+            positions=self._groups.positions(topic.path),
             absent={
                 SegmentId(segment_id): str(error)
                 for (path, segment_id), error in self._segments.absent().items()

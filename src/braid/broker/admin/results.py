@@ -23,10 +23,10 @@ from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
-from braid.model.subscription import Subscription, SubscriptionKind
+from braid.model.subscription import Subscription, SubscriptionKind, group_name, is_group
 from braid.model.topic import Topic, TopicPolicies
 from braid.model.transition import TransitionStep
-from braid.wire.operations import SegmentRoute, TopicRoute
+from braid.wire.operations import ENDED, SegmentRoute, TopicRoute
 
 Micros = Annotated[int, Meta(description="Microseconds since 1970.")]
 OwnerEpoch = Annotated[Epoch, Meta(description="Counts the segment's owners.")]
@@ -347,6 +347,37 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
         )
 
 
+class GroupProgress(Struct, frozen=True, rename="camel"):
+    offset: Annotated[int, Meta(description="The next offset after the group's last checkpoint.")]
+    end_offset: int
+    backlog: int
+    ended: Annotated[bool, Meta(description="Whether the segment is sealed, and a checkpoint has its end.")]
+
+
+class GroupDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group of checkpoint consumers. It exists while it has consumers, and keeps no records from retention."""
+
+    name: str
+    backlog: Annotated[int, Meta(description="Records after its last checkpoints, in the segments that have one.")]
+    segments: Annotated[
+        dict[SegmentId, GroupProgress], Meta(description="Those for which a consumer has told a checkpoint.")
+    ]
+    consumers: Annotated[dict[str, ConsumerStatus], Meta(description="Those that the topic's controller knows.")]
+
+    @classmethod
+    def of(cls, key: str, report: TopicReport) -> GroupDescription:
+        progress, told = report.group_progress(key), report.positions.get(key, {})
+        return cls(
+            name=group_name(key),
+            backlog=sum(each.backlog for each in progress.values()),
+            segments={
+                segment: GroupProgress(each.offset, each.end, each.backlog, told[segment] == ENDED)
+                for segment, each in progress.items()
+            },
+            consumers=report.consumers[key],
+        )
+
+
 class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
     """Counts since the broker started."""
 
@@ -354,6 +385,9 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
     epoch: Annotated[LayoutEpoch | None, Meta(description="Counts the topic's layouts; null if it is unavailable.")]
     segments: dict[SegmentId, SegmentDescription]
     subscriptions: dict[str, SubscriptionDescription]
+    groups: Annotated[
+        dict[str, GroupDescription], Meta(description="Groups of checkpoint consumers, which have no subscription.")
+    ]
     unavailable: Annotated[
         str | None, Meta(description="Why nothing is known of the topic but its name and segments; null if more is.")
     ] = None
@@ -379,6 +413,9 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
             subscriptions={
                 each: SubscriptionDescription.of(each, found, report) for each, found in sorted(subscriptions.items())
             },
+            groups={
+                group_name(key): GroupDescription.of(key, report) for key in sorted(report.consumers) if is_group(key)
+            },
         )
 
     @classmethod
@@ -393,6 +430,7 @@ class TopicStatistics(TopicCounts, frozen=True, kw_only=True, rename="camel"):
             },
             **dict.fromkeys(TopicCounts.__struct_fields__, 0),
             subscriptions={},
+            groups={},
             unavailable=reason,
         )
 

@@ -266,6 +266,14 @@ class Groups:
             subscription: self.consumers(path, subscription) for topic, subscription in self._groups if topic == path
         }
 
+    def positions(self, path: str) -> dict[str, dict[SegmentId, int]]:
+        """The positions that checkpoint consumers of a topic have told, by the keys of their groups."""
+        return {
+            key: {segment: position.offset for segment, position in sorted(group.positions.items())}
+            for (topic, key), group in self._groups.items()
+            if topic == path and is_group(key)
+        }
+
     def forget(self, topic: TopicName, subscription: str) -> None:
         """End all sessions of a deleted subscription, connected or not."""
         self._endings += 1

@@ -256,7 +256,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
 @json_option
 @with_target
 def stats(target: Target, name: str, as_json: bool) -> None:
-    """Show the size and the owners of a topic's segments, and the positions of its subscriptions.
+    """Show the size and the owners of a topic's segments, its subscriptions, and groups of checkpoint consumers.
 
     \b
     Examples:
@@ -298,6 +298,9 @@ def stats(target: Target, name: str, as_json: bool) -> None:
     if found["subscriptions"]:
         click.echo()
         _print_subscriptions(found["subscriptions"])
+    if found.get("groups"):  # Earlier brokers do not tell.
+        click.echo()
+        _print_groups(found["groups"])
 
 
 def _print_findings(stats: dict[str, Any]) -> None:
@@ -309,6 +312,25 @@ def _print_findings(stats: dict[str, Any]) -> None:
                 f"Segment {segment['segmentId']} has {segment['hotKeyShare']:.0%} of its load on key hashes "
                 f"{range_text(hashes)}: one key can be in one segment only, so splits hardly help."
             )
+
+
+def _print_groups(groups: dict[str, Any]) -> None:
+    columns = [
+        Column("GROUP"),
+        Column("SEGMENTS", right=True),
+        Column("BACKLOG", right=True),
+        Column("CONSUMERS", right=True),
+    ]
+    rows = [
+        (
+            name,
+            count_text(sum(len(consumer["segments"]) for consumer in each["consumers"].values())),
+            count_text(each["backlog"]),
+            count_text(len(each["consumers"])),
+        )
+        for name, each in groups.items()
+    ]
+    print_table(columns, rows, empty="")
 
 
 def _print_subscriptions(subscriptions: dict[str, Any]) -> None:
