@@ -61,14 +61,13 @@ class Bench:
         self.log = log
         self.metrics = BrokerMetrics()
         loop = asyncio.get_running_loop()
-        self.policies = TopicPolicies()
         self.queue = PublishQueue(
             log,
             HashRange(0, 0x7FFF),
             self.metrics,
             self.metrics.topic("orders"),
             loop.time,
-            lambda: self.policies,
+            TopicPolicies(),
         )
 
     def take(self, connection: Connection, request: int, *, producer: int = 0, sequence: int = 0) -> int:
@@ -177,10 +176,10 @@ async def test_a_small_batch_that_would_become_large_is_refused_by_the_limits_of
         connection = Connection()
         batch = make()
         assert len(batch) < 10_000
-        bench.policies = TopicPolicies(max_decoded_bytes=2 << 20, max_batch_records=199_999)
+        bench.queue.policies = TopicPolicies(max_decoded_bytes=2 << 20, max_batch_records=199_999)
         with pytest.raises(BatchTooLarge, match="the topic takes"):
             bench.queue.take(memoryview(batch), connection, 1)
-        bench.policies = TopicPolicies()  # The limits of a topic count from the moment at which they are changed.
+        bench.queue.policies = TopicPolicies()  # The limits of a topic count from the moment at which they are changed.
         bench.queue.take(memoryview(batch), connection, 2)
         bench.queue.commit()
         await bench.answered()

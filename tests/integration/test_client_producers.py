@@ -9,7 +9,7 @@ import pytest
 
 import braid
 from braid.broker.broker import Broker
-from braid.model.errors import TimedOut
+from braid.model.errors import BatchTooLarge, TimedOut
 from tests.kits.broker import config, running_broker, url_of
 
 pytestmark = pytest.mark.real_loop
@@ -63,6 +63,20 @@ async def test_many_short_lived_producers_without_keys_spread_over_the_segments(
             async with client.producer("orders") as producer:
                 used.add((await producer.send(b"x")).segment)
         assert len(used) > 1
+
+
+async def test_new_limits_of_batches_hold_for_the_next_publish(tmp_path: Path) -> None:
+    async with running_broker(str(tmp_path)) as broker, braid.connect(url_of(broker)) as client:
+        await client.admin.create_topic("orders")
+        async with client.producer("orders") as producer:
+            await producer.send_many([b"x"] * 3)
+            await client.admin.update_topic("orders", max_batch_records=2)
+            with pytest.raises(BatchTooLarge, match="max_batch_records"):
+                await producer.send_many([b"x"] * 3)
+            await client.admin.update_topic("orders", max_batch_records=3, max_decoded_bytes=1_024)
+            with pytest.raises(BatchTooLarge, match="max_decoded_bytes"):
+                await producer.send(bytes(1_024))
+            assert [each.offset for each in await producer.send_many([b"x"] * 3)] == [3, 4, 5]
 
 
 async def test_a_broker_that_listens_everywhere_is_reached_at_the_address_that_the_client_used(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from braid.model.ids import Epoch, Offset, Revision, SegmentId
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
-from braid.model.topic import Durability, Topic, TopicPolicies
+from braid.model.topic import Durability, Topic
 from braid.ports.tasks import completed
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Frontier
@@ -140,7 +140,7 @@ class Opening:
             self._metrics,
             self._metrics.topic(name.topic.path),
             asyncio.get_running_loop().time,
-            lambda: self._policies(name.topic.path, topic),
+            topic.policies,
         )
         retention = SegmentRetention(
             name,
@@ -310,11 +310,6 @@ class Opening:
                 # Two brokers report a segment that has just moved.
                 sizes[load.segment_id] = max(load.history_bytes, sizes.get(load.segment_id, 0))
         return sum(sizes.values())
-
-    def _policies(self, path: str, opened: Topic) -> TopicPolicies:
-        """The topic's policies now. A topic that is being deleted keeps those that it was opened with."""
-        topic = self._topics.find(path)
-        return (topic or opened).policies
 
 
 def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:

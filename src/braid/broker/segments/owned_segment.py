@@ -137,9 +137,10 @@ class OwnedSegment:
         return self.replication.followers if self.replication is not None else ()
 
     def follow_layout(self, topic: Topic | None) -> None:
-        """Take publishes as the topic's layout says; None if there is no topic any more."""
+        """Take publishes as the topic's layout and policies say; None if there is no topic any more."""
         self.takes_publishes = False
         if self.serving and topic is not None and topic.id == self.topic_id:
+            self.publishes.policies = topic.policies
             info = topic.layout.segments.get(self.name.id)
             if info is not None:
                 can_judge = self.inherited or not info.parent_ids  # What was stored before (I10).

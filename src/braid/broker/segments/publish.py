@@ -50,12 +50,12 @@ class PublishQueue:
         broker_metrics: BrokerMetrics,
         topic_metrics: TopicMetrics,
         time: Callable[[], float],
-        policies: Callable[[], TopicPolicies],
+        policies: TopicPolicies,
     ) -> None:
-        """`policies` are those that the topic has now."""
         self._log = log
         self._hashes = hashes
-        self._policies = policies
+        self.policies = policies
+        """Those that the topic has now: the owned segment follows the topic."""
         self._broker_metrics = broker_metrics
         self._topic_metrics = topic_metrics
         self._time = time
@@ -80,7 +80,9 @@ class PublishQueue:
             raise BatchTooLarge(f"a batch of {size} bytes is above the limit of {MAX_BATCH_BYTES}")
         header = verify(batch)
         check_published(header)
-        self._check_limits(header)
+        policies = self.policies
+        if header.raw_length > policies.max_decoded_bytes or header.count > policies.max_batch_records:
+            raise _above_limits(header, policies)
         hashes = self._hashes
         if header.min_key_hash <= header.max_key_hash and not (
             hashes.start <= header.min_key_hash and header.max_key_hash <= hashes.end
@@ -110,20 +112,6 @@ class PublishQueue:
         self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
         if duplicate:
             self._on_confirmed()  # The first copy may be confirmed already, so that no rise of the watermark follows.
-
-    def _check_limits(self, header: BatchHeader) -> None:
-        """Refuse a batch that would take its readers more memory than the topic allows."""
-        policies = self._policies()
-        if header.raw_length > policies.max_decoded_bytes:
-            raise BatchTooLarge(
-                f"the batch has {header.raw_length} bytes when it is decompressed, and the topic takes "
-                f"{policies.max_decoded_bytes} (max_decoded_bytes): send smaller batches"
-            )
-        if header.count > policies.max_batch_records:
-            raise BatchTooLarge(
-                f"the batch has {header.count} records, and the topic takes {policies.max_batch_records} "
-                "(max_batch_records): send smaller batches"
-            )
 
     def _forgotten(self, header: BatchHeader) -> int:
         """The code that replaces the offset of a retried batch whose place the log no longer knows."""
@@ -155,3 +143,16 @@ class PublishQueue:
                 publishers[publisher] = None
         for publisher in publishers:
             publisher.flush()
+
+
+def _above_limits(header: BatchHeader, policies: TopicPolicies) -> BatchTooLarge:
+    """Return the error for a batch that would take its readers more memory than the topic allows."""
+    if header.raw_length > policies.max_decoded_bytes:
+        return BatchTooLarge(
+            f"the batch has {header.raw_length} bytes when it is decompressed, and the topic takes "
+            f"{policies.max_decoded_bytes} (max_decoded_bytes): send smaller batches"
+        )
+    return BatchTooLarge(
+        f"the batch has {header.count} records, and the topic takes {policies.max_batch_records} "
+        "(max_batch_records): send smaller batches"
+    )

@@ -69,6 +69,13 @@ class Log(LogStore):
         super().__init__(context, recovered)
         self.epoch: Final = context.epoch
         self.replicated: Final = Watermark(min(replicated, recovered.next_offset))
+        by_level = {
+            Durability.MEMORY: self.written,
+            Durability.FSYNC: self.synced,
+            Durability.REPLICATED: self.replicated,
+        }
+        self.confirmed: Final = by_level[self.config.durability]
+        """The watermark that this log's durability waits for: confirms and consumers both stop here."""
         self._may_confirm = context.may_confirm
         self._producers = recovered.producers
         self._end = recovered.next_offset
@@ -129,17 +136,6 @@ class Log(LogStore):
         """The offset below which no record is lost with the faults that the durability level covers. Cursors stop
         here: durability `memory` confirms before it syncs."""
         return Offset(self.replicated.value if self.is_replicated else self.synced.value)
-
-    @property
-    def confirmed(self) -> Watermark:
-        """Return the watermark that this log's durability waits for: confirms and consumers both stop here."""
-        match self.config.durability:
-            case Durability.MEMORY:
-                return self.written
-            case Durability.FSYNC:
-                return self.synced
-            case Durability.REPLICATED:
-                return self.replicated
 
     @property
     def knows_producers(self) -> bool:

@@ -162,9 +162,10 @@ class LogStore:
 
     def on_written(self, group: CommitGroup) -> None:
         """Raise the watermarks over the group; whoever waits for it follows them."""
-        self.written.advance(group.headers[-1].next_offset)
+        end = group.headers[-1].next_offset
+        self.written.advance(end)
         if group.synced and self._failure is None:
-            self.on_synced(group.last_number, group.headers[-1].next_offset)
+            self.on_synced(group.last_number, end)
         if self.on_group is not None and self._failure is None:
             newest = self.files[-1]
             self.on_group(WrittenGroup(newest.base_offset, newest.batch_bytes - group.size, group))

@@ -153,7 +153,10 @@ class WalWriter:
         newest.batch_bytes = position
         newest.next_offset = last.next_offset
         newest.sealed = last.is_seal
-        newest.record_epoch = next((each.epoch for each in reversed(headers) if each.count), newest.record_epoch)
+        if last.count:
+            newest.record_epoch = last.epoch
+        else:  # A control batch holds no record.
+            newest.record_epoch = next((each.epoch for each in reversed(headers) if each.count), newest.record_epoch)
         if newest.last_epoch != last.epoch:  # An owner writes in one epoch: once for each file.
             newest.first_epoch = newest.first_epoch or headers[0].epoch
             newest.last_epoch = last.epoch
