@@ -106,13 +106,15 @@ def encode_frame(kind: int, body: bytes = b"", *, request: int = 0, flags: int =
 class FrameReader:
     """Receives bytes into `buffer()` and returns complete frames from `received()`."""
 
-    __slots__ = ("_end", "_own", "_scratch", "_view", "limit", "partial_bytes")
+    __slots__ = ("_end", "_own", "_scratch", "_view", "held_bytes", "limit", "partial_bytes")
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
         """The largest `length` that is accepted; may be raised at any time."""
         self.partial_bytes = 0
         """How much of an unfinished frame has arrived: 0 between frames."""
+        self.held_bytes = 0
+        """The same for a frame that has a buffer of its own; others hold nothing extra."""
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._end = 0  # how far the scratch buffer is filled, or the frame's own buffer if there is one
@@ -129,12 +131,7 @@ class FrameReader:
         self._own = None
         self._scratch = bytearray()
         self._view = memoryview(self._scratch)
-        self._end = self.partial_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """How much has arrived of an unfinished frame that has a buffer of its own; others hold nothing extra."""
-        return self._end if self._own is not None else 0
+        self._end = self.partial_bytes = self.held_bytes = 0
 
     def received(self, count: int) -> list[Frame]:
         """Take `count` bytes that were written into `buffer()`, and return the frames that are complete now. After an
@@ -147,11 +144,11 @@ class FrameReader:
             except ProtocolError:
                 self._end = 0  # A transport that is closing may still ask for room.
                 raise
-        self.partial_bytes = self._end
+        self.partial_bytes = self.held_bytes = self._end
         if self._end < len(own):
             return []
         self._own = None
-        self._end = self.partial_bytes = 0
+        self._end = self.partial_bytes = self.held_bytes = 0
         return [_whole_frame(own)]
 
     def _cut_frames(self) -> list[Frame]:
@@ -190,7 +187,7 @@ class FrameReader:
         rest = self._end - at
         frame[:rest] = self._view[at : self._end]
         self._own = frame
-        self._end = self.partial_bytes = rest
+        self._end = self.partial_bytes = self.held_bytes = rest
 
     def _check(self, length: int, body_length: int, flags: int, zero: int) -> None:
         if zero or flags & ~_KNOWN_FLAGS:

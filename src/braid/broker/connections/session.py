@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from braid.broker.auth import Action, Principal
@@ -93,7 +94,9 @@ class Session:
         self._metrics: Final = services.metrics
         self._on_end = on_end
         self.connection: Connection = Connection(
-            self, on_unfinished=self._on_unfinished, on_large_write=self._on_large_write
+            self,
+            on_unfinished=partial(services.unfinished_frames.note, self),
+            on_large_write=self._on_large_write,
         )
         services.unsent_bytes.add(self.connection)
         self.principal: Principal | None = None
@@ -212,9 +215,6 @@ class Session:
             self._services.unsent_bytes.note(self.connection)
             for channel, _ in list(self._channels.values()):
                 channel.pump()
-
-    def _on_unfinished(self, held: int) -> None:
-        self._services.unfinished_frames.note(self, held)
 
     def _on_large_write(self) -> None:
         self._services.unsent_bytes.note(self.connection)

@@ -43,28 +43,33 @@ class UnfinishedFrames:
         """Since when others have waited for the first of `_held`."""
 
     def note(self, holder: Holder, held: int) -> None:
-        """Note how many bytes a connection holds of an unfinished frame; 0 when it has none, or is gone."""
-        full = self._is_full()
-        if not held:
-            self._forget(holder)
-        else:
+        """Note how many bytes a connection holds of an unfinished frame; 0 when it has none, or is gone.
+
+        Hot: called after each read of a large frame. While there is room and nobody waits, this only counts.
+        """
+        was_full = self.bytes >= self._max_bytes
+        if held:
             self.bytes += held - self._held.get(holder, 0)
             self._held[holder] = held
-        if not self._is_full():
-            if self._waiting:
-                self._let_go_on()
-        elif full:
-            self._stop_if_due(holder)
+        elif self._waiting:
+            self._forget(holder)
         else:
-            for each in self._held:
-                self._stop_if_due(each)
+            self.bytes -= self._held.pop(holder, 0)
+        if self._waiting or self.bytes >= self._max_bytes:
+            self._choose_readers(holder, was_full)
 
     def late(self, now: float) -> Holder | None:
         """Return the connection that keeps the others waiting for too long, if there is one."""
         return next(iter(self._held)) if self._waiting and now - self._waited_since > OLDEST_S else None
 
-    def _is_full(self) -> bool:
-        return self.bytes >= self._max_bytes
+    def _choose_readers(self, changed: Holder, was_full: bool) -> None:
+        if self.bytes < self._max_bytes:
+            self._let_go_on()
+        elif was_full:
+            self._stop_if_due(changed)
+        else:
+            for each in self._held:
+                self._stop_if_due(each)
 
     def _forget(self, holder: Holder) -> None:
         held = self._held.get(holder)
