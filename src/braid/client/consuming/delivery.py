@@ -118,7 +118,10 @@ class ReceivedBatch:
         return values
 
     def messages(self) -> list[Message]:
-        return [*self.iter_messages()]
+        messages: list[Message] = []
+        for part in self._message_lists():
+            messages += part
+        return messages
 
     def iter_messages(self) -> Iterator[Message]:
         """Iterate over the messages. Only one batch is decoded at a time."""

@@ -102,7 +102,10 @@ def decode_messages(
     body.check()
     if body.is_plain_record:
         return [decode_one(body, segment, topic)]
-    return [*chain.from_iterable(message_lists(body, segment=segment, topic=topic))]
+    messages: list[Message] = []
+    for part in message_lists(body, segment=segment, topic=topic):
+        messages += part
+    return messages
 
 
 def message_lists(body: Body, *, segment: int = 0, topic: str = "", first: int = 0) -> Iterator[list[Message]]:

@@ -257,7 +257,7 @@ def check_published(header: BatchHeader) -> None:
     """Refuse a batch of records whose header alone shows that no reader could decode it. The checksums prove only that
     the bytes are what a producer wrote; so a broker asks this before it stores them. A control batch is no batch of
     records: the log refuses it."""
-    if header.is_control:
+    if header.count == 0:
         return
     if header.schema_id != 0:
         raise BatchUnsupported(f"schema {header.schema_id} is unknown to this build; it stores schema 0")
