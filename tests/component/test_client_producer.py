@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from braid.client.producing.departure import ANSWER_WAIT_S, EARLY_BYTES
 from braid.client.producing.open_batch import GROUP, RECORD_BYTES
 from braid.client.producing.producer import Producer
 from braid.client.producing.records import slice_records
-from braid.client.producing.segment_writer import ANSWER_WAIT_S, EARLY_BYTES, MAX_BATCHES_IN_FLIGHT, SegmentWriter
+from braid.client.producing.segment_writer import MAX_BATCHES_IN_FLIGHT, SegmentWriter
 from braid.model.errors import BatchTooLarge, InvalidArgument
 from braid.model.hashing import key_hash
 from braid.model.message import MessageId
@@ -31,6 +32,14 @@ async def test_what_is_given_in_one_turn_of_the_loop_is_one_batch(simulation: Si
         ids = await asyncio.gather(*(producer.send(f"value-{number}") for number in range(100)))
         assert ids == [MessageId(0, number) for number in range(100)]
         assert [batch.count for batch in world.batches()] == [100]
+
+
+async def test_the_objects_that_each_record_touches_keep_their_attributes_in_place(simulation: Simulation) -> None:
+    """CPython 3.11 keeps up to 29 attributes in the object itself. With one more, each access goes through a dict."""
+    async with producing(simulation) as (_, producer):
+        writer = producer.partitioner.only
+        assert writer is not None
+        assert max(len(vars(writer)), len(vars(producer))) <= 29
 
 
 @pytest.mark.parametrize(

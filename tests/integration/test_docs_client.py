@@ -18,8 +18,8 @@ import pytest
 
 from braid.client import admin, client
 from braid.client.consuming import channel, stream
+from braid.client.producing import departure, producer
 from braid.client.producing import open_batch as batcher
-from braid.client.producing import producer
 from braid.client.producing import segment_writer as writer
 from braid.client.producing.options import ProducerOptions
 from braid.model.batch.header import MAX_BODY_BYTES
@@ -124,7 +124,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     words = {5: "five", 8: "eight"}
     assert f"while {words[writer.MAX_BATCHES_IN_FLIGHT]} batches of a segment are under way" in page
-    assert f"{1_000 * writer.ANSWER_WAIT_S:g} ms at most" in page
+    assert f"{1_000 * departure.ANSWER_WAIT_S:g} ms at most" in page
     assert f"{words[producer.SUBMIT_ROOM]} times as much" in page
     assert f"have {words[int(stream.RELEASE_GRACE_S)]} seconds to ack" in page
     assert MAX_BODY_BYTES - 1_024 == (32 << 20) - 1_024

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braid.client.producing.cut_batch import Piece, cut_batch
+from braid.client.producing.layout_change import Piece, cut_batch
 from braid.client.producing.open_batch import ProducerBatch, id_at, place_of
 from braid.model.batch.columns import decode_messages
 from braid.model.batch.header import Codec

@@ -15,8 +15,11 @@ not serve the segment, an heir's owner is asked (STORED): its log has inherited 
 It knows no offsets, so it is asked only after one try at the segment itself. A batch that stays in doubt, because the
 logs have forgotten the producer, fails with `TimedOut`, as in a round (segment_writer.py).
 
-**Cut.** What is certainly not stored, and what was never sent, is cut by the ranges of the heirs (cut_batch.py), in
-order. The heirs number it anew, each under its own producer id.
+**Cut.** What is certainly not stored, and what was never sent, is cut by the ranges of the heirs, in order. The heirs
+number it anew, each under its own producer id. Each piece of a batch has the records of one range, in their order.
+Records without a key may go anywhere; all of them go to the first range, so they keep their order, too. The program
+holds receipts of the whole batch, and waits for it: the whole is settled when its pieces are, and says in which piece
+each record is (`Pieces`).
 
 **Barrier.** An heir sends nothing until every retired writer whose range touches its own has handed over. Handed over
 batches go to the front of its queue; what the program gave the heir meanwhile waits after them. Two parents of a merge
@@ -37,18 +40,24 @@ A producer with a fixed identity follows in another way: another process must be
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from braid.client.producing.cut_batch import cut_batch
-from braid.client.producing.open_batch import ProducerBatch
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from braid.client.producing.open_batch import Pieces, ProducerBatch
 from braid.client.routing import LOOKUP_TIMEOUT_S
 from braid.model.batch.identity import CANNOT_TELL, NOT_KNOWN
 from braid.model.errors import BraidError, InvalidArgument
+from braid.model.hashing import key_hashes
 from braid.wire.operations import Kind, Stored, StoredRequest, encode
 
 if TYPE_CHECKING:
     from braid.client.producing.producer import Producer
     from braid.client.producing.segment_writer import SegmentWriter
+
+T = TypeVar("T")
 
 
 def retire(writers: Collection[SegmentWriter], successors: Sequence[SegmentWriter]) -> None:
@@ -115,3 +124,75 @@ class Retirement:
             if next_sequence != CANNOT_TELL and (next_sequence != NOT_KNOWN or is_child):
                 return next_sequence
         return None
+
+
+# Cutting.
+
+
+class Piece(NamedTuple):
+    range: int
+    """The number of its range among those by which the batch was cut."""
+    batch: ProducerBatch
+
+
+def range_numbers(keys: Sequence[bytes | None], starts: Sequence[int], keyless: int) -> npt.NDArray[np.int64]:
+    """Return which range takes each key, by the ranges' starts, in order; `keyless` takes the records without one."""
+    null = np.fromiter([key is None for key in keys], np.bool_, len(keys))
+    hashes = key_hashes([b"" if key is None else key for key in keys] if null.any() else keys)  # type: ignore[arg-type]
+    numbers = np.searchsorted(np.array(starts), hashes, "right") - 1
+    numbers[null] = keyless
+    return numbers
+
+
+def table_keys(table: Any) -> list[bytes | None] | None:
+    if "key" not in table.column_names:
+        return None
+    return [key.encode() if isinstance(key, str) else key for key in table.column("key").to_pylist()]
+
+
+def cut_batch(batch: ProducerBatch, starts: Sequence[int]) -> list[Piece]:
+    """Return the batches that have the records from now on. If one range takes all records, it gets the batch itself.
+
+    The batch takes no more records and is not settled. No piece has a segment yet.
+    """
+    keys = _keys(batch)
+    ranges = np.zeros(batch.count, np.int64) if keys is None else range_numbers(keys, starts, keyless=0)
+    found, places = np.unique(ranges, return_inverse=True)
+    if len(found) == 1:
+        return [Piece(int(found[0]), batch)]
+    rows_of = [np.flatnonzero(places == place) for place in range(len(found))]
+    numbers = np.empty(batch.count, np.int64)
+    for rows in rows_of:
+        numbers[rows] = np.arange(len(rows))
+    pieces = [_piece(batch, keys, rows) for rows in rows_of]
+    pieces[-1].size += batch.size - sum(piece.size for piece in pieces)
+    batch.cut(Pieces(pieces, places, numbers))
+    return [Piece(int(number), piece) for number, piece in zip(found, pieces)]
+
+
+def _keys(batch: ProducerBatch) -> list[bytes | None] | None:
+    if batch.table is not None:
+        return table_keys(batch.table)
+    return None if batch.keys is None else batch.pad_keys()
+
+
+def _piece(batch: ProducerBatch, keys: list[bytes | None] | None, rows: npt.NDArray[np.intp]) -> ProducerBatch:
+    piece = ProducerBatch(batch.segment, batch.opened_at, batch.deadline, batch.now_us)
+    piece.whole = batch
+    piece.count = len(rows)
+    piece.size = batch.size * len(rows) // batch.count
+    if batch.table is not None:
+        piece.table = batch.table.take(pa.array(rows))
+        return piece
+    numbers: list[int] = rows.tolist()
+    piece.values = [batch.values[number] for number in numbers]
+    piece.keys = None if keys is None else [keys[number] for number in numbers]
+    piece.headers = _chosen(batch.headers, numbers)
+    piece.timestamps = _chosen(batch.timestamps, numbers)
+    return piece
+
+
+def _chosen(by_number: dict[int, T] | None, numbers: list[int]) -> dict[int, T] | None:
+    if by_number is None:
+        return None
+    return {new: by_number[old] for new, old in enumerate(numbers) if old in by_number} or None

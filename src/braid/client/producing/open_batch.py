@@ -4,7 +4,7 @@ A record costs a few list operations here: no task, no future, no encoding. All 
 their senders share a few futures (wakeup.py), and a receipt is only the batch and a number. The batch is encoded once,
 when it leaves (`ProducerBatch.encode`), in loops that run in C.
 
-When the topic's layout changes, a batch may be cut (cut_batch.py). Its receipts stay valid: it is settled when its
+When the topic's layout changes, a batch may be cut (layout_change.py). Its receipts stay valid: it is settled when its
 pieces are, and the outcome of a record is that of its piece.
 """
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from braid.client.producing.cut_batch import range_numbers, table_keys
+from braid.client.producing.layout_change import range_numbers, table_keys
 from braid.client.producing.segment_writer import SegmentWriter
 from braid.model.hashing import key_hash
 

@@ -40,6 +40,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from braid.client.producing.departure import Departure
 from braid.client.producing.open_batch import UNKNOWN_OFFSET, ProducerBatch
 from braid.client.producing.retry_decision import (
     NOT_STORED,
@@ -50,7 +51,7 @@ from braid.client.producing.retry_decision import (
     decide_retries,
 )
 from braid.client.routing import OwnerSearch
-from braid.model.batch.header import Codec, parse_header, renumber
+from braid.model.batch.header import parse_header, renumber
 from braid.model.batch.identity import ERA_RECORDS, ProducerIdentity
 from braid.model.errors import (
     BatchTooLarge,
@@ -76,21 +77,10 @@ MAX_BATCHES_IN_FLIGHT: Final = 8
 """As many as a broker remembers of one producer (storage/log/producers.py), so a batch that is sent again gets its
 offset."""
 
-EARLY_BYTES: Final = 64 << 10
-"""While nothing is in flight, a batch of this size leaves before the end of the loop's iteration, so the broker works
-while the program still gives records. This holds only without linger and compression: programs that set them want
-large batches."""
-
-ANSWER_WAIT_S: Final = 0.002
-"""While something is in flight, a batch of less than `EARLY_BYTES` stays open for its reply, but no longer than this.
-Records that come meanwhile join the batch. So a broker nearby has less to do and replies sooner; the way to a distant
-broker takes longer than this anyway."""
-
-LINGER_SLACK_S: Final = 0.0005
-"""A timer may fire this much early, so a batch this near to the end of its linger leaves."""
-
 
 class SegmentWriter:
+    """Has at most 29 attributes: with more of them, `send` and `submit` would find them in a dict."""
+
     def __init__(
         self, producer: Producer, segment: int, hashes: HashRange, identity: ProducerIdentity | None = None
     ) -> None:
@@ -127,12 +117,8 @@ class SegmentWriter:
         self._retirement: Retirement | None = None
         self._asked_owner = False
         """Since it retired, this writer has tried to reach the segment's owner."""
-        self._departing = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._departure = Departure(self._options, self._codec, self.dispatch, self._on_timer)
         self._full_bytes = self._options.max_batch_bytes
-        self._early_bytes = self._full_bytes
-        if self._options.linger_s <= 0 and self._codec is Codec.NONE:
-            self._early_bytes = min(EARLY_BYTES, self._full_bytes)
         self.cut_bytes = self._full_bytes
         """The size at which the producer calls `on_threshold`. It is less than a full batch while the open batch waits
         for a reply, and while nothing is in flight."""
@@ -159,9 +145,9 @@ class SegmentWriter:
         )
         producer.watch_deadlines()
         if self._options.linger_s <= 0 or self._retirement is not None:
-            self._depart_soon()
+            self._departure.plan(self._link)
         else:
-            self._arm_timer(batch)
+            self._departure.arm_timer(batch, in_flight=bool(self._sent))
         return batch
 
     def on_threshold(self) -> None:
@@ -171,7 +157,7 @@ class SegmentWriter:
             return
         if batch.size >= self._full_bytes or len(batch.values) >= self._options.max_batch_records:
             self.close_open()
-        if self.cut_bytes == self._early_bytes:
+        if self.cut_bytes == self._departure.early_bytes:
             self.dispatch()
             if self._link is not None:
                 self._link.connection.flush()
@@ -183,7 +169,7 @@ class SegmentWriter:
             if self._retirement is not None:
                 self.dispatch()  # Now: records that are given later may reach an heir before the loop comes here.
             else:
-                self._depart_soon()
+                self._departure.plan(self._link)
 
     def add_table(self, table: object, count: int, size: int) -> ProducerBatch:
         """Add an Arrow table as one batch, after the open batch."""
@@ -208,26 +194,7 @@ class SegmentWriter:
         self._producer.on_closed(self, batch)
         return batch
 
-    def _depart_soon(self) -> None:
-        if not self._departing:
-            self._departing = True
-            if self._link is not None:
-                self._link.call_at_end(self._depart)
-            else:
-                self._loop.call_soon(self._depart)
-
-    def _depart(self) -> None:
-        self._departing = False
-        self.dispatch()
-
-    def _arm_timer(self, batch: ProducerBatch) -> None:
-        """Start the timer, unless it runs: a batch that has left leaves its timer to the next batch."""
-        if self._timer is None:
-            left_s = batch.opened_at + self._wait_s(batch) - self._loop.time()
-            self._timer = self._loop.call_later(max(left_s, LINGER_SLACK_S), self._on_timer)
-
     def _on_timer(self) -> None:
-        self._timer = None
         if self.open is not None:
             self.dispatch()
 
@@ -249,26 +216,16 @@ class SegmentWriter:
         while len(self._sent) < MAX_BATCHES_IN_FLIGHT:
             if self._closed_batches:
                 batch = self._closed_batches.popleft()
-            elif self.open is not None and not self._stays_open(self.open):
+            elif self.open is not None and not self._departure.stays_open(self.open, in_flight=bool(self._sent)):
                 batch = self._take_open(self.open)
             else:
                 if self.open is not None:
-                    self.cut_bytes = self._early_bytes
-                    self._arm_timer(self.open)
+                    self.cut_bytes = self._departure.early_bytes
+                    self._departure.arm_timer(self.open, in_flight=bool(self._sent))
                 return
             if self._number(batch, link):
                 self._sent.append(batch)
                 self._send(batch, link)
-
-    def _stays_open(self, batch: ProducerBatch) -> bool:
-        wait_s = self._wait_s(batch)
-        return wait_s > 0 and self._loop.time() < batch.opened_at + wait_s - LINGER_SLACK_S
-
-    def _wait_s(self, batch: ProducerBatch) -> float:
-        """Return how long the batch stays open for more records."""
-        if self._options.linger_s > 0:
-            return self._options.linger_s
-        return ANSWER_WAIT_S if self._sent and batch.size < EARLY_BYTES else 0.0
 
     def _number(self, batch: ProducerBatch, link: Link) -> bool:
         """Encode the batch under the next number. Returns False if it can never be sent and has failed."""
@@ -339,9 +296,9 @@ class SegmentWriter:
         elif self._closed_batches or self._retirement is not None:
             self.dispatch()
         elif self.open is not None:
-            self._depart_soon()  # The senders that wake now may add to it.
+            self._departure.plan(self._link)  # The senders that wake now may add to it.
         elif not self._sent:
-            self.cut_bytes = self._early_bytes
+            self.cut_bytes = self._departure.early_bytes
 
     def _on_stored(self, batch: ProducerBatch, published: Published, link: Link) -> None:
         self._owner.worked()
@@ -520,8 +477,7 @@ class SegmentWriter:
         self._sent.clear()
         self._closed_batches.clear()
         self._leave_round()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._departure.cancel_timer()
         retirement.hand_over(batches)
         self._producer.forget_writer(self)
 
@@ -603,8 +559,7 @@ class SegmentWriter:
         self._last_error = None
 
     async def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._departure.cancel_timer()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
