@@ -83,13 +83,13 @@ QUICK = Effort(
     rounds=1,
     sizes=(100,),
     rates=(1_000,),
-    publish_bytes=4_000_000,
-    auto_batched_records=20_000,
-    singles=1_000,
-    lone_records=100,
-    latency_s=0.3,
-    backlog_bytes=16 << 20,
-    idle_s=1.0,
+    publish_bytes=500_000,
+    auto_batched_records=2_000,
+    singles=200,
+    lone_records=20,
+    latency_s=0.1,
+    backlog_bytes=2 << 20,
+    idle_s=0.3,
 )
 
 

@@ -156,9 +156,9 @@ def follow(segment: SegmentStorage) -> asyncio.Task[None]:
 
 
 async def append_rate(
-    folder: str, durability: Durability, record_bytes: int, batch_bytes: int, logs: int, total: int
+    folder: str, durability: Durability, record_bytes: int, batch_bytes: int, logs: int, total: int, file_bytes: int
 ) -> float:
-    bench = Bench(folder, 64 << 20)
+    bench = Bench(folder, file_bytes)
     await bench.spares.open()
     await bench.spares.filled()
     segments = [await bench.segment(f"0000-ffff-{number}", durability) for number in range(logs)]
@@ -176,7 +176,9 @@ async def append_rate(
     return total / seconds
 
 
-def append_cases(report: Report, folder: str, total: int, *, quick: bool) -> None:
+def append_cases(report: Report, folder: str, *, quick: bool) -> None:
+    # The log writes out its preallocated files before a case begins.
+    total, file_bytes = (2 << 20, 4 << 20) if quick else (512 << 20, 64 << 20)
     for batch_bytes in BATCH_BYTES[:2] if quick else BATCH_BYTES:
         case_total = total // (8 if batch_bytes < 100_000 else 1)
         for logs in (1,) if quick else (1, 100):
@@ -190,9 +192,10 @@ def append_cases(report: Report, folder: str, total: int, *, quick: bool) -> Non
                         raws.append(raw_write_rate(folder, batch_bytes, case_total, prepared=False))
                         prepared.append(raw_write_rate(folder, batch_bytes, case_total, prepared=True))
                         with scratch(folder) as place:
-                            rates.append(
-                                asyncio.run(append_rate(place, durability, record_bytes, batch_bytes, logs, case_total))
+                            appending = append_rate(
+                                place, durability, record_bytes, batch_bytes, logs, case_total, file_bytes
                             )
+                            rates.append(asyncio.run(appending))
                     rate = median(rates)
                     report.add(
                         f"append {durability.value}",
@@ -207,14 +210,16 @@ def append_cases(report: Report, folder: str, total: int, *, quick: bool) -> Non
                     )
 
 
-async def recovery_seconds(folder: str, total: int, file_bytes: int, *, checkpoint: bool) -> tuple[float, int]:
+async def recovery_seconds(
+    folder: str, total: int, file_bytes: int, tail_bytes: int, *, checkpoint: bool
+) -> tuple[float, int]:
     """Open a log whose process was killed: `total` bytes in closed files, and a fixed tail after them."""
     bench = Bench(folder, file_bytes)
     segment = await bench.segment("0000-ffff-0")
     batches = make_batches(1024, 256 << 10, 64)
     await publish(segment, batches, total, IN_FLIGHT_BYTES)
     await segment.log.rotate()
-    await publish(segment, batches, 8 << 20, IN_FLIGHT_BYTES)
+    await publish(segment, batches, tail_bytes, IN_FLIGHT_BYTES)
     place = segment.log.folder
     await segment.abandon()
     if not checkpoint:
@@ -229,14 +234,16 @@ async def recovery_seconds(folder: str, total: int, file_bytes: int, *, checkpoi
 
 
 def recovery_cases(report: Report, folder: str, *, quick: bool) -> None:
-    small, large, file_bytes = (8 << 20, 64 << 20, 8 << 20) if quick else (64 << 20, 1 << 30, 64 << 20)
+    small, large, file_bytes, tail_bytes = (
+        (1 << 20, 4 << 20, 1 << 20, 1 << 20) if quick else (64 << 20, 1 << 30, 64 << 20, 8 << 20)
+    )
     for checkpoint in (True, False):
         seconds: dict[int, list[float]] = {small: [], large: []}
         for _ in range(1 if quick else 3):
             for total in (small, large):
                 with scratch(folder) as place:
                     seconds[total].append(
-                        asyncio.run(recovery_seconds(place, total, file_bytes, checkpoint=checkpoint))[0]
+                        asyncio.run(recovery_seconds(place, total, file_bytes, tail_bytes, checkpoint=checkpoint))[0]
                     )
         for total in (small, large):
             report.add(
@@ -280,8 +287,8 @@ async def read_into_arrow(segment: SegmentStorage) -> tuple[int, int]:
     return records, size
 
 
-async def chunk_rates(report: Report, folder: str, total: int, rounds: int) -> None:
-    bench = Bench(folder, 64 << 20, StorageMode.LOCAL)
+async def chunk_rates(report: Report, folder: str, total: int, file_bytes: int, rounds: int) -> None:
+    bench = Bench(folder, file_bytes, StorageMode.LOCAL)
     segment = await bench.segment("0000-ffff-0")
     await publish(segment, make_batches(100, 256 << 10, 64), total, IN_FLIGHT_BYTES)
     await segment.log.rotate()
@@ -371,12 +378,12 @@ def main() -> None:
     report = Report("storage")
     with scratch(options.folder) as folder:
         if options.only in (None, "append"):
-            append_cases(report, folder, (16 << 20) if options.quick else (512 << 20), quick=options.quick)
+            append_cases(report, folder, quick=options.quick)
         if options.only in (None, "recovery"):
             recovery_cases(report, folder, quick=options.quick)
         if options.only in (None, "chunks"):
-            total, rounds = ((130 << 20), 1) if options.quick else ((1 << 30), 5)
-            asyncio.run(chunk_rates(report, folder, total, rounds))
+            total, file_bytes, rounds = (9 << 20, 4 << 20, 1) if options.quick else (1 << 30, 64 << 20, 5)
+            asyncio.run(chunk_rates(report, folder, total, file_bytes, rounds))
     report.print()
     report.write_jsonl()
     bars = bars_of(report)
