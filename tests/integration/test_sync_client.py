@@ -158,7 +158,7 @@ def test_errors_are_those_of_the_asyncio_client(tmp_path: Path) -> None:
     with pytest.raises(ConnectFailed):
         sync.connect("braid://127.0.0.1:1", timeout=0.2).producer("orders")
     with pytest.raises(ConnectFailed, match=r"the host name 'no\.such\.host\.invalid' cannot be resolved"):
-        sync.connect("braid://no.such.host.invalid:6660").open()
+        sync.connect("braid://no.such.host.invalid:6660", timeout=2.0).open()
 
 
 def loop_threads() -> set[threading.Thread]:
