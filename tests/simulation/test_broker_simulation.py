@@ -197,28 +197,29 @@ def believe_that_nothing_was_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cursors, "load", load_as_they_are)
 
 
-MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], list[int]] = {
-    store_retries_again: [0, 4],
-    send_again_under_new_numbers: [2],
-    stop_without_storing_cursors: [6],
-    store_cursors_beyond_what_is_synced: [4],
-    confirm_without_lease: [6],
-    let_two_consumers_read_a_segment: [1],
-    answer_acks_before_they_are_stored: [1, 2],
-    leave_failed_segments_closed: [5],
-    deliver_beyond_the_credit: [0, 1],
-    drop_syncs: [0, 1],
-    go_on_whatever_the_placement: [15],
-    believe_that_nothing_was_lost: [4],
+MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, list[int]]] = {
+    store_retries_again: ("reset", [1, 2]),
+    send_again_under_new_numbers: ("reset", [1, 2]),
+    stop_without_storing_cursors: ("restart", [3]),
+    store_cursors_beyond_what_is_synced: ("", [4]),
+    confirm_without_lease: ("freeze", [2, 5]),
+    let_two_consumers_read_a_segment: ("let_client_leave", [4, 5]),
+    answer_acks_before_they_are_stored: ("", [1, 2]),
+    leave_failed_segments_closed: ("misbehave", [5, 1]),
+    deliver_beyond_the_credit: ("", [0, 1]),
+    drop_syncs: ("", [2, 3]),
+    go_on_whatever_the_placement: ("seek", [4, 0]),
+    believe_that_nothing_was_lost: ("", [4]),
 }
-"""What is broken, and seeds that noticed it when this was written."""
+"""What is broken, what then happens more often than anything else (if not as usual), and seeds that noticed when this
+was written."""
 SEARCHED_SEEDS = 300
 """Any change of the code lets other seeds meet the same day, so these are tried when none of the noted ones does."""
 
 
-def notices(seed: int) -> bool:
+def notices(seed: int, favoured: str) -> bool:
     try:
-        simulate_broker(seed)
+        simulate_broker(seed, favoured)
     except (BraidError, AssertionError):
         return True
     return False
@@ -229,4 +230,5 @@ def test_the_simulation_notices_code_that_would(
     break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    assert any(notices(seed) for seed in [*MUTANTS[break_it], *range(SEARCHED_SEEDS)])
+    favoured, noted = MUTANTS[break_it]
+    assert any(notices(seed, favoured) for seed in [*noted, *range(SEARCHED_SEEDS)])
