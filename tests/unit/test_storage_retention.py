@@ -88,6 +88,13 @@ def test_local_files_go_oldest_first_when_chunks_cover_them(covered: int, keep_b
     assert [file.base_offset for file in found] == bases
 
 
+@pytest.mark.parametrize(("earliest", "bases"), [(0, []), (19, [0]), (20, [0, 10]), (40, [0, 10, 20])])
+def test_local_files_of_deleted_records_go_however_much_is_to_be_kept(earliest: int, bases: list[int]) -> None:
+    files = [wal_file(0), wal_file(10), wal_file(20), wal_file(30)]
+    found = reclaimable(files, covered=Offset(40), keep_bytes=1_000, earliest=Offset(earliest))
+    assert [file.base_offset for file in found] == bases
+
+
 @pytest.mark.parametrize(
     ("policy", "keep_newest", "count"),
     [

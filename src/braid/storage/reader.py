@@ -116,9 +116,9 @@ class Sources:
 
     @property
     def earliest(self) -> Offset:
-        """The first offset that can still be read."""
-        in_chunks = self.catalog.earliest
-        return min(in_chunks, self.log.base_offset) if in_chunks is not None else self.log.base_offset
+        """The first offset that can still be read. Local files may begin before it: retention changes the catalog
+        first, and a crash, or a disk that fails, may leave files that it was about to remove."""
+        return self.catalog.earliest
 
     def files_with(self, offset: int) -> Iterator[StoredFile]:
         """Return the files and chunks that hold `offset`, the nearest first."""

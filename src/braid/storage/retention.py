@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from braid.model.ids import Offset
 from braid.storage.log.wal import WalFile
+
+FIRST_OFFSET: Final = Offset(0)
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,15 +70,18 @@ def held_back(old: Sequence[Aged], cursors: Mapping[str, Offset]) -> dict[str, i
     return {name: size for name, size in held.items() if size}
 
 
-def reclaimable(files: Sequence[WalFile], *, covered: Offset, keep_bytes: int) -> list[WalFile]:
-    """Return local files that chunks cover, oldest first. The newest `keep_bytes` stay, for fast reading.
+def reclaimable(
+    files: Sequence[WalFile], *, covered: Offset, keep_bytes: int, earliest: Offset = FIRST_OFFSET
+) -> list[WalFile]:
+    """Return local files that chunks cover, oldest first. The newest `keep_bytes` stay, for fast reading. But a file
+    with no record from `earliest` on goes in any case: retention has deleted its records.
 
     A damaged file stays, and so does every file after it.
     """
     kept = sum(file.batch_bytes for file in files)
     found: list[WalFile] = []
     for file in removable(files):
-        if file.next_offset > covered or kept <= keep_bytes:
+        if file.next_offset > earliest and (file.next_offset > covered or kept <= keep_bytes):
             break
         kept -= file.batch_bytes
         found.append(file)

@@ -46,6 +46,7 @@ from braid.storage.log.log import Appended, Log
 from braid.storage.log.producers import ProducerTable
 from braid.storage.log.promise import ReplicaMark
 from braid.storage.log.recovery import RecoveredLog
+from braid.storage.log.wal import WalFile
 from braid.storage.objects.disk import DiskObjects
 from braid.storage.objects.store import ObjectStat
 from braid.storage.reader import LogReader, Sources
@@ -315,20 +316,30 @@ class SegmentStorage:
             await self.exporter.write_manifest()
             for chunk in old:
                 await self._context.objects.delete(f"{self._objects_folder}/{chunk.object}")
-        gone = reclaimable(self.log.files, covered=self.catalog.next_offset, keep_bytes=keep_local_bytes)
+        gone = reclaimable(
+            self.log.files,
+            covered=self.catalog.next_offset,
+            keep_bytes=keep_local_bytes,
+            earliest=self.catalog.earliest,
+        )
         if not continuous and not self.catalog.chunks:
-            closed = removable(self.log.files)
+            closed = self._closed_history()
             aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in closed]
             total -= sum(chunk.size for chunk in old)
-            gone = closed[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
-            if gone and gone[-1].next_offset > self.catalog.next_offset:
-                await self.catalog.skip_to(gone[-1].next_offset)
+            closed = closed[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
+            if closed:
+                await self.catalog.skip_to(closed[-1].next_offset)
+            gone += closed
         self.log.forget_files({file.name for file in gone})
         self._leaving += [file.name for file in gone]
         for name in list(self._leaving):
             await self._remove_files([name])
             self._leaving = [each for each in self._leaving if each != name]
         return len(old) + len(gone)
+
+    def _closed_history(self) -> list[WalFile]:
+        """Return the closed files that are history themselves, because no chunk is."""
+        return [file for file in removable(self.log.files) if file.next_offset > self.catalog.next_offset]
 
     def has_outlived(self, policy: RetentionPolicy, needed_from: Offset | None) -> bool:
         """Tell whether the log has ended and all of it has outlived the policy. Then the whole segment may go. An empty
@@ -367,7 +378,7 @@ class SegmentStorage:
         aged = [Aged(chunk.next_offset, chunk.size, chunk.max_timestamp) for chunk in chunks]
         continuous = self._context.mode.exports_continuously
         if not continuous and not chunks:
-            aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in removable(self.log.files)]
+            aged = [Aged(file.next_offset, file.size, file.max_timestamp) for file in self._closed_history()]
         now_us = self._context.clock.now_us()
         count = expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=None, keep_newest=continuous)
         return held_back(aged[:count], cursors)

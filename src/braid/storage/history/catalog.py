@@ -160,8 +160,9 @@ class Catalog:
         self.chunks.sort(key=lambda chunk: chunk.base_offset)
 
     @property
-    def earliest(self) -> Offset | None:
-        return self.chunks[0].base_offset if self.chunks else None
+    def earliest(self) -> Offset:
+        """The first offset that retention has left. It only rises, whichever owner looks."""
+        return self.chunks[0].base_offset if self.chunks else self.next_offset
 
     @property
     def next_offset(self) -> Offset:
