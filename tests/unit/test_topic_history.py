@@ -143,6 +143,22 @@ def test_a_program_whose_next_record_is_deleted_must_be_told_that_and_nothing_el
             topic.check_checkpoint("reader", {0: 5}, read, log, topic.earliest, refusal)
 
 
+def test_a_complaint_about_a_program_quotes_little_of_what_it_has_read() -> None:
+    topic, log = history_after_a_loss(0)
+    read = {0: {number: b"%d" % number * 10_000 for number in range(20)}}
+    with pytest.raises(PromiseBroken, match=r"another log: \{0: True\}; it has read \{0: \{0: b'000") as caught:
+        topic.check_checkpoint("reader", {0: 20}, read, log, topic.earliest, None)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_a_segment_never_begins_with_records_that_retention_has_deleted() -> None:
+    topic, _ = history_after_a_loss(15)
+    topic.begins(0, 15)
+    topic.begins(0, 16)
+    with pytest.raises(PromiseBroken, match="segment 0 begins at 14 again, after 15"):
+        topic.begins(0, 14)
+
+
 def test_retention_may_delete_the_next_record_of_a_program_while_it_reads() -> None:
     topic, log = history_after_a_loss(12)
     read = {0: {number: b"%d" % number for number in range(5)}}

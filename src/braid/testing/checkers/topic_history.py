@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from braid.model.errors import OffsetOutOfRange, PositionDiverged, SegmentNotFound
+from braid.model.errors import OffsetOutOfRange, PositionDiverged, SegmentNotFound, quote
 from braid.model.hashing import key_hash
 from braid.model.ids import SegmentId
 from braid.model.layout import SegmentInfo
@@ -333,6 +333,11 @@ class TopicHistory:
             for place in lost:
                 del sightings[place]
 
+    def begins(self, segment: int, earliest: int) -> None:
+        """The owner has opened a segment that begins here. What retention has deleted does not come back."""
+        if earliest < (before := self.earliest.get(segment, 0)):
+            raise PromiseBroken("retention", f"segment {segment} begins at {earliest} again, after {before}")
+
     def deleted(self, segment: int, earliest: int) -> None:
         """Retention has left the records from this offset on. It takes none that a subscription still has to get."""
         for offset in range(self.earliest.get(segment, 0), earliest):
@@ -385,7 +390,8 @@ class TopicHistory:
         """I1: a program that goes on at these positions, and has `read` this, has read what the log holds before them,
         and its next records are there. Otherwise, and only then, it is refused. `earliest` is what retention had left
         when the program came; it may have left less since."""
-        parted = {self._has_parted(log, segment, values) for segment, values in read.items()}
+        has_parted = {segment: self._has_parted(log, segment, values) for segment, values in read.items()}
+        parted = set(has_parted.values())
         expired = any(
             position < self.earliest.get(segment, 0) or segment in self.ends_of_pruned
             for segment, position in positions.items()
@@ -397,7 +403,11 @@ class TopicHistory:
         else:
             wrong = parted <= {False} and not expired
         if wrong:
-            raise PromiseBroken("I1", f"{name} goes on at {positions}, retention left {earliest}: {refusal!r}; {read}")
+            raise PromiseBroken(
+                "I1",
+                f"{name} goes on at {positions}, retention left {earliest}: {refusal!r}; by segment, whether it has "
+                f"read another log: {has_parted}; it has read {quote(read)}",
+            )
 
     def _has_parted(self, log: Log, segment: int, read: Mapping[int, bytes]) -> bool | None:
         """Whether a program that has read this has read another log; None if nobody has seen what is deleted."""

@@ -110,6 +110,9 @@ class Inspector:
         least = self._least_ends.pop(number, 0)
         if start.offset < least:
             raise PromiseBroken("I2", f"{segment.name} goes on at {start.offset}, chunks had reached {least}")
+        record = self._record(segment.name)
+        if record is not None and record.is_held_by(broker.id, segment.epoch):
+            self._cluster.history.begins(number, segment.earliest)
         self._follow(segment, broker)
 
     def _follow(self, segment: OwnedSegment, broker: Broker) -> None:

@@ -111,6 +111,8 @@ class LogScenario:
         """Producer and first sequence of each batch that was confirmed, and where it ends."""
         self.expired_to = Offset(0)
         """Retention may have deleted what is below this offset."""
+        self.earliest = Offset(0)
+        """Retention has deleted what is below this offset."""
         self.seen: dict[int, Stored] = {}
         self.running = True
 
@@ -458,6 +460,7 @@ class LogScenario:
         model = LogModel()
         model.confirmed = confirmed
         model.check(stored, start)
+        self.check_start(start)
         self.check_seen(stored, start)
         if losses == self.losses:
             self.seen.update((batch.base_offset, batch) for batch in stored)
@@ -471,6 +474,14 @@ class LogScenario:
         while batches := await reader.read_available(self.random.choice([1, 1_000, 1 << 20])):
             stored.extend(_stored(batch) for batch in batches)
         return start, stored
+
+    def check_start(self, start: Offset) -> None:
+        """Retention takes only what may expire (I2), and what it has taken does not come back."""
+        if start > self.expired_to:
+            raise PromiseBroken("I2", f"the log begins at {start}, and nothing expired above {self.expired_to}")
+        if start < self.earliest:
+            raise PromiseBroken("retention", f"the log begins at {start} again, after it had begun at {self.earliest}")
+        self.earliest = start
 
     def check_seen(self, stored: list[Stored], start: Offset) -> None:
         """I7: what a reader was once shown is still there, unless retention has deleted it."""
@@ -490,6 +501,7 @@ class LogScenario:
         assert segment is not None
         start, stored = await self.read_all(segment)
         self.model.check(stored, start)
+        self.check_start(start)
         self.check_seen(stored, start)
         by_sequence = {(batch.producer_id, batch.first_sequence): batch for batch in stored}
         for base, producer, sequence, digest in self.duplicates:
@@ -514,12 +526,7 @@ class LogScenario:
             )
             for batch in batches
         ]
-        if history.earliest > self.expired_to and history.earliest > stored[0].base_offset:
-            raise PromiseBroken(
-                "I2", f"chunks begin at {history.earliest}, and nothing expired above {self.expired_to}"
-            )
-        # The newest closed file may still hold records whose chunk has expired.
-        if from_objects != [batch for batch in stored if batch.base_offset >= history.earliest]:
+        if from_objects != stored:
             raise PromiseBroken("I2", "the manifest's chunks do not hold what the log holds")
 
 
