@@ -99,6 +99,8 @@ class Operator:
         self.background: set[asyncio.Task[None]] = set()
         self._cluster = cluster
         self._random = cluster.random
+        self._draining: set[str] = set()
+        """Brokers that a call under way drains."""
         self._seeking = False
         self._racing = False
         self._numbers = count(1)
@@ -133,14 +135,23 @@ class Operator:
         random, cluster = self._random, self._cluster
         broker = random.choice(list(cluster.machines))
         drained = [each for each in cluster.machines if cluster.store._server.get(paths.drain(each)) is not None]
+        if cluster.gentle:  # A segment that no broker may have waits, and then clients meet errors.
+            drained += [each for each in cluster.machines if each in self._draining and each not in drained]
         if drained and (random.random() < 0.5 or len(drained) == len(cluster.machines) - 1):
             broker = random.choice(drained)
             work = partial(self._admin.activate, broker)
         else:
             cluster.counts.drains += 1
-            work = partial(self._admin.drain, broker)
+            self._draining.add(broker)
+            work = partial(self._drain, broker)
         cluster.note(f"broker {broker} is to be {'activated' if broker in drained else 'drained'}")
         self.in_background(self._tolerantly(work, REFUSED_MOVES))
+
+    async def _drain(self, broker: str) -> None:
+        try:
+            await self._admin.drain(broker)
+        finally:
+            self._draining.discard(broker)
 
     async def change_layout(self) -> None:
         """Split, merge and repartition, several times in a row, perhaps while another change is under way; and take
