@@ -257,8 +257,7 @@ def test_order_counts_anew_after_a_seek_for_consumers_that_have_followed_it() ->
         before.handed(0, offset, b"%d" % (offset + 1), 0.5)
     before.handed(CHILD, 0, b"4", 0.5)
     subscription = topic.subscription("billing")
-    subscription.order.clear()
-    subscription.seeks[0] = Seek(0, at=1.0)
+    subscription.set_to({0: 0}, began=1.0)
     subscription.sought_at = 1.0
     before.handed(CHILD, 1, b"5", 1.5)  # What it had already.
     before.handed(0, 0, b"1", 2.0)
@@ -266,3 +265,33 @@ def test_order_counts_anew_after_a_seek_for_consumers_that_have_followed_it() ->
     after.handed(CHILD, 2, b"6", 2.5)
     with pytest.raises(PromiseBroken, match=r"I4 .*'2' .* after number 6"):
         before.handed(0, 1, b"2", 3.0)
+
+
+def test_a_seek_of_one_segment_does_not_forbid_redeliveries_of_others() -> None:
+    topic = split_history()
+    before = topic.consumer("billing", "before", now=0.0)
+    before.handed(0, 0, b"1", 0.5)
+    subscription = topic.subscription("billing")
+    subscription.set_to({CHILD: 0}, began=1.0)
+    subscription.sought_at = 1.0
+    after = topic.consumer("billing", "after", now=2.0)
+    after.handed(0, 2, b"3", 2.5)
+    after.handed(0, 0, b"1", 3.0)  # The acks were not stored.
+    with pytest.raises(PromiseBroken, match=r"I4 .*'2' .* after number 3"):
+        after.handed(0, 1, b"2", 3.0)
+
+
+def test_a_record_may_be_redelivered_that_a_consumer_got_before_it_had_followed_a_seek() -> None:
+    topic = split_history()
+    before = topic.consumer("billing", "before", now=0.0)
+    before.handed(0, 0, b"1", 0.5)
+    subscription = topic.subscription("billing")
+    subscription.set_to({0: 1}, began=1.0)  # It stands there, so it has nowhere to go.
+    subscription.sought_at = 1.0
+    before.handed(0, 1, b"2", 1.5)
+    after = topic.consumer("billing", "after", now=2.0)
+    after.handed(0, 3, b"4", 2.5)
+    after.handed(0, 1, b"2", 3.0)  # The acks were not stored.
+    before.handed(0, 2, b"3", 3.0)
+    with pytest.raises(PromiseBroken, match=r"I4 .*'3' .* after number 4"):
+        after.handed(0, 2, b"3", 3.0)

@@ -17,7 +17,7 @@ nothing. One that only survives the loss of a process (`memory`) may lose a tail
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -64,10 +64,20 @@ class KeyOrder:
     def __init__(self) -> None:
         self._handed: set[bytes] = set()
         self._last: dict[tuple[int, bytes], int] = {}
+        self._uncounted: set[bytes] = set()
+        """Records that somebody had in order before, although that does not count. They may come again in any order."""
 
-    def clear(self) -> None:
+    def begin_anew(self, had: Iterable[bytes]) -> None:
+        """Count from now on. `had` are records that were handed out before, and that may be redelivered."""
         self._handed.clear()
         self._last.clear()
+        self._uncounted = set(had)
+
+    def note_uncounted(self, value: bytes, given: Given) -> None:
+        """Note that a consumer got a record which may be the rest of what it read before a seek. Others may go on after
+        this record, once it is acked."""
+        if given.key is not None and self._last.get((given.producer, given.key), 0) < given.number:
+            self._uncounted.add(value)
 
     def overtaken_by(self, value: bytes, given: Given) -> int:
         """Note that a record was handed out. Return the number of a record that was sent after it and came before it, 0
@@ -77,7 +87,7 @@ class KeyOrder:
         self._handed.add(value)
         last = self._last.get((given.producer, given.key), 0)
         self._last[given.producer, given.key] = max(last, given.number)
-        return last if last > given.number else 0
+        return last if last > given.number and value not in self._uncounted else 0
 
 
 class SubscriptionHistory:
@@ -100,6 +110,20 @@ class SubscriptionHistory:
         """How many consumers it has had."""
         self.order = KeyOrder()
         """Since it was set to another place."""
+
+    def set_to(self, offsets: Mapping[int, int], began: float) -> None:
+        """An operator has set these segments to these offsets, by a call that began then. Of the other segments, what
+        was handed out may be redelivered as before."""
+        self.order.begin_anew(
+            value
+            for segment, handed in self.handed.items()
+            if segment not in offsets
+            for offset, values in handed.items()
+            for value in values
+            if self.had(segment, offset, value)
+        )
+        for segment, offset in offsets.items():
+            self.seeks[segment] = Seek(offset, began)
 
     def due(self, segment: int, offset: int) -> bool:
         """Whether the record there is still to be handed out: nobody had it since the subscription was set there."""
@@ -166,11 +190,12 @@ class ConsumerHistory:
     def _check_order(self, segment: int, offset: int, value: bytes) -> None:
         """I4: what was sent before comes before."""
         subscription, order = self.subscription, self._order
-        if subscription is not None:
-            if subscription.unknown or not self._reads_anew(subscription, segment):
-                return
-            order = subscription.order
         given = self._topic.given[value]
+        if subscription is not None:
+            order = subscription.order
+            if subscription.unknown or not self._reads_anew(subscription, segment):
+                order.note_uncounted(value, given)
+                return
         if later := order.overtaken_by(value, given):
             raise PromiseBroken(
                 "I4",

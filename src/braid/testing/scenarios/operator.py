@@ -37,7 +37,6 @@ from braid.model.errors import (
 )
 from braid.model.layout import Layout
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.topic_history import Seek
 from braid.testing.scenarios.clients import TOPIC
 
 if TYPE_CHECKING:
@@ -306,7 +305,6 @@ class Operator:
         history.unknown.update((segment, None) for segment in cluster.inspector.segments())
         cluster.note(f"subscription {name} is to be set to another place")
         self._seeking = True
-        history.order.clear()
         try:
             result = await way()
         except InvalidArgument:
@@ -321,11 +319,10 @@ class Operator:
             history.unknown.update((segment, None) for segment in cluster.inspector.segments())
             history.sought_at = cluster.simulation.clock.monotonic()
         cluster.note(f"subscription {name} was set to {result}")
-        history.order.clear()
+        offsets = {int(segment): offset for segment, offset in result["offsets"].items()}
+        history.set_to(offsets, began)
         cluster.counts.seeks += 1
-        for segment, offset in result["offsets"].items():
-            history.seeks[int(segment)] = Seek(offset, began)
-        if not unknown or history.unknown.keys() <= {int(segment) for segment in result["offsets"]}:
+        if not unknown or history.unknown.keys() <= offsets.keys():
             history.unknown.clear()
 
     async def use_brief_subscription(self) -> None:
