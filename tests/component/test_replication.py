@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from braid.broker.replicas.replication import Replication
+from braid.broker.replicas.stream import MAX_READS
 from braid.cluster.owners import Owners
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
@@ -166,7 +167,8 @@ async def scene(simulation: Simulation, followers: Followers, replicas: str, quo
     view = View(store)
     owners = Owners(view)
     await view.load()
-    replication = Replication(context, owners, NAME, 1, record, followers.call, nothing_to_bring)
+    reads = asyncio.Semaphore(MAX_READS)
+    replication = Replication(context, owners, NAME, 1, record, followers.call, nothing_to_bring, lambda _: reads)
     storage = await SegmentStorage.open(context, TOPIC, DESCRIPTOR, Epoch(1), CONFIG, replicate=replication.begin)
     found = Scene(store, owners, storage, replication)
     owners.table.on_change.append(lambda _: found.follow())
@@ -212,6 +214,17 @@ async def test_a_copy_of_an_earlier_owners_records_does_not_count(simulation: Si
         followers.take("y", 6)
         await owner.append(1)
         await owner.log.confirmed.reached(6)
+
+
+async def test_a_seal_of_an_earlier_owner_does_not_count_while_the_log_goes_on(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "xy", 2) as owner:
+        await owner.append(5)
+        followers.begin("y", epoch=0, end=5)
+        followers.held["y"] = LogPosition(epoch=Epoch(0), end=Offset(5), sealed=True)
+        await until(lambda: any(each.position.end == 5 for each in owner.replication.followers))
+        assert await owner.stays(0)
 
 
 async def test_what_a_follower_held_does_not_count_when_its_session_is_over(simulation: Simulation) -> None:

@@ -147,6 +147,18 @@ def test_a_promise_outlives_a_crash_and_shuts_lower_epochs_out() -> None:
     run(main)
 
 
+def test_an_owner_does_not_open_below_what_its_own_disk_has_promised() -> None:
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        await replica.promise(Epoch(5))
+        await replica.close()
+        with pytest.raises(Fenced, match="has promised epoch 5"):
+            await open_owner(world.b)
+        assert (await open_replica(world.b)).promised == 5
+
+    run(main)
+
+
 def test_a_promise_counts_the_batches_that_were_taken_before_it() -> None:
     """Their owner is told that this disk holds them, and may confirm them after the vote."""
 

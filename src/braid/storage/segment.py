@@ -25,7 +25,7 @@ from typing import Final
 
 from braid.metadata.store import Condition, Operation
 from braid.model.batch.header import BatchHeader
-from braid.model.errors import DiskFull, InvalidArgument, LogBusy, NotAvailable
+from braid.model.errors import DiskFull, Fenced, InvalidArgument, LogBusy, NotAvailable
 from braid.model.ids import Epoch, Offset, Revision
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
@@ -151,7 +151,7 @@ class SegmentStorage:
                 on_closed_file=file_closed.set,
             )
             if replicate is not None:
-                await promises.write(context.disk, folder, ReplicaMark(promised=epoch, member=True))
+                await _promise(context, folder, epoch)
             # Of a log that has ended, enough replicas hold everything: its end was noted after that.
             replicated = continued.next_offset if continued.sealed else catalog.next_offset
             log = Log(log_context, continued, replicated=replicated)
@@ -460,6 +460,14 @@ class SegmentStorage:
             await self._context.handles.forget(self.log.number, path)
             self._context.footers.forget(self.log.number, path)
             await remove_file(self._context.disk, path)
+
+
+async def _promise(context: StorageContext, folder: str, epoch: Epoch) -> None:
+    """Promise the epoch, as its followers do. This broker's files are the log, so it is a member."""
+    mark = await promises.read(context.disk, folder)
+    if mark.promised > epoch:
+        raise Fenced(f"the copy under {folder} has promised epoch {mark.promised}, and {epoch} is over")
+    await promises.write(context.disk, folder, ReplicaMark(promised=epoch, member=True))
 
 
 async def _begin(

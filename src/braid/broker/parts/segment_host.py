@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from braid.broker.config import BrokerConfig
 from braid.broker.layouts.manifests import TopicManifests
 from braid.broker.metrics import BrokerMetrics
@@ -11,6 +13,7 @@ from braid.broker.peers.calls import PeerCalls
 from braid.broker.replicas.copies import ReplicaCopies
 from braid.broker.replicas.elections import Elections
 from braid.broker.replicas.replication import Replication
+from braid.broker.replicas.stream import MAX_READS
 from braid.broker.segments.deletion import Deletion
 from braid.broker.segments.handover import HandOver
 from braid.broker.segments.history_copy import IncomingHistory, OutgoingHistory
@@ -35,6 +38,7 @@ class SegmentHost:
         self.incoming = IncomingHistory(storage, topics, self.copies)
         self.manifests = TopicManifests(topics, storage.objects, lambda path: bool(self.segments.of_topic(path)))
         self._cluster = cluster
+        self._reads: dict[str, asyncio.Semaphore] = {}
         self._storage = storage
         self._outgoing = outgoing = OutgoingHistory(storage, peers)
         self.replicas = ReplicaCopies(
@@ -91,7 +95,10 @@ class SegmentHost:
                 await self._outgoing.copy(name, topic_id, follower, catalog.objects, known.revision)
 
         call = self._cluster.stream_peers.call
-        return Replication(self._storage, owners, name, topic_id, record, call, bring_history)
+        return Replication(self._storage, owners, name, topic_id, record, call, bring_history, self._reads_for)
+
+    def _reads_for(self, follower: str) -> asyncio.Semaphore:
+        return self._reads.setdefault(follower, asyncio.Semaphore(MAX_READS))
 
     def answer(self, calls: PeerCalls) -> None:
         """Answer the calls of other brokers that concern segments."""

@@ -60,8 +60,10 @@ class Replication:
         record: Ownership,
         call: Call,
         bring_history: Callable[[str, Catalog], Awaitable[None]],
+        reads: Callable[[str], asyncio.Semaphore],
     ) -> None:
-        """`bring_history` returns when a follower has the chunks of the catalog, where brokers share no storage."""
+        """`bring_history` returns when a follower has the chunks of the catalog, where brokers share no storage.
+        `reads` bounds the pieces that are read from files for a follower, of all segments."""
         self._context = context
         self._owners = owners
         self._name = name
@@ -70,6 +72,7 @@ class Replication:
         """As this owner has seen or written it last."""
         self._call = call
         self._bring_history = bring_history
+        self._reads = reads
         self._log: Log | None = None
         self._streams: dict[str, FollowerStream] = {}
         self._tasks = TaskScope[str]()
@@ -167,6 +170,7 @@ class Replication:
             call=self._call,
             covered=self._covered,
             bring_history=lambda follower: self._bring_history(follower, self._catalog),
+            reads=self._reads,
         )
         stream = FollowerStream(follower, source, self._revision, self._count)
         self._streams[follower] = stream

@@ -39,6 +39,9 @@ from braid.storage.log.store import WrittenGroup
 
 PIECE_BYTES: Final = 1 << 20
 """A follower syncs each piece by itself. Larger pieces gain nothing, and delay other segments on the same link."""
+MAX_READS: Final = 32
+"""Pieces that are read from files for one follower and are not answered yet, of all segments. A broker that was away
+catches up with all of them at the same time, and each piece is a megabyte (I12)."""
 MAX_UNANSWERED: Final = 32
 """Pieces of one stream that are under way, however small they are."""
 ANSWER_S: Final = 10.0
@@ -70,6 +73,8 @@ class StreamSource(msgspec.Struct, frozen=True):
     """Below this offset, followers need no files any more."""
     bring_history: Callable[[str], Awaitable[None]]
     """Returns when the follower has the chunks, where brokers share no storage."""
+    reads: Callable[[str], asyncio.Semaphore]
+    """Bounds the pieces that are read for a follower (MAX_READS)."""
 
 
 class FollowerStream:
@@ -109,7 +114,9 @@ class FollowerStream:
         """Tell whether the follower's copy counts. Its last batch is of this owner's epoch: then it holds BEGIN of the
         epoch, and with it all that earlier owners have confirmed. Of a log that had ended before, it holds the end."""
         held, log = self.held, self._source.log
-        return held is not None and (held.epoch == log.epoch or (held.sealed and held.end == log.end))
+        if held is None or held.epoch == log.epoch:
+            return held is not None
+        return log.sealed and held.sealed and held.end == log.end
 
     @property
     def lag_bytes(self) -> int:
@@ -255,13 +262,7 @@ class FollowerStream:
             assert self._place is not None
             covered = source.covered()
             if self._may_send(1):
-                try:
-                    piece = await source.frames.read(self._place, min(PIECE_BYTES, self._credit))
-                except FileMissing as error:  # Chunks have covered it meanwhile: the copy begins at the frontier.
-                    raise FileMissing(f"{self.follower} was left behind: {error}") from error
-                if piece is not None:
-                    self._push(piece.place.file_base, [piece.data], len(piece.data))
-                    self._place = piece.next
+                if await self._send_from_file(self._place):
                     continue
                 if covered > self._told_covered and not self._unanswered:
                     self._push(self._place.file_base, [], 0)
@@ -270,13 +271,35 @@ class FollowerStream:
             await self._more.wait()
             self._waits = False
 
+    async def _send_from_file(self, place: FramePlace) -> bool:
+        """Send the piece at this place, if something is written there."""
+        if place == self._source.frames.end:
+            return False
+        reads = self._source.reads(self.follower)
+        await reads.acquire()
+        try:
+            piece = await self._source.frames.read(place, min(PIECE_BYTES, self._credit))
+        except FileMissing as error:  # Chunks have covered it meanwhile: the copy begins at the frontier.
+            reads.release()
+            raise FileMissing(f"{self.follower} was left behind: {error}") from error
+        except BaseException:
+            reads.release()
+            raise
+        if piece is None:
+            reads.release()
+            return False
+        task = self._push(piece.place.file_base, [piece.data], len(piece.data))
+        task.add_done_callback(lambda _: reads.release())
+        self._place = piece.next
+        return True
+
     def _may_send(self, size: int) -> bool:
         """Tell whether the follower has room. A piece that is larger than its credit goes alone."""
         return not self._unanswered or (
             self._unanswered < MAX_UNANSWERED and self._unanswered_bytes + size <= self._credit
         )
 
-    def _push(self, file_base: Offset, batches: Sequence[Buffer], size: int) -> None:
+    def _push(self, file_base: Offset, batches: Sequence[Buffer], size: int) -> asyncio.Task[None]:
         self._unanswered += 1
         self._unanswered_bytes += size
         self._told_covered = max(self._told_covered, self._source.covered())
@@ -284,6 +307,7 @@ class FollowerStream:
         task = asyncio.get_running_loop().create_task(self._append(arguments, batches, size))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+        return task
 
     async def _append(self, arguments: dict[str, Any], batches: Sequence[Buffer], size: int) -> None:
         try:
