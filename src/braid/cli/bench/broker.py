@@ -26,7 +26,7 @@ class OwnBroker:
     """A broker process. `start` waits until the broker has printed its address."""
 
     def __init__(self, folder: str, listen: str = "127.0.0.1:0", options: Sequence[str] = ()) -> None:
-        self._folder = folder
+        self.folder: Final = folder
         self._options = options
         self._listen = listen
         self._process: subprocess.Popen[str]
@@ -35,11 +35,11 @@ class OwnBroker:
     def start(self) -> None:
         """Start the broker, or start it again after `kill` at the same address."""
         require_server("braid bench without --url starts a broker, which")
-        command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", self._folder]
+        command = [sys.executable, "-m", "braid.cli.main", "serve", "--data", self.folder]
         command += ["--listen", self._listen, "--admin", "127.0.0.1:0", *self._options]
         # Settings of brokers in the environment are meant for other brokers.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
-        with open(f"{self._folder}.log", "a", encoding="utf-8") as log:
+        with open(f"{self.folder}.log", "a", encoding="utf-8") as log:
             self._process = subprocess.Popen(  # noqa: S603 (our own command)
                 command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
@@ -50,7 +50,7 @@ class OwnBroker:
                 self._listen = self.url.removeprefix("braid://")
                 return
         self._process.wait(START_TIMEOUT_S)
-        with open(f"{self._folder}.log", encoding="utf-8") as log:
+        with open(f"{self.folder}.log", encoding="utf-8") as log:
             said = log.read().strip().splitlines()[-1:] or ["nothing"]
         raise click.ClickException(f"the benchmark's own broker did not start; it said: {said[0]}")
 

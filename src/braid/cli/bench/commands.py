@@ -1,5 +1,5 @@
 """`braid bench`: measures publishing, consuming and latency on this machine. move.py and segments.py measure moves of
-segments, spark.py measures Spark.
+segments, replication.py measures replicas, spark.py measures Spark.
 
 Producer and consumer run in their own processes. Without `--url` the broker does, too: `braid serve` on free ports,
 with a temporary folder that is deleted afterwards. A benchmark makes a topic with one segment, and deletes it at the
@@ -18,6 +18,7 @@ import msgspec
 
 from braid.cli.bench.machine import cpu_s, machine_facts, machine_text
 from braid.cli.bench.move import move
+from braid.cli.bench.replication import replication
 from braid.cli.bench.scale import scale
 from braid.cli.bench.segments import segments
 from braid.cli.bench.spark import spark
@@ -384,6 +385,7 @@ def _records_of(mode: Mode, size: int, tasks: int) -> int:
 
 
 bench.add_command(move)
+bench.add_command(replication)
 bench.add_command(scale)
 bench.add_command(segments)
 bench.add_command(spark)
