@@ -29,7 +29,7 @@ from braid.storage.handles import FooterCache, ReadHandles
 from braid.storage.history import catalog, exporter
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, write_topic_manifest
-from braid.storage.log import checkpoint, preallocated, producers, wal
+from braid.storage.log import checkpoint, preallocated, producers, promise, wal
 from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
 from braid.storage.log.context import FileConfig, LogConfig
 from braid.storage.retention import RetentionPolicy
@@ -358,6 +358,18 @@ def test_the_example_checkpoint_is_what_the_code_writes_and_reads() -> None:
     )
     assert checkpoint.decode(documented) == LogCheckpoint(Offset(4), (file,))
     assert checkpoint.encode(LogCheckpoint(Offset(4), (file,))) == documented
+
+
+def test_the_example_of_a_replicas_mark_is_what_the_code_writes() -> None:
+    async def written(simulation: Simulation) -> bytes:
+        disk = SimulatedDisk(simulation.random)
+        await disk.make_folder("orders")
+        await promise.write(disk, "orders", promise.ReplicaMark(promised=Epoch(7), member=True))
+        file = await disk.open(f"orders/{promise.NAME}")
+        return await file.read(0, 4096)
+
+    section = text_of(DOCS / "formats" / "wal.md").partition("\n## The file replica\n")[2].partition("\n## ")[0]
+    assert f"    {run_simulation(1, written).decode()}\n" in section
 
 
 @pytest.mark.parametrize("flag", Flag, ids=lambda flag: str(flag.name))

@@ -1,4 +1,4 @@
-"""The pages that map PIP-468, live routing and Pulsar's tests to Braid name code and tests that exist."""
+"""The pages that map the designs that Braid follows, and Pulsar's tests, to Braid name code and tests that exist."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scalable-topics.md").read_text(encoding="utf-8")
+REPLICATION = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
 PULSAR = (ROOT / "docs" / "pulsar-tests.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("page", "at_least"), [(PAGE, 20), (PULSAR, 200)])
+@pytest.mark.parametrize(("page", "at_least"), [(PAGE, 20), (REPLICATION, 40), (PULSAR, 200)])
 def test_every_test_that_the_page_names_exists(page: str, at_least: int) -> None:
     found = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
     assert len(found) > at_least
@@ -30,8 +31,9 @@ def test_every_behaviour_of_pulsars_tests_has_a_test_or_a_reason() -> None:
         assert re.match(r"`tests/|does not apply: [\w`]|open: \w", answer), f"{name}: {answer}"
 
 
-def test_every_module_that_the_page_names_exists() -> None:
-    modules = set(re.findall(r"`([a-z_]+/[\w/]+\.py)`", PAGE)) - set(re.findall(r"`(tests/[\w/]+\.py)", PAGE))
+@pytest.mark.parametrize("page", [PAGE, REPLICATION], ids=["scalable-topics", "replication"])
+def test_every_module_that_the_page_names_exists(page: str) -> None:
+    modules = set(re.findall(r"`([a-z_]+/[\w/]+\.py)`", page)) - set(re.findall(r"`(tests/[\w/]+\.py)", page))
     assert len(modules) > 10
     for path in modules:
         assert (ROOT / "src" / "braid" / path).exists(), path
