@@ -13,7 +13,9 @@ REPLICATION = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
 PULSAR = (ROOT / "docs" / "pulsar-tests.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("page", "at_least"), [(PAGE, 20), (REPLICATION, 40), (PULSAR, 200)])
+@pytest.mark.parametrize(
+    ("page", "at_least"), [(PAGE, 20), (REPLICATION, 40), (PULSAR, 200)], ids=["pip", "replicas", "pulsar"]
+)
 def test_every_test_that_the_page_names_exists(page: str, at_least: int) -> None:
     found = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
     assert len(found) > at_least
