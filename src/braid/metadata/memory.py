@@ -80,7 +80,8 @@ class _Server:
 
     def list(self, prefix: str) -> Listing:
         self.expire()
-        entries = tuple(self._entries[key] for key in sorted(self._entries) if key.startswith(prefix))
+        keys = sorted(key for key in self._entries if key.startswith(prefix))
+        entries = tuple(self._entries[key] for key in keys)
         return Listing(entries, self.history.revision)
 
     def txn(self, conditions: Sequence[Condition], operations: Sequence[Operation]) -> TxnResult:
