@@ -8,10 +8,10 @@ import pytest
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Compare, Delete, Operation, Put
-from braid.model.ids import Offset, Revision, SegmentId
+from braid.model.ids import Offset, RequestId, Revision, SegmentId
 from braid.model.layout import Layout
 from braid.model.ownership import Move, Ownership
-from braid.model.topic import Topic
+from braid.model.topic import Topic, TopicPolicies
 from braid.model.transition import plan_split
 from braid.ports.clock import SystemClock
 from braid.testing.checkers.fence_checker import FenceChecker
@@ -80,7 +80,9 @@ def reported(before: Ownership | None, write: Put, compared: set[str]) -> list[B
 
 RECORD_OF_TOPIC, MARK = paths.layout(TOPIC), paths.transition(TOPIC)
 WHOLE = Topic(id=1, layout=Layout.initial(1))
-SPLITTING = WHOLE.beginning(plan_split(WHOLE.layout, 0), transition_id=7, created_at=0)
+PLAN = plan_split(WHOLE.layout, 0)
+SPLITTING = WHOLE.beginning(PLAN, transition_id=7, created_at=0, created_by=RequestId(9))
+SCALING = WHOLE.beginning(PLAN, transition_id=7, created_at=0)
 HALVES = SPLITTING.sealing().committed()
 PRUNED = msgspec.structs.replace(HALVES, layout=HALVES.layout.pruned(SegmentId(0)))
 
@@ -94,6 +96,7 @@ def put_topic(topic: Topic) -> Put:
     [
         (None, put_topic(WHOLE), {RECORD_OF_TOPIC}),
         (WHOLE, put_topic(SPLITTING), {RECORD_OF_TOPIC}),
+        (WHOLE, put_topic(SCALING), {RECORD_OF_TOPIC, LEADER}),
         (SPLITTING, put_topic(SPLITTING.aborted()), {RECORD_OF_TOPIC}),
         (SPLITTING, put_topic(SPLITTING.sealing()), {RECORD_OF_TOPIC, LEADER}),
         (SPLITTING.sealing(), put_topic(HALVES), {RECORD_OF_TOPIC, LEADER}),
@@ -119,3 +122,20 @@ def test_a_change_of_a_layout_is_reported_unless_it_carries_each_of_its_comparis
     for left_out in needed:
         (failure,) = reported(needed - {left_out})
         assert f"without a comparison of {left_out}" in str(failure)
+
+
+@pytest.mark.parametrize(("retention_ms", "compared"), [(None, True), (1, False)])
+def test_a_call_that_drops_a_segment_compares_the_drained_marks(retention_ms: int | None, compared: bool) -> None:
+    store = MemoryStore(SystemClock())
+    policies = TopicPolicies(retention_ms=retention_ms)
+    marks = [paths.drained(TOPIC, DESCRIPTOR, name) for name in ("billing", "deleted")]
+    there = [paths.subscription(TOPIC, "billing"), paths.subscription(TOPIC, "late"), *marks]
+    before = msgspec.structs.replace(HALVES, policies=policies)
+    server = store._server
+    revision = server.txn([], [put_topic(before), *(Put(key, b"{}") for key in there)]).revision
+    failures: list[BaseException] = []
+    FenceChecker(store, failures.append)
+    conditions = [Compare(RECORD_OF_TOPIC, revision), Compare(RECORD, Revision(0))]
+    assert server.txn(conditions, [put_topic(before.pruned(SegmentId(0)))]).succeeded
+    expected = f"I3 is broken: {RECORD_OF_TOPIC} was written without a comparison of {marks[0]}"
+    assert [str(failure) for failure in failures] == ([expected] if compared else [])

@@ -17,7 +17,8 @@ wait for the harm. It looks at the conditions of each transaction, and knows whi
     a topic's record                the record itself
       whose parents are to end      the leadership, too
       with a new layout             the leadership, too
-      that has dropped a segment    the segment's ownership record, too
+      with a change by load         the leadership, too: no call has asked for it
+      that has dropped a segment    the segment's ownership record, too; the drained marks, unless retention drops it
     a commit's mark, and its end    the leadership
 """
 
@@ -29,6 +30,7 @@ from typing import Final
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put
+from braid.model.ids import NO_REQUEST
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.topic import Topic
@@ -47,6 +49,8 @@ class FenceChecker:
         """Called before an ownership record is written, with the segment's topic and descriptor."""
         self.on_topic: Callable[[str, Topic | None, Topic], None] = lambda _path, _old, _new: None
         """Called before a topic's record is written, with the record that it replaces."""
+        self.on_transaction: Callable[[Sequence[Operation]], None] = lambda _operations: None
+        """Called before a transaction is applied, when its parts were looked at."""
         self._server = store._server
         self._failed = failed
         store.observe(self._check)
@@ -59,6 +63,7 @@ class FenceChecker:
                 for key in self._fences(operation) if isinstance(operation, Put) else self._fences_of_end(operation):
                     if key not in compared:
                         raise PromiseBroken("I3", f"{operation.key} was written without a comparison of {key}")
+            self.on_transaction(operations)
         except Exception as error:
             self._failed(error)
 
@@ -110,9 +115,24 @@ class FenceChecker:
         ends = new.transition is not None and new.transition.step is TransitionStep.SEALING
         if ends and new.transition != old.transition:
             return [paths.CLUSTER_LEADER]
+        if old.transition is None and new.transition is not None and new.transition.created_by == NO_REQUEST:
+            return [paths.CLUSTER_LEADER]
         dropped = [info for segment, info in old.layout.segments.items() if segment not in new.layout.segments]
         names = [SegmentName.of(TopicName.parse(path), info) for info in dropped]
-        return [paths.ownership(path, name.descriptor) for name in names]
+        return [key for name in names for key in self._fences_of_drop(name, new)]
+
+    def _fences_of_drop(self, name: SegmentName, topic: Topic) -> list[str]:
+        """The owner of a segment, which has the cursors, drops it when retention has deleted its records. Any other
+        segment is dropped by a call: a seek may take a mark away meanwhile (I5)."""
+        ownership = paths.ownership(name.topic.path, name.descriptor)
+        policies = topic.policies
+        if policies.retention_ms is not None or policies.retention_bytes is not None:
+            return [ownership]
+        path, descriptor = name.topic.path, name.descriptor
+        entries = self._server.list(paths.subscriptions_prefix(path)).entries
+        names = [found for entry in entries if (found := paths.subscription_of(entry.key)) is not None]
+        marks = [paths.drained(path, descriptor, each) for each in names]
+        return [ownership, *(mark for mark in marks if self._server.get(mark) is not None)]
 
     def _fences_of_end(self, delete: Delete) -> list[str]:
         """Of a topic that stays, only the leader takes the mark of a commit away."""

@@ -4,7 +4,8 @@ The fence checker shows it each write before the store applies it, so it misses 
 
 - the active ranges tile the ring (I6); ids rise and are never given out twice; a segment that has ended stays so;
 - the layout changes by a commit, which adds the children of the transition and seals its parents, or by pruning, which
-  drops one sealed segment that has no parents left; each raises the layout's epoch by one;
+  drops one sealed segment that has no parents left, and whose own transition has ended; each raises the layout's epoch
+  by one;
 - a child inherits when the logs of all its parents have ended (I10);
 - at a commit the log of every parent has ended (I4), every child has inherited from its parents (I10), and every
   subscription has its cursor on every child (I5); a transition whose logs end is not taken back.
@@ -23,8 +24,10 @@ from braid.model.ids import Offset, SegmentId
 from braid.model.layout import FULL_RANGE, SegmentInfo, tiles
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
+from braid.model.stored_record import decode
 from braid.model.topic import Topic
-from braid.model.transition import Transition, TransitionStep
+from braid.model.transition import CommittedTransition, Transition, TransitionStep
+from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 
 
@@ -118,12 +121,22 @@ class LayoutChecker:
         infos = [old.layout.segments[segment] for segment in dropped]
         if new.transition != old.transition or any(info.is_active or info.parent_ids for info in infos):
             raise PromiseBroken("I6", f"the layout of {path} went from {old.layout} to {new.layout}")
+        mark = self._server.get(paths.transition(path))
+        replaced = decode(CommittedTransition, mark.value).parents if mark is not None else ()
         for info in infos:
             record = self._record(path, info)
+            if info.segment_id in replaced:
+                raise PromiseBroken("I6", f"segment {info.segment_id} of {path} is dropped before its transition ends")
             if record is None or record.ended_at is None:
                 raise PromiseBroken("I2", f"segment {info.segment_id} of {path} is dropped, its record is {record}")
             self.pruned += 1
-            self.on_pruned(path, info.segment_id, record.ended_at)
+            self.on_pruned(path, info.segment_id, self._end(path, info, record.ended_at))
+
+    def _end(self, path: str, info: SegmentInfo, ended_at: Offset) -> Offset:
+        """Return where the catalog says that the log ends: after an accepted loss, that is earlier."""
+        entry = self._server.get(paths.current_chunk(path, self._descriptor(path, info)))
+        end = decode(Frontier, entry.value).end if entry is not None else None
+        return end if end is not None else ended_at
 
     def _descriptor(self, path: str, info: SegmentInfo) -> str:
         return SegmentName.of(TopicName.parse(path), info).descriptor
