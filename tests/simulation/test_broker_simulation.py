@@ -39,8 +39,12 @@ LEFT_TO_THE_CLUSTER = {
     "accepted_losses",
     "recoveries",
     "replaced_disks",
+    "client_freezes",
+    "shared_results",
     "layouts",
+    "layouts_by_load",
     "layouts_taken_back",
+    "segments_deleted",
     "segments_pruned",
 }
 

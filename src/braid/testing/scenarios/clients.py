@@ -35,12 +35,15 @@ from braid.model.errors import (
 from braid.model.message import Message, MessageId
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import ConsumerHistory, Seek
+from braid.testing.scenarios.shared_reading import share_segments
 from braid.testing.sim.loop import Process
 
 if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster
 
 TOPIC: Final = "simulated"
+RACED: Final = "raced"
+"""A subscription without consumers: only an operator's calls move it."""
 MISCOUNTED: Final = 1_000_000
 """So many records nobody publishes while an ack travels."""
 NOWHERE: Final = -1
@@ -75,6 +78,17 @@ class ClientMachine:
         self.cluster.network.crash(self.name)
         self.process.kill()
 
+    def freeze(self) -> None:
+        """The machine sleeps: changes pass it by."""
+        self.process.freeze()
+        for broker in self.cluster.machines:
+            self.cluster.network.cut(self.name, broker)
+
+    def thaw(self) -> None:
+        self.process.thaw()
+        for broker in self.cluster.machines:
+            self.cluster.network.heal(self.name, broker)
+
     def _may_happen(self, error: BraidError) -> None:
         if not self.cluster.explains(error):
             raise error
@@ -89,16 +103,19 @@ class ClientMachine:
         except Exception as error:
             self.cluster.failed(error)
 
-    async def _use_a_client(self) -> None:
-        random = self.random
-        client = connect(
+    def _connect(self) -> Client:
+        return connect(
             self.cluster.url,
-            timeout=self.cluster.patience_s or random.choice([2.0, 5.0, 15.0]),
+            timeout=self.cluster.patience_s or self.random.choice([2.0, 5.0, 15.0]),
             name=self.name,
             network=self.cluster.network.host(self.name),
             clock=self.cluster.simulation.clock,
-            random=random,
+            random=self.random,
         )
+
+    async def _use_a_client(self) -> None:
+        random = self.random
+        client = self._connect()
         try:
             await client.open()
         except BraidError as error:
@@ -107,7 +124,11 @@ class ClientMachine:
             return
         programs: list[Callable[[Client], Awaitable[None]]] = [self._produce, self._consume]
         others = [self._produce, self._consume, self._follow_checkpoints, self._write_micro_batches]
+        if self.cluster.transitions:
+            others.append(self._restart_at_checkpoint)
         programs += random.choices(others, k=random.randint(0, 2))
+        if self.cluster.shares:
+            programs.append(self._share_segments)
         tasks = [asyncio.ensure_future(self._repeat(program, client)) for program in programs]
         await self.leaving.wait()
         if random.random() < 0.5:
@@ -163,6 +184,8 @@ class ClientMachine:
                         break
                     # Those that wait for room side by side have no order among each other.
                     ways = [self._send_one, self._send_many, self._submit] + ([] if tight else [self._send_together])
+                    if self.cluster.transitions:
+                        ways += [self._submit_steadily, self._submit_steadily]
                     await random.choice(ways)(producer, number, order)
                     # The longer it goes on, the slower: what counts is how often things break, not how much is stored.
                     await asyncio.sleep(random.choice([0.0, 0.001, 0.05, 0.3]) * (1 + len(self.history.given) / 100))
@@ -187,7 +210,7 @@ class ClientMachine:
         number = next(order)
         if keyed is None:
             keyed = random.random() < 0.5
-        key = b"key-%d" % random.randrange(8) if keyed else None
+        key = self.cluster.draw_key() if keyed else None
         size = random.choice([0, 0, 0, 20, 20, 200, 200, random.choice([20, 200, 3_000, 3_000, 20_000, 80_000])])
         value = b"%d/%d/" % (producer, number) + random.randbytes(1) * size
         self.history.give(producer, number, key, value)
@@ -218,6 +241,21 @@ class ClientMachine:
                 await producer.flush()
             except BraidError as error:
                 self._may_happen(error)
+        await asyncio.gather(*(self._confirmed(value, receipt) for value, receipt in receipts))
+
+    async def _submit_steadily(self, producer: Producer, number: int, order: count[int]) -> None:
+        """Go on while earlier records wait for their answers: a change of the layout finds a queue."""
+        receipts = []
+        pause_s = self.random.choice([0.005, 0.02, 0.1])
+        for _ in range(self.random.choice([10, 30])):
+            key, value = self._record(number, order, keyed=True)
+            try:
+                receipts.append((value, producer.submit(value, key=key)))
+            except BraidError as error:
+                self.history.fail(value)
+                self._may_happen(error)
+                break
+            await asyncio.sleep(pause_s)
         await asyncio.gather(*(self._confirmed(value, receipt) for value, receipt in receipts))
 
     async def _send_many(self, producer: Producer, number: int, order: count[int]) -> None:
@@ -402,13 +440,28 @@ class ClientMachine:
                         copied = {segment: dict(read) for segment, read in results.items()}
                         cluster.saved[name] = Saved(consumer.checkpoint(), copied)
         except (OffsetOutOfRange, SegmentNotFound) as error:
-            expired = cluster.retention and not isinstance(error, PositionDiverged)
+            deletes = cluster.retention or self.history.ends_of_pruned
+            expired = deletes and not isinstance(error, PositionDiverged)
             if not self.history.lost_tails and not expired:
                 raise
             if saved is not None and cluster.saved.get(name) is saved:
                 del cluster.saved[name]  # Its records are lost: the program begins anew.
         # Over a fast network, reading the whole log again and again would be most of what the simulation does.
         await self._pause(random.choice([0.05, 0.5, 2.0]))
+
+    async def _restart_at_checkpoint(self, client: Client) -> None:  # noqa: ARG002
+        """Be a program of which another process goes on: its client knows nothing yet, and may ask any broker."""
+        another = self._connect()
+        try:
+            await self._follow_checkpoints(another)
+        except BraidError:
+            await another.close()
+            raise
+        await another.close()
+
+    async def _share_segments(self, client: Client) -> None:
+        await share_segments(self, client, TOPIC)
+        await self._pause(self.random.choice([0.05, 0.5, 2.0]))
 
     async def _pause(self, seconds: float) -> None:
         try:

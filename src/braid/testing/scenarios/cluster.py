@@ -33,23 +33,29 @@ import msgspec
 
 from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
 from braid.client.client import Client, connect
+from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
+from braid.model.topic import Topic
+from braid.model.transition import Transition, TransitionStep
+from braid.testing.checkers.auto_scale_checker import AutoScaleChecker, Times
+from braid.testing.checkers.cursor_checker import CursorChecker
 from braid.testing.checkers.fence_checker import FenceChecker
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.layout_checker import LayoutChecker
 from braid.testing.checkers.ownership_checker import OwnershipChecker
 from braid.testing.checkers.topic_history import TopicHistory
 from braid.testing.scenarios.captured_log import LogCapture, run_with_log
-from braid.testing.scenarios.clients import TOPIC, ClientMachine, Saved, on_a_bad_day
+from braid.testing.scenarios.clients import RACED, TOPIC, ClientMachine, Saved, on_a_bad_day
 from braid.testing.scenarios.faults import ClusterFaults
 from braid.testing.scenarios.inspector import PATH, Inspector
 from braid.testing.scenarios.machine import BrokerMachine
-from braid.testing.scenarios.operator import RACED, Operator
+from braid.testing.scenarios.operator import Operator
 from braid.testing.scenarios.settling import Settling
+from braid.testing.scenarios.shared_reading import SharedResults
 from braid.testing.scenarios.sinks import Sink
-from braid.testing.sim.loop import Process, Simulation
+from braid.testing.sim.loop import OUTSIDE, Process, Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.testing.sim.objects import Faults, MemoryObjects
 
@@ -67,6 +73,8 @@ RETENTION: Final[tuple[dict[str, int], ...]] = (
     {"retention_ms": 1},
     {"retention_ms": 5_000},
 )
+JUMP_S: Final = 10.0
+"""A decision that a leader made before its clock jumped is carried out within this time."""
 STEP_LIMIT: Final = 3_000_000
 """Of the loop: some twenty times what a seed takes. One that goes round in circles ends here, in seconds."""
 
@@ -87,6 +95,10 @@ class ClusterShape(msgspec.Struct, frozen=True):
     """The share of seeds whose topic deletes old records."""
     transitions: float = 0.0
     """The share of seeds in which the operator changes the topic's layout."""
+    scales: float = 0.0
+    """Of those: the share in which the layout follows the load, too."""
+    shares: float = 0.0
+    """Of those: the share in which the clients are a group of checkpoint consumers, too."""
     gentle: float = 0.0
     lossy: float = 0.0
     """Of those that have an object store."""
@@ -101,6 +113,8 @@ SEVERAL_BROKERS: Final = ClusterShape(
     shared=0.6,
     retention=0.3,
     transitions=0.35,
+    scales=0.5,
+    shares=0.2,
     gentle=0.2,
     lossy=0.3,
 )
@@ -139,18 +153,25 @@ class Counts(msgspec.Struct):
     metadata_outages: int = 0
     connections_cut: int = 0
     client_crashes: int = 0
+    client_freezes: int = 0
     seeks: int = 0
     deleted: int = 0
     """Records that retention has deleted."""
     repeated_writes: int = 0
     """Micro-batches that a sink wrote again when all of it was stored."""
+    shared_results: int = 0
+    """Records that a group of checkpoint consumers has got, and stored with a checkpoint."""
     races: int = 0
     """Of seeks and skips at the same time."""
     side_topics: int = 0
     subscriptions_deleted: int = 0
     layouts: int = 0
-    """Splits, merges and repartitions that were committed."""
+    """Splits, merges, repartitions and terminated segments that were committed."""
+    layouts_by_load: int = 0
+    """Changes that auto-scaling began."""
     layouts_taken_back: int = 0
+    segments_deleted: int = 0
+    """By a call, before retention did."""
     segments_pruned: int = 0
 
     def add(self, other: Counts) -> None:
@@ -177,6 +198,12 @@ class SimulatedCluster:
         """How many the topic begins with."""
         draws = shape.transitions > 0 and random.random() < shape.transitions
         self.transitions = draws or favoured == TRANSITIONS
+        self.scales = self.transitions and random.random() < shape.scales
+        """Whether the topic's layout follows its load."""
+        self.shares = self.transitions and random.random() < shape.shares
+        """Whether a program of several processes shares the topic's segments among them."""
+        if self.scales:
+            self.segments = min(self.segments, 2)  # There is room for more.
         self.retention = random.choice(RETENTION) if random.random() < shape.retention else {}
         self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or loses else None
         # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
@@ -192,9 +219,13 @@ class SimulatedCluster:
         self.ownership.may_hold = lambda broker: self.machines[broker].disk_was_full
         self.layouts = LayoutChecker(self.store)
         self.layouts.on_pruned = self.inspector.on_pruned
+        self.scaling = AutoScaleChecker(self._times)
+        self.cursors = CursorChecker(self.store, self.layouts.segments)
+        self.cursors.may_lack_records = lambda _path: bool(self.retention) or self.lossy
         self.fences = FenceChecker(self.store, self.failed)
-        self.fences.on_topic = self.layouts.on_topic
-        self.fences.on_record = self.layouts.on_record
+        self.fences.on_topic = self._on_topic
+        self.fences.on_record = self._on_record
+        self.fences.on_transaction = self.cursors.on_transaction
         self.fences.on_sealing = self.inspector.on_sealing
         self.history = TopicHistory(
             survives_power_loss=self.durability == "fsync",
@@ -219,6 +250,7 @@ class SimulatedCluster:
         self.settling = False
         """The faults are over: consumers take everything and ack it."""
         self.saved: dict[str, Saved] = {}
+        self.shared_results = SharedResults(self.history)
         self.sinks = [Sink("sink-0"), Sink("sink-1")]
         self.producers = count(1)
         """Numbers for the producers of all clients."""
@@ -291,6 +323,8 @@ class SimulatedCluster:
         for name in self.subscriptions:
             await client.admin.create_subscription(TOPIC, name, start="earliest")
             self.history.subscription(name)
+        if self.scales:
+            await client.admin.set_auto_scale_policy(TOPIC, self.operator.layouts.policy())
         if not self.retention:  # It would keep everything: no consumer moves it.
             await client.admin.create_subscription(TOPIC, RACED, start="earliest")
 
@@ -299,7 +333,8 @@ class SimulatedCluster:
         weights = [weight for _, weight in actions]
         for action in self.random.choices([action for action, _ in actions], weights, k=self.shape.steps):
             await action()
-            await asyncio.sleep(self.random.uniform(0, 1.0))
+            # Rates are measured every few seconds.
+            await asyncio.sleep(self.random.uniform(0, 4.0 if self.scales else 1.0))
             self.check_alive()
 
     # ── what went wrong ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -322,13 +357,54 @@ class SimulatedCluster:
         if process.tasks:
             raise PromiseBroken("I12", f"{process.name} is closed, and tasks are left: {'; '.join(process.tasks)}")
 
+    # ── what is written ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_topic(self, path: str, old: Topic | None, new: Topic) -> None:
+        self.layouts.on_topic(path, old, new)
+        self.scaling.on_topic(path, old, new)
+        if path == PATH and old is not None and old.transition != new.transition is not None:
+            # Not as a part of the broker that writes this: its end would end what follows.
+            asyncio.get_running_loop().call_soon(self._on_transition, new.transition, context=OUTSIDE)
+
+    def _on_record(self, path: str, descriptor: str, record: Ownership) -> None:
+        self.layouts.on_record(path, descriptor, record)
+        self.inspector.on_record(path, descriptor, record)
+
+    def _times(self) -> Times:
+        """Return the real time, and what the clock of the cluster leader says."""
+        now_s = self.simulation.clock.monotonic()
+        entry = self.store._server.get(paths.CLUSTER_LEADER)
+        leader = self.machines.get(entry.value.decode()) if entry is not None else None
+        if leader is None or now_s - leader.jumped_at < JUMP_S:
+            return Times(now_s, None)
+        return Times(now_s, leader.clock.now_us())
+
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_moving(self, record: Ownership) -> None:
         """The worst moment to lose confirms: their segment has moved on when its producer asks again (I10)."""
-        if self.gentle or self.settling or self.random.random() < 0.7:
+        if not self.gentle and not self.settling and self.random.random() >= 0.7:
+            self._lose_answers(record.owner)
+
+    def _on_transition(self, transition: Transition) -> None:
+        """The worst moments of a change: its logs are about to end while their owners' answers do not arrive, or an
+        owner dies (I4, I10); or a broker without a part in it goes on with the layout before it."""
+        if self.gentle or self.settling or transition.step is not TransitionStep.SEALING:
             return
-        owner, clients = record.owner, list(self.clients)
+        owners = self.inspector.owners()
+        for parent in transition.parents:
+            luck, owner = self.random.random(), owners.get(parent)
+            if owner is not None and luck < 0.4:
+                self._lose_answers(owner)
+            if owner is not None and 0.3 < luck < 0.5:
+                self.faults.strike(self.machines[owner])
+        parts = {owners.get(segment) for segment in (*transition.parents, *transition.child_ids)}
+        others = [machine for name, machine in self.machines.items() if name not in parts]
+        if others and self.random.random() < 0.7:
+            self.faults.let_view_lag(self.random.choice(others))
+
+    def _lose_answers(self, owner: str) -> None:
+        clients = list(self.clients)
         for client in clients:
             self.network.cut(owner, client, one_way=True)
 
@@ -351,6 +427,11 @@ class SimulatedCluster:
             for other in self.machines:
                 if other != machine.id:
                     machine.meet(other)
+
+    def draw_key(self) -> bytes:
+        """Draw a key. Where the layout follows the load, the load is uneven."""
+        number = self.random.randrange(8)
+        return b"key-%d" % (min(number, self.random.randrange(8)) if self.scales else number)
 
     def subscription_for(self, client: str) -> str:
         if client.startswith("last-"):

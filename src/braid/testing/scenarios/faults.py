@@ -66,17 +66,20 @@ class ClusterFaults:
             (self._rest, 8, 4),
             (operator.move, 0, 8),
             (operator.drain, 0, 3),
-            (operator.change_layout, transitions, transitions),
+            (operator.layouts.change_layout, transitions, transitions),
+            (operator.layouts.delete_segment, transitions // 2, transitions // 2),
+            (operator.layouts.change_policy, 0, 1 if self._cluster.scales else 0),
             (self._restart, 3, 3),
             (operator.use_side_topic, 2, 2),
             (self._delete_old_records, deletes, deletes),
             (self._let_client_leave, 2, 2),
             (self._jump_clock, 1, 1),
-            (self._let_views_lag, 1, 2),
+            (self._let_views_lag, 1, 2 + transitions // 3),
         ]
 
     def _hard(self) -> list[tuple[Action, int, int]]:
         operator = self._cluster.operator
+        seeks, sleeps = (5, 2) if self._cluster.transitions else (2, 0)
         return [
             (self._crash_broker, 5, 4),
             (self._crash_at_write, 2, 4),
@@ -90,7 +93,8 @@ class ClusterFaults:
             (self._reset, 4, 2),
             (self._change_network, 2, 1),
             (self._crash_client, 4, 2),
-            (operator.seek, 5, 2),
+            (self._freeze_client, 0, sleeps),
+            (operator.seek, 5, seeks),
             (operator.race, 2, 3),
             (operator.use_brief_subscription, 2, 1),
             (operator.recover, 0, 6 if self._cluster.lossy else 0),
@@ -211,6 +215,27 @@ class ClusterFaults:
 
         await self._with_machine(crash)
 
+    def strike(self, machine: BrokerMachine) -> None:
+        """Crash or freeze a broker that has just done something that others count on, before they have heard of it."""
+        if not machine.up or machine.busy:
+            return
+        machine.busy = True
+        freezes = self._random.random() < 0.4
+
+        async def strike() -> None:
+            try:
+                await asyncio.sleep(self._random.uniform(0, 0.2))
+                if freezes:
+                    await self._freeze_for(machine, machine.lease_ttl_s * self._random.uniform(0.8, 1.5))
+                    return
+                self.crash(machine)
+                await asyncio.sleep(self._random.choice(DOWN_S))
+                await self.start(machine)
+            finally:
+                machine.busy = False
+
+        self._cluster.operator.in_background(strike())
+
     async def _replace_disk(self) -> None:
         """A broker comes back under its id, and its disk does not. An operator hears of it, or nobody."""
 
@@ -276,16 +301,19 @@ class ClusterFaults:
                 if broker is not None and any(each.storage.log.pending_bytes for each in broker.segments.all()):
                     break
                 await asyncio.sleep(0.0005)
-            self._cluster.inspector.look(machine)
-            self._cluster.note(f"{machine.id} freezes")
-            machine.freeze()
             # Clients hold on to a broker that is only just too late.
             just_past_s = machine.lease_ttl_s * self._random.uniform(0.6, 1.2)
-            await asyncio.sleep(self._random.choice([just_past_s, self._random.uniform(0.5, 15.0)]))
-            self._cluster.note(f"{machine.id} goes on")
-            machine.thaw()
+            await self._freeze_for(machine, self._random.choice([just_past_s, self._random.uniform(0.5, 15.0)]))
 
         await self._with_machine(freeze)
+
+    async def _freeze_for(self, machine: BrokerMachine, seconds: float) -> None:
+        self._cluster.inspector.look(machine)
+        self._cluster.note(f"{machine.id} freezes")
+        machine.freeze()
+        await asyncio.sleep(seconds)
+        self._cluster.note(f"{machine.id} goes on")
+        machine.thaw()
 
     # ── the metadata store, disks and storage ────────────────────────────────────────────────────────────────────────
 
@@ -324,15 +352,19 @@ class ClusterFaults:
 
     async def _let_views_lag(self) -> None:
         """A broker that does not know what others have written."""
+        await self._with_machine(self._lag)
 
-        async def lag(machine: BrokerMachine) -> None:
-            assert machine.metadata is not None
-            connection = machine.metadata
-            connection.lag()
-            await asyncio.sleep(self._random.uniform(0.05, 3.0))
-            connection.catch_up()
+    def let_view_lag(self, machine: BrokerMachine) -> None:
+        if machine.up and not machine.busy:
+            self._cluster.operator.in_background(self._lag(machine))
 
-        await self._with_machine(lag)
+    async def _lag(self, machine: BrokerMachine) -> None:
+        connection = machine.metadata
+        if connection is None:
+            return
+        connection.lag()
+        await asyncio.sleep(self._random.uniform(0.05, 3.0))
+        connection.catch_up()
 
     async def _delete_old_records(self) -> None:
         self.keep_house()
@@ -362,7 +394,7 @@ class ClusterFaults:
 
     async def _jump_clock(self) -> None:
         machine = self._random.choice(list(self._cluster.machines.values()))
-        machine.clock.jump(self._random.choice([-3_600, -5, 5, 3_600]) * 1_000_000)
+        machine.jump_clock(self._random.choice([-3_600, -5, 5, 3_600]))
 
     # ── the network and the clients ──────────────────────────────────────────────────────────────────────────────────
 
@@ -412,6 +444,23 @@ class ClusterFaults:
             del cluster.clients[machine.name]
             machine.crash()
             cluster.add_client(machine.name if self._random.random() < 0.5 else "")
+
+    async def _freeze_client(self) -> None:
+        """A machine of a client sleeps through whatever happens to its topic, and goes on with all that it had sent."""
+        cluster = self._cluster
+        if not cluster.clients:
+            return
+        machine = self._random.choice(list(cluster.clients.values()))
+        cluster.counts.client_freezes += 1
+        cluster.note(f"{machine.name} sleeps")
+        machine.freeze()
+
+        async def thaw() -> None:
+            await asyncio.sleep(self._random.choice([1.0, 5.0, 15.0]))
+            cluster.note(f"{machine.name} wakes up")
+            machine.thaw()
+
+        cluster.operator.in_background(thaw())
 
     async def _let_client_leave(self) -> None:
         cluster = self._cluster

@@ -7,23 +7,27 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from braid.broker.broker import Broker
+from braid.broker.groups.group import Group
 from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.broker.segments.read_grants import ReadGrant
 from braid.client.producing.open_batch import ProducerBatch
 from braid.metadata import paths
 from braid.model.batch.columns import decode_messages
+from braid.model.batch.header import BatchHeader
+from braid.model.errors import SegmentSealed
 from braid.model.ids import Offset, Revision, SegmentId
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
-from braid.model.subscription import Cursor
+from braid.model.subscription import Cursor, is_group
 from braid.model.topic import Topic
 from braid.storage.history.catalog import Frontier
+from braid.storage.log.log import Appended
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import Segment
 from braid.testing.checkers.topic_history import Record
-from braid.testing.scenarios.clients import TOPIC
+from braid.testing.scenarios.clients import RACED, TOPIC
 from braid.testing.scenarios.machine import BrokerMachine
 
 if TYPE_CHECKING:
@@ -54,6 +58,10 @@ class Inspector:
         """By segment that is open and subscription, the highest that its owner has let read."""
         self._least_ends: dict[int, int] = {}
         """By segment that was continued with a loss, what chunks had when the loss was accepted."""
+        self._cursors_seen: dict[OwnedSegment, Revision] = {}
+        """By segment that is open, the revision of the store at which its stored cursors were looked at last."""
+        self._ended: dict[int, frozenset[int]] = {}
+        """By segment whose log has ended, the producers that it knew."""
         self._topic: tuple[Revision, Topic] | None = None
         """The topic as it was last read."""
 
@@ -74,6 +82,7 @@ class Inspector:
         broker = machine.broker
         assert broker is not None
         broker.segments.on_open.append(lambda _: self._look_now(machine))
+        self._follow_groups(broker)
         self.look(machine)
 
     def _look_now(self, machine: BrokerMachine) -> None:
@@ -95,6 +104,8 @@ class Inspector:
             self._check_channels(segment)
             self._check_cursors(segment, broker)
             self._cluster.history.deleted(segment.name.id, segment.earliest)
+        if self._cluster.transitions:
+            self._check_reading_order(broker)
         for session in broker.front_door.server._sessions:
             if session._bytes > broker.config.limits.max_bytes_in_flight + LAST_REQUEST_BYTES:
                 raise PromiseBroken("I12", f"a connection of {broker.id} has {session._bytes} bytes in flight")
@@ -113,7 +124,17 @@ class Inspector:
         record = self._record(segment.name)
         if record is not None and record.is_held_by(broker.id, segment.epoch):
             self._cluster.history.begins(number, segment.earliest)
+        self._check_inherited(segment)
         self._follow(segment, broker)
+
+    def _check_inherited(self, segment: OwnedSegment) -> None:
+        """I10: a child that is opened again knows the producers of its parents."""
+        record, known = self._record(segment.name), self._cluster.layouts.segments(PATH)
+        if record is None or not record.inherited:
+            return
+        for parent in known[segment.name.id].parent_ids:
+            if missing := self._ended.get(parent, frozenset()) - segment.storage.log._producers._batches.keys():
+                raise PromiseBroken("I10", f"{segment.name} does not know producers of {parent}: {sorted(missing)}")
 
     def _follow(self, segment: OwnedSegment, broker: Broker) -> None:
         """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch.
@@ -152,6 +173,27 @@ class Inspector:
 
         confirmed.follow(rises, first=True)
         confirmed.follow(risen)
+        self._follow_retries(segment, broker)
+
+    def _follow_retries(self, segment: OwnedSegment, broker: Broker) -> None:
+        """I3: an owner that knows its lease to be over says nothing of what an ended log has."""
+        log = segment.storage.log
+        recognise = log._recognise
+
+        def recognised(header: BatchHeader) -> Appended:
+            known = False
+            try:
+                answer, known = recognise(header), True
+                return answer
+            except SegmentSealed:
+                known = True
+                raise
+            finally:
+                if known and not broker.cluster.registration.may_act():
+                    what = f"{broker.id} says what the ended log of {segment.name} has; its lease is over"
+                    self._cluster.failed(PromiseBroken("I3", what))
+
+        log._recognise = recognised  # type: ignore[method-assign]
 
     def _check_lease(self, broker: Broker) -> None:
         """I3: a broker that acts by its lease acts no longer than the store keeps the lease."""
@@ -190,11 +232,60 @@ class Inspector:
                 raise PromiseBroken("I4", f"{segment.name} went from {highest[name]} of {name} back to {read_grant}")
             highest[name] = read_grant
 
+    def _check_reading_order(self, broker: Broker) -> None:
+        """I4: as far as the owner of a segment knows, nobody reads it whose subscription has not drained its
+        ancestors."""
+        topic, marks = broker.cluster.topics.find(PATH), broker.cluster.drained
+        if topic is None:
+            return
+        for segment in broker.segments.of_topic(PATH):
+            there = segment.name.id in topic.layout.segments
+            for channel in segment._channels if there else ():
+                name = channel.subscription
+                if name is None or is_group(name):
+                    continue
+                if left := {*topic.layout.ancestors(segment.name.id)} - marks.of(PATH, name):
+                    raise PromiseBroken("I4", f"{broker.id} lets {name} read {segment.name} before {sorted(left)}")
+
+    def _follow_groups(self, broker: Broker) -> None:
+        """Look at each group whenever its controller has given out segments."""
+        give_out = broker.groups._pass
+
+        def given_out(group: Group) -> None:
+            give_out(group)
+            try:
+                self._check_group(broker, group)
+            except PromiseBroken as error:
+                self._cluster.failed(error)
+
+        broker.groups._pass = given_out  # type: ignore[method-assign]
+
+    def _check_group(self, broker: Broker, group: Group) -> None:
+        """I4: as far as a controller knows, a consumer gets a segment, or keeps it, only when all of its ancestors are
+        drained; and no ancestor is given out again before the segment was given back. Of a group of checkpoint
+        consumers it knows nothing before all of them are back."""
+        topic = broker.cluster.topics.find(group.topic.path)
+        if is_group(group.subscription) and group.holders and not group.complete:
+            raise PromiseBroken("I4", f"{broker.id} gives out {sorted(group.holders)} before all consumers are back")
+        if topic is None or is_group(group.subscription):
+            return
+        layout, drained = topic.layout, broker.cluster.drained.of(group.topic.path, group.subscription)
+        for segment in group.holders.keys() & layout.segments.keys():
+            left = {*layout.ancestors(segment)} - drained
+            again = [each for each in left if group.grants.get(each, 0) > group.grants[segment]]
+            if again or (left and segment not in group.asked_back):
+                what = f"{group.subscription} has segment {segment} on {broker.id} beside {sorted(left)}"
+                raise PromiseBroken("I4", f"{what}: grants {group.grants}, asked back {sorted(group.asked_back)}")
+
     def _check_cursors(self, segment: OwnedSegment, broker: Broker) -> None:
         """No cursor lies beyond the end, and no stored one beyond what a crash leaves of the log."""
         for name, offset in segment.cursors.all().items():
             if offset > segment.end:
                 raise PromiseBroken("I5", f"{name} stands at {offset} of {segment.name}, which ends at {segment.end}")
+        revision = self._cluster.store._server.history.revision
+        if self._cursors_seen.get(segment) == revision:
+            return  # What is stored has not changed, and what is synced stays so.
+        self._cursors_seen[segment] = revision
         record = self._record(segment.name)
         if record is None or record.owner != broker.id or self._servers[segment.name.id] is not broker:
             return  # Cursors are about the log of another owner.
@@ -236,12 +327,16 @@ class Inspector:
         if segment[0] == PATH:
             number = int(segment[1].rpartition("-")[2])
             self._least_ends[number] = frontier.next_offset if frontier is not None else 0
+            self._ended.pop(number, None)
             self._cluster.history.lost({number: self._confirmed.get(number, 0)})
             self._cluster.history.stopped()
 
     def on_sealing(self, path: str, descriptor: str, record: Ownership) -> None:
         """A broker keeps its files until the seal is written: before that, they are the log. Only a log that has ended
-        may be in chunks as a whole before that."""
+        may be in chunks as a whole before that, and only a topic that is being deleted needs no log."""
+        topic = self._cluster.store._server.get(paths.layout(path))
+        if topic is None or Topic.from_json(topic.value).deleting:
+            return
         entry = self._cluster.store._server.get(paths.current_chunk(path, descriptor))
         if entry is not None and decode(Frontier, entry.value).complete:
             return
@@ -263,9 +358,24 @@ class Inspector:
                         "acks", f"{segment} is sealed; {name} was at {offset}, {entry.value!r} is stored"
                     )
 
+    def on_record(self, path: str, descriptor: str, record: Ownership) -> None:
+        """Note what a log knows when it ends."""
+        number = SegmentName.at(path, descriptor).id
+        if path != PATH or record.ended_at is None or number in self._ended:
+            return
+        for known, broker in self._known.items():
+            if (known.name.id, known.epoch, broker.id) == (number, record.epoch, record.owner):
+                self._ended[number] = frozenset(known.storage.log._producers._batches)
+
     def on_pruned(self, path: str, segment: SegmentId, end: Offset) -> None:
-        if path == PATH:
-            self._cluster.history.pruned(segment, end)
+        """A call deletes a segment only when every subscription has left it (I5)."""
+        if path != PATH:
+            return
+        for name in (*self._cluster.subscriptions, RACED):
+            mark = paths.drained(PATH, self._name(segment).descriptor, name)
+            if not self._cluster.retention and self._cluster.store._server.get(mark) is None:
+                raise PromiseBroken("I5", f"segment {segment} is deleted, and {name} is not marked as drained there")
+        self._cluster.history.pruned(segment, end)
 
     # ── how far everything is ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from random import Random
 
@@ -49,6 +50,8 @@ class BrokerMachine:
         """The present process's connection to the shared storage."""
         self.clock: SimulatedClock = simulation.clock
         """The present process's clock: wrong by an amount of its own."""
+        self.jumped_at = -math.inf
+        """When the clock last jumped."""
         self.metadata_faults = 0.0
         self.metadata_delay_s = (0.0, 0.0)
         """The delay of a request to the metadata store, and of its answer."""
@@ -136,6 +139,10 @@ class BrokerMachine:
             self.frozen = False
             self.process.thaw()
             self._network.heal(self.id)
+
+    def jump_clock(self, seconds: int) -> None:
+        self.jumped_at = self._simulation.clock.monotonic()
+        self.clock.jump(seconds * 1_000_000)
 
     # ── its disk, its storage and its metadata store ─────────────────────────────────────────────────────────────────
 

@@ -1,5 +1,5 @@
-"""The operator of a simulated cluster: moves, drains and changes of the layout, seeks, subscriptions and topics that
-come and go, recoveries.
+"""The operator of a simulated cluster: moves, drains, seeks, subscriptions and topics that come and go, recoveries; its
+changes of the layout are in `layout_operator.py`.
 
 The operator begins each of these and does not wait for it. A call may fail where faults explain it. What a call has
 answered is checked.
@@ -32,19 +32,15 @@ from braid.model.errors import (
     TimedOut,
     TopicExists,
     TopicNotFound,
-    TransitionRefused,
-    TransitionRunning,
 )
-from braid.model.layout import Layout
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.scenarios.clients import TOPIC
+from braid.testing.scenarios.clients import RACED, TOPIC
+from braid.testing.scenarios.layout_operator import LayoutOperator
 
 if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster
 
 SIDE_TOPICS: Final = ("side-0", "side-1")
-RACED: Final = "raced"
-"""A subscription without consumers: only an operator's calls move it."""
 MOVE_TIMEOUT_S: Final = 20.0
 ALERT_TRIES: Final = 100
 """An operator that recovers waits so often, 0.1 s each time, for a segment that nobody serves."""
@@ -62,12 +58,8 @@ TRACES: Final[Errors] = (
 )
 """An earlier try has left its traces, or another one is under way, or the disk is bad."""
 REFUSED_MOVES: Final[Errors] = (MoveRefused, BrokerNotFound, BrokerNotActive, SegmentNotFound)
-REFUSED_LAYOUTS: Final[Errors] = (TransitionRefused, TransitionRunning, SegmentNotFound)
-"""Another change is under way, or has just been carried out."""
 PRUNED: Final[Errors] = (SegmentNotFound,)
 """The layout may drop a segment while a call that names it is under way."""
-MOST_SEGMENTS: Final = 5
-"""That take writes."""
 
 
 class Reposition(msgspec.Struct, frozen=True):
@@ -96,6 +88,7 @@ class Operator:
         self.brief: list[str] = []
         """Subscriptions that come and go."""
         self.background: set[asyncio.Task[None]] = set()
+        self.layouts = LayoutOperator(cluster, self)
         self._cluster = cluster
         self._random = cluster.random
         self._draining: set[str] = set()
@@ -118,7 +111,7 @@ class Operator:
             segments = cluster.inspector.segments()
             segment = random.choice([None, *segments, *segments])
             to = random.choice([None, *cluster.machines])
-            self.in_background(self._tolerantly(partial(self._move, segment, to), REFUSED_MOVES))
+            self.in_background(self.tolerantly(partial(self._move, segment, to), REFUSED_MOVES))
             await asyncio.sleep(random.choice([0.0, 0.0, 0.01, 0.3]))
 
     async def _move(self, segment: int | None, to: str | None) -> None:
@@ -144,7 +137,7 @@ class Operator:
             self._draining.add(broker)
             work = partial(self._drain, broker)
         cluster.note(f"broker {broker} is to be {'activated' if broker in drained else 'drained'}")
-        self.in_background(self._tolerantly(work, REFUSED_MOVES))
+        self.in_background(self.tolerantly(work, REFUSED_MOVES))
 
     async def _drain(self, broker: str) -> None:
         try:
@@ -152,53 +145,31 @@ class Operator:
         finally:
             self._draining.discard(broker)
 
-    async def change_layout(self) -> None:
-        """Split, merge and repartition, several times in a row, perhaps while another change is under way; and take
-        changes back."""
-        random = self._random
-        self.in_background(self._tolerantly(self._change_layout, REFUSED_LAYOUTS))
-        if random.random() < 0.3:
-            await asyncio.sleep(random.choice([0.0, 0.01, 0.05, 0.5]))
-            self.in_background(self._tolerantly(partial(self._admin.abort_transition, TOPIC), REFUSED_LAYOUTS))
-
-    async def _change_layout(self) -> None:
-        random = self._random
-        for _ in range(random.choice([1, 1, 2, 3])):
-            change = self._chosen_change(self._cluster.inspector.topic().layout)
-            result = await change(timeout=random.choice([0.5, MOVE_TIMEOUT_S, MOVE_TIMEOUT_S]))
-            self._cluster.note(f"the layout is changed: {result}")
-            await asyncio.sleep(random.choice([0.0, 0.0, 0.1, 2.0]))
-
-    def _chosen_change(self, layout: Layout) -> Callable[..., Awaitable[Any]]:
-        admin, random, active = self._admin, self._random, layout.active
-        at = random.randrange(len(active))
-        segment, hashes = active[at].segment_id, active[at].hash_range
-        ways = [partial(admin.repartition, TOPIC, random.randint(1, MOST_SEGMENTS))]
-        if at + 1 < len(active):
-            ways.append(partial(admin.merge, TOPIC, segment, active[at + 1].segment_id))
-        if len(active) < MOST_SEGMENTS and len(hashes) > MOST_SEGMENTS:
-            split = partial(admin.split, TOPIC, segment)
-            boundary = random.randint(hashes.start + 1, hashes.end)
-            ways += [split, split, partial(split, into=3), partial(split, at=f"{boundary:04x}")]
-        change = random.choice(ways)
-        self._cluster.note(f"the layout is to change: {change.func.__name__}{change.args} {change.keywords}")
-        return change
-
     async def let_go_of_parents(self) -> None:
         """Let no parent be kept for a subscription that nobody consumes."""
         await self.delete_brief_subscriptions()
         if self._cluster.transitions and not self._cluster.retention:
             await self.surely(partial(self._admin.skip, TOPIC, RACED))
 
+    async def let_raced_leave(self, segment: int) -> None:
+        """Let the subscription that nobody consumes leave a segment, unless seeks are under way that count."""
+        if self._racing or self._cluster.retention:
+            return
+        self._racing = True
+        try:
+            await self._admin.skip(TOPIC, RACED, segment=segment, count=self._cluster.inspector.end(segment) + 1)
+        finally:
+            self._racing = False
+
     async def recover(self) -> None:
         """Let another broker continue what a broker that is gone, or has lost its disk, has left."""
-        self.in_background(self._tolerantly(self._recover, REFUSED_MOVES))
+        self.in_background(self.tolerantly(self._recover, REFUSED_MOVES))
 
     async def recover_all(self) -> None:
         """Until everything is served: brokers that have lost their disks do not get their records back."""
         while not self._cluster.inspector.all_served():
             if self._cluster.inspector.has_lost():
-                await self._tolerantly(self._recover, REFUSED_MOVES)
+                await self.tolerantly(self._recover, REFUSED_MOVES)
             await asyncio.sleep(1.0)
 
     async def _recover(self) -> None:
@@ -235,7 +206,7 @@ class Operator:
         way = random.choice(ways)
         if random.random() < 0.3:
             way = partial(self._unheard, way)
-        self.in_background(self._tolerantly(lambda: self._set("moved", way), PRUNED))
+        self.in_background(self.tolerantly(lambda: self._set("moved", way), PRUNED))
 
     async def _unheard(self, way: Callable[[], Awaitable[Any]]) -> Any:
         """No client hears of it: connections are silent meanwhile, and break before they are heard again."""
@@ -256,7 +227,7 @@ class Operator:
         steady = self._cluster.history.survives_power_loss and not self._cluster.lossy
         if not self._racing and steady and not self._cluster.retention:
             self._racing = True
-            self.in_background(self._tolerantly(self._race, PRUNED))
+            self.in_background(self.tolerantly(self._race, PRUNED))
 
     async def _race(self) -> None:
         admin, random, cluster = self._admin, self._random, self._cluster
@@ -338,7 +309,7 @@ class Operator:
             await self._admin.delete_subscription(TOPIC, name, force=random.random() < 0.7)
             self._cluster.counts.subscriptions_deleted += 1
 
-        self.in_background(self._tolerantly(use))
+        self.in_background(self.tolerantly(use))
 
     async def delete_brief_subscriptions(self) -> None:
         """Also those whose creation or deletion was not answered."""
@@ -362,7 +333,7 @@ class Operator:
             for _ in range(self._random.choice([1, 1, 2])):
                 await self._use_topic(name)
 
-        self.in_background(self._tolerantly(use))
+        self.in_background(self.tolerantly(use))
 
     async def _use_topic(self, name: str) -> None:
         random, cluster = self._random, self._cluster
@@ -370,7 +341,9 @@ class Operator:
         moving: asyncio.Task[None] | None = None
         if not cluster.alone and random.random() < 0.7:
             move = self._admin.move(name, to=random.choice([None, *cluster.machines]), timeout=MOVE_TIMEOUT_S)
-            moving = asyncio.ensure_future(self._tolerantly(lambda: move, REFUSED_MOVES))
+            moving = asyncio.ensure_future(self.tolerantly(lambda: move, REFUSED_MOVES))
+        if cluster.transitions and random.random() < 0.5:
+            self.layouts.change_side_topic(name)  # It may be deleted in the middle of that.
         made = next(self._numbers)
         values = [b"%d/%d" % (made, number) for number in range(random.choice([1, 50]))]
         async with self.client.producer(name) as producer:
@@ -437,7 +410,7 @@ class Operator:
         except Exception as error:
             self._cluster.failed(error)
 
-    async def _tolerantly(self, work: Callable[[], Awaitable[Any]], refused: Errors = ()) -> None:
+    async def tolerantly(self, work: Callable[[], Awaitable[Any]], refused: Errors = ()) -> None:
         try:
             await work()
         except TRACES + refused as error:

@@ -53,6 +53,8 @@ class Settling:
             await self._operator.surely(partial(self._operator.client.admin.activate, name))
         if cluster.lossy:
             self._operator.in_background(self._operator.recover_all())
+        if cluster.scales:
+            await self._operator.layouts.stop_scaling()
         await self._operator.delete_brief_subscriptions()
         for name in SIDE_TOPICS:
             await self._delete_side_topic(name)
@@ -69,6 +71,9 @@ class Settling:
         await self._until(inspector.is_finalized, "the last change of the layout is finalized")
         if cluster.transitions and cluster.retention:
             await self._ended(cluster.faults.keep_house(), "keeping house")  # Nothing holds parents back any more.
+        elif cluster.transitions and cluster.random.random() < 0.3:
+            await self._operator.layouts.delete_sealed_segments()
+            await self._until(inspector.layout_is_steady, "nothing is left of segments that were deleted")
         if not cluster.alone:
             await self._drain_one()
         await cluster.faults.restart_in_order(cluster.random.choice(list(cluster.machines.values())))
@@ -96,6 +101,8 @@ class Settling:
         if await self._inspector.read_as_client(stored) != stored:
             raise PromiseBroken("I1", "a client reads another log than storage holds")
         await self._check_checkpoints(log)
+        cluster.counts.shared_results = cluster.shared_results.stored
+        cluster.shared_results.check_whole(log)
         cluster.counts.records = sum(map(len, log.values()))
         cluster.counts.deleted = sum(each is None for records in log.values() for each in records)
         self._count()
@@ -131,6 +138,7 @@ class Settling:
         layouts = self._cluster.layouts
         counts.layouts, counts.layouts_taken_back = layouts.committed, layouts.aborted
         counts.segments_pruned = layouts.pruned
+        counts.layouts_by_load = self._cluster.scaling.begun
 
     # ── brokers and clients ──────────────────────────────────────────────────────────────────────────────────────────
 
