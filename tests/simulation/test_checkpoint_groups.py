@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from braid.client.client import Client, connect
+from braid.client.consuming.channel import ClientChannel
 from braid.client.consuming.checkpoint import END, CheckpointConsumer, ConsumerCheckpoint
+from braid.client.consuming.checkpoint_group import GroupCheckpointConsumer
 from braid.metadata import paths
 from braid.metadata.store import Delete
 from braid.model.errors import InvalidArgument, TopicNotFound
@@ -199,6 +201,28 @@ async def test_records_after_the_last_checkpoint_come_again_when_their_consumer_
         assert saved.positions == {0: 2 * len(KEYS)}
         assert topic.complete
         assert sum(len(numbers) for numbers in topic.received.values()) == 3 * len(KEYS) + 3
+
+
+async def test_nothing_is_read_of_a_segment_that_is_taken_away_while_its_channel_is_opened(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_channel = ClientChannel.open
+    async with shared(simulation, segments=1) as topic:
+        await topic.send(3)
+        one = topic.consumer("one")
+        assert isinstance(one, GroupCheckpointConsumer)
+
+        async def lose_when_open(channel: ClientChannel, *arguments: Any, **options: Any) -> None:
+            await open_channel(channel, *arguments, **options)
+            monkeypatch.undo()
+            one._stop(one._readers[0])  # An assignment arrives in the same turn of the loop.
+
+        monkeypatch.setattr(ClientChannel, "open", lose_when_open)
+        async with one:
+            assert await one.receive_batch(timeout=5) is None
+            async with topic.consumer("a") as other, topic.consuming(other):
+                await until(lambda: topic.complete)
+        assert topic.once
 
 
 async def test_a_consumer_that_takes_no_checkpoint_gives_its_segment_back_all_the_same(simulation: Simulation) -> None:

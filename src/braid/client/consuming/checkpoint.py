@@ -417,6 +417,10 @@ class CheckpointConsumer(Consumer):
             after_epoch=reader.taken_epoch,
             timeout_s=self._client.timeout_s,
         )
+        if not reader.valid:  # The segment went to another consumer while its channel was opened.
+            if channel.working:
+                channel.abandon()
+            return None
         reader.channel = channel
         channel.begin(reader.taken)
         if channel.working:
