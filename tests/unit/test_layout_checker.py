@@ -10,12 +10,14 @@ import pytest
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Put
-from braid.model.ids import Offset, SegmentId
+from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import Layout
 from braid.model.ownership import Ownership
+from braid.model.stored_record import encode
 from braid.model.topic import Topic
 from braid.model.transition import plan_merge, plan_split
 from braid.ports.clock import SystemClock
+from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.layout_checker import LayoutChecker
 
@@ -131,3 +133,28 @@ MERGED = HALVES.beginning(plan_merge(HALVES.layout, 1, 2), transition_id=8, crea
 def test_a_layout_changes_by_one_transition_after_the_other(written: list[Topic]) -> None:
     with pytest.raises(PromiseBroken):
         Metadata().write(*written)
+
+
+def test_a_parent_is_dropped_only_when_its_transition_has_ended() -> None:
+    metadata = Metadata()
+    assert SEALING.transition is not None
+    metadata.write(WHOLE, SPLITTING, SEALING)
+    metadata.inherit()
+    metadata.write(HALVES)
+    metadata.put(paths.transition(TOPIC), encode(SEALING.transition.mark(1)))
+    with pytest.raises(PromiseBroken, match="dropped before its transition ends"):
+        metadata.write(HALVES.pruned(SegmentId(0)))
+    metadata.delete(paths.transition(TOPIC))
+    metadata.write(HALVES.pruned(SegmentId(0)))
+
+
+def test_the_catalog_says_where_a_dropped_log_ended() -> None:
+    metadata = Metadata()
+    pruned: list[tuple[str, int, int]] = []
+    metadata.checker.on_pruned = lambda *told: pruned.append(told)
+    metadata.write(WHOLE, SPLITTING, SEALING)
+    metadata.inherit()
+    frontier = Frontier(Epoch(1), "a", begun=True, continues=Epoch(0), next_offset=Offset(3), end=Offset(3))
+    metadata.put(paths.current_chunk(TOPIC, PARENT), encode(frontier))
+    metadata.write(HALVES, HALVES.pruned(SegmentId(0)))
+    assert pruned == [(TOPIC, 0, 3)], "a loss was accepted after the log had ended at 5"

@@ -165,10 +165,13 @@ class ClientMachine:
             await self._pause(1.0)
             return
         tight = random.random() < 0.2
+        sizes = [64, 1_000, 20_000, 256 << 10]
+        if self.cluster.transitions:
+            sizes += [64, 64]  # Many batches wait when a segment ends.
         producer = client.producer(
             TOPIC,
             linger=random.choice([0.0, 0.0, 0.005, 0.05]),
-            max_batch_bytes=random.choice([64, 1_000, 20_000, 256 << 10]),
+            max_batch_bytes=random.choice(sizes),
             compression=random.choice([None, None, "lz4", "zstd"]),
             max_in_flight_bytes=random.choice([1, 5_000]) if tight else None,
             timeout=self.cluster.patience_s or random.choice([0.5, 3.0, 10.0]),
@@ -246,8 +249,8 @@ class ClientMachine:
     async def _submit_steadily(self, producer: Producer, number: int, order: count[int]) -> None:
         """Go on while earlier records wait for their answers: a change of the layout finds a queue."""
         receipts = []
-        pause_s = self.random.choice([0.005, 0.02, 0.1])
-        for _ in range(self.random.choice([10, 30])):
+        pause_s = self.random.choice([0.01, 0.05, 0.2])
+        for _ in range(30):
             key, value = self._record(number, order, keyed=True)
             try:
                 receipts.append((value, producer.submit(value, key=key)))

@@ -352,18 +352,19 @@ class ClusterFaults:
 
     async def _let_views_lag(self) -> None:
         """A broker that does not know what others have written."""
-        await self._with_machine(self._lag)
+        await self._with_machine(lambda machine: self._lag(machine, self._random.uniform(0.05, 3.0)))
 
     def let_view_lag(self, machine: BrokerMachine) -> None:
+        """For so long that consumers and programs that ask this broker meet what it does not know."""
         if machine.up and not machine.busy:
-            self._cluster.operator.in_background(self._lag(machine))
+            self._cluster.operator.in_background(self._lag(machine, self._random.uniform(1.0, 8.0)))
 
-    async def _lag(self, machine: BrokerMachine) -> None:
+    async def _lag(self, machine: BrokerMachine, seconds: float) -> None:
         connection = machine.metadata
         if connection is None:
             return
         connection.lag()
-        await asyncio.sleep(self._random.uniform(0.05, 3.0))
+        await asyncio.sleep(seconds)
         connection.catch_up()
 
     async def _delete_old_records(self) -> None:
