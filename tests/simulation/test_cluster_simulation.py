@@ -31,7 +31,7 @@ from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.cluster import TRANSITIONS, ZOMBIES, Counts, simulate_cluster
 
-SEEDS = [*range(5_000, 5_010), 5_013, 5_017, 5_037]
+SEEDS = [*range(5_000, 5_010), 5_013, 5_037]
 FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044, 5_049]
 """Seeds that met a defect of an earlier version. They have taken another course since."""
 TRANSITIONS_FAILED_ONCE = [59, 88, 135]
@@ -42,7 +42,7 @@ FAVOURED_SEEDS = {
     "crash_at_write": [0, 1],
     "replace_disk": [0, 1],
     "use_brief_subscription": [0, 1],
-    TRANSITIONS: [*TRANSITIONS_FAILED_ONCE, 131, 142],
+    TRANSITIONS: TRANSITIONS_FAILED_ONCE,
 }
 
 
@@ -186,10 +186,10 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, list[int]]] = {
     write_cursors_whoever_owns_the_segment: (ZOMBIES, [2, 1]),
     write_chunks_whoever_has_claimed_them: (ZOMBIES, [2, 1]),
     assign_before_the_owner_has_sealed: ("move", [2, 0]),
-    hand_over_without_storing_cursors: ("move", [2, 0]),
+    hand_over_without_storing_cursors: ("move", [3]),
     seal_the_record_by_itself: ("move", [2, 0]),
-    forget_producers_when_a_segment_moves: ("move", [0, 1]),
-    store_retries_again: ("move", [0, 4]),
+    forget_producers_when_a_segment_moves: ("move", [1]),
+    store_retries_again: ("move", [4]),
     let_two_consumers_read: ("let_client_leave", [6]),
     hand_over_without_the_history: ("move", [6]),
     remove_copies_that_somebody_needs: ("move", [6]),

@@ -133,7 +133,7 @@ class Inspector:
         if record is None or not record.inherited:
             return
         for parent in known[segment.name.id].parent_ids:
-            if missing := self._ended.get(parent, frozenset()) - segment.storage.log._producers._batches.keys():
+            if missing := self._ended.get(parent, frozenset()) - set(segment.storage.log._producers):
                 raise PromiseBroken("I10", f"{segment.name} does not know producers of {parent}: {sorted(missing)}")
 
     def _follow(self, segment: OwnedSegment, broker: Broker) -> None:
@@ -365,7 +365,7 @@ class Inspector:
             return
         for known, broker in self._known.items():
             if (known.name.id, known.epoch, broker.id) == (number, record.epoch, record.owner):
-                self._ended[number] = frozenset(known.storage.log._producers._batches)
+                self._ended[number] = frozenset(known.storage.log._producers)
 
     def on_pruned(self, path: str, segment: SegmentId, end: Offset) -> None:
         """A call deletes a segment only when every subscription has left it (I5)."""
