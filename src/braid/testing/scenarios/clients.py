@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from braid.client.client import Client, connect
-from braid.client.consuming.checkpoint import CheckpointConsumer
+from braid.client.consuming.checkpoint import END, CheckpointConsumer, ConsumerCheckpoint
 from braid.client.consuming.stream import StreamConsumer
 from braid.client.producing.open_batch import ProducerBatch
 from braid.client.producing.producer import Producer
@@ -443,14 +443,23 @@ class ClientMachine:
                         copied = {segment: dict(read) for segment, read in results.items()}
                         cluster.saved[name] = Saved(consumer.checkpoint(), copied)
         except (OffsetOutOfRange, SegmentNotFound) as error:
-            deletes = cluster.retention or self.history.ends_of_pruned
-            expired = deletes and not isinstance(error, PositionDiverged)
-            if not self.history.lost_tails and not expired:
+            if not self._explains_refusal(error, saved, consumer.started):
                 raise
             if saved is not None and cluster.saved.get(name) is saved:
                 del cluster.saved[name]  # Its records are lost: the program begins anew.
         # Over a fast network, reading the whole log again and again would be most of what the simulation does.
         await self._pause(random.choice([0.05, 0.5, 2.0]))
+
+    def _explains_refusal(self, error: OffsetOutOfRange | SegmentNotFound, saved: Saved | None, started: bool) -> bool:
+        """Whether a program may be refused at its checkpoint, or later: what it has to read is deleted or lost."""
+        pruned = self.history.ends_of_pruned
+        if isinstance(error, OffsetOutOfRange):
+            expired = (self.cluster.retention or pruned) and not isinstance(error, PositionDiverged)
+            return bool(expired or self.history.lost_tails)
+        if saved is None or started:
+            return bool(pruned)
+        positions = ConsumerCheckpoint.from_bytes(saved.checkpoint).positions
+        return any(position != END and segment in pruned for segment, position in positions.items())
 
     async def _restart_at_checkpoint(self, client: Client) -> None:  # noqa: ARG002
         """Be a program of which another process goes on: its client knows nothing yet, and may ask any broker."""
