@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("batches", "storage", "metadata", "objects", "layouts", "scaling", "broker")
+NAMES = ("batches", "storage", "metadata", "objects", "layouts", "scaling", "work", "broker")
 
 if __name__ == "__main__":
     for name in NAMES:
