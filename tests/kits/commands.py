@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -43,16 +43,20 @@ FORKS.set_forkserver_preload(
 )
 
 
-def environment(url: str = "") -> dict[str, str]:
+def environment(url: str = "", **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
-    return {**kept, **({"BRAID_URL": url} if url else {})}
+    return {**kept, **({"BRAID_URL": url} if url else {}), **more}
 
 
-def run_to_end(url: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the command with these bytes as its input."""
+def run_to_end(
+    url: str, *arguments: str, given: bytes = b"", more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the command with these bytes as its input, and with `more` in its environment."""
     pipes = [FORKS.Pipe(duplex=False) for _ in range(3)]
     (stdin, feed), (output, stdout), (errors, stderr) = pipes
-    process = FORKS.Process(target=be_command, args=(arguments, environment(url), (stdin, stdout, stderr)))
+    process = FORKS.Process(
+        target=be_command, args=(arguments, environment(url, **(more or {})), (stdin, stdout, stderr))
+    )
     process.start()
     for end in (stdin, stdout, stderr):
         end.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import jwt
@@ -37,19 +38,24 @@ from braid.cli.terminal.output import (
 from braid.cli.terminal.param_types import DURATION, SIZE
 from braid.model.errors import TimedOut
 from braid.wire.address import DEFAULT_URL
+from tests.kits.commands import environment, run_to_end
 
 BRAID = (sys.executable, "-m", "braid.cli.main")
+PLAIN: Final = {"NO_COLOR": "", "TERM": "xterm", "COLUMNS": ""}
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BRAID_")}
-    return {**kept, "NO_COLOR": "", "TERM": "xterm", "COLUMNS": "", **more}
+    return environment(**{**PLAIN, **more})
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*BRAID, *arguments], capture_output=True, text=True, env=clean_environment(**environment), timeout=60
-    )
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in an interpreter of its own."""
+    return subprocess.run([*BRAID, *arguments], capture_output=True, text=True, env=clean_environment(), timeout=60)
+
+
+def run_forked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = run_to_end("", *arguments, more=PLAIN)
+    return subprocess.CompletedProcess(arguments, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def run_on_terminal(code: str, **environment: str) -> str:
@@ -211,7 +217,7 @@ def test_colours_are_for_terminals_and_not_with_no_color() -> None:
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], said: str) -> None:
-    done = run(*arguments)
+    done = run_forked(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("braid: ")
     assert said in done.stderr
@@ -227,7 +233,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], said:
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(arguments: Sequence[str], said: str) -> None:
-    done = run(*arguments)
+    done = run_forked(*arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("braid: ")
     assert said in done.stderr
@@ -250,7 +256,7 @@ print("never said")
 
 
 def test_braid_alone_shows_its_help_as_wrong_usage() -> None:
-    done = run()
+    done = run_forked()
     assert done.returncode == 2
     assert "Commands:" in done.stderr
 
@@ -287,11 +293,11 @@ def test_every_command_can_answer_in_json(name: str) -> None:
 
 def test_a_secret_is_written_once_and_said_in_json(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    done = run("token", "keygen", str(secret), "--json")
+    done = run_forked("token", "keygen", str(secret), "--json")
     assert json.loads(done.stdout) == {"file": str(secret), "algorithm": "HS256"}
     assert secret.stat().st_mode & 0o777 == 0o600
     before = secret.read_bytes()
-    assert run("token", "keygen", str(secret), "--json").returncode == 1
+    assert run_forked("token", "keygen", str(secret), "--json").returncode == 1
     assert secret.read_bytes() == before
 
 
