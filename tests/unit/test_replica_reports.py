@@ -59,6 +59,8 @@ def test_a_replica_says_how_far_it_is_and_why_it_gets_nothing() -> None:
     assert (behind.behind, behind.end, behind.error) == (7, 93, "its disk is full")
     assert (unknown.behind, unknown.end, unknown.error) == (None, None, "")
     assert (found.owner, found.write_quorum, found.change) == ("a", 2, None)
+    _, down, _ = shown(SERVING, {"b": status("b", 7, error="it is not registered")}, "ac").replicas
+    assert (down.state, down.behind, down.end, down.error) == ("down", None, None, "")
     assert shown(SERVING.recovering()).owner is None
 
 

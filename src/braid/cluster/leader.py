@@ -318,11 +318,14 @@ def described(decision: Decision) -> str:
     if record.move is not None:
         return f"{decision.segment} is to move from {record.owner} to {record.move.to} ({decision.reason.value})"
     if decision.reason is Reason.REPLICAS:
-        wanted = f"{record.change.write_quorum} of {record.change.replicas}" if record.change else "as they are"
-        return f"the replicas of {decision.segment}, {record.replicas}, are to be {wanted}"
+        present, change = ", ".join(record.replicas) or record.owner, record.change
+        if change is None:
+            return f"{decision.segment} keeps its replicas {present}"
+        wanted = ", ".join(change.replicas) or record.owner
+        return f"{decision.segment}, now on {present}, is to be on {wanted}; {change.write_quorum} confirm"
     if record.state is OwnershipState.RECOVERING:
-        fewer = f", without {' and '.join(record.given_up)}" if record.accept_loss else ""
-        return f"the replicas {record.replicas} of {decision.segment} vote in epoch {record.epoch}{fewer}"
+        fewer = f"; the loss of {' and '.join(record.given_up) or 'others'} is accepted" if record.accept_loss else ""
+        return f"the replicas {', '.join(record.replicas)} of {decision.segment} vote in epoch {record.epoch}{fewer}"
     loss = ", with what only its last owner had lost" if record.accept_loss else ""
     return f"{decision.segment} goes to {record.owner} in epoch {record.epoch} ({decision.reason.value}{loss})"
 

@@ -78,7 +78,8 @@ class SegmentReplicas(Struct, frozen=True, kw_only=True, rename="camel"):
         brokers = (record.replicas or (record.owner,)) if record is not None else ()
         change = record.change if record is not None else None
         joining = [each for each in change.replicas if each not in brokers] if change is not None else []
-        known = followers if not isinstance(followers, str) else {}
+        told = followers if not isinstance(followers, str) else {}
+        known = {each: status for each, status in told.items() if each in live}  # Of others, the owner knows no more.
         return cls(
             segment_id=info.segment_id,
             hash_range=info.hash_range,

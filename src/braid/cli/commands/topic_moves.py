@@ -187,4 +187,4 @@ def _print_replica_findings(segment: dict[str, Any], wanted: int) -> None:
         waits = "; ".join(change["waitsFor"]) or "it is nearly done"
         click.echo(f"Segment {number} changes to {to}, {change['writeQuorum']} to confirm: {waits}")
     elif segment["replicas"] and _voters(segment) != wanted:
-        click.echo(f"Segment {number} has {_voters(segment)} of {wanted} replicas.")
+        click.echo(f"Segment {number} has {_voters(segment)} replicas, and is to have {wanted}.")

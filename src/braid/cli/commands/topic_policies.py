@@ -142,7 +142,7 @@ def _batches_text(policies: dict[str, Any]) -> str:
 
 def _owner_loss_text(policies: dict[str, Any]) -> str:
     if policies["onOwnerLoss"] == "wait":
-        return "waits for its broker"
+        return "waits for its broker" if policies["replicas"] == 1 else "its replicas take over"
     return f"continues elsewhere after {DURATION.text(policies['ownerLossAfterMs'] // 1000)}"
 
 
