@@ -197,7 +197,7 @@ async def test_an_owner_does_not_begin_before_enough_disks_hold_its_first_batch(
     followers = Followers()
     followers.begin("x", epoch=0)
     followers.takes["x"] = -1
-    with pytest.raises(NotEnoughReplicas, match="x lag behind or are down"):
+    with pytest.raises(NotEnoughReplicas, match="these lag behind or are down: x"):
         async with scene(simulation, followers, "x", 2):
             pass
 

@@ -263,7 +263,7 @@ class Replication:
         replicas, quorum = self._replicas, self._record.write_quorum
         there = self._in_sync(replicas)
         missing = ", ".join(each for each in replicas if each not in there)
-        return f"{quorum} of its {len(replicas)} replicas must hold a record, and {missing} lag behind or are down"
+        return f"{quorum} of its {len(replicas)} replicas must hold a record; these lag behind or are down: {missing}"
 
     # Members.
 

@@ -109,7 +109,7 @@ class Opening:
         shows the record SERVING."""
         replicated = owner_step.durability(record, topic.policies) is Durability.REPLICATED
         if replicated:
-            self._check_replicas(name, record)
+            self._check_replicas(record)
             await self._owners.view.caught_up(revision)
         await self._write_manifest(name.topic.path)
         await self._copies.release(name)
@@ -154,15 +154,15 @@ class Opening:
         _log_recovery(name, storage)
         return OwnedSegment(name, topic, record, storage, cursors, publishes, retention, on_failure, replication)
 
-    def _check_replicas(self, name: SegmentName, record: Ownership) -> None:
+    def _check_replicas(self, record: Ownership) -> None:
         """Refuse to open a segment that could not confirm anything: each attempt costs an epoch."""
         here = self._context.broker_id
         replicas = record.replicas or (here,)
         gone = [each for each in replicas if each != here and not self._members.is_live(each)]
         if len(replicas) - len(gone) < record.write_quorum:
             raise NotEnoughReplicas(
-                f"{name} cannot be opened: {record.write_quorum} of its {len(replicas)} replicas must hold a record, "
-                f"and {', '.join(gone)} are down"
+                f"{record.write_quorum} of its {len(replicas)} replicas must hold a record; these are down: "
+                f"{', '.join(gone)}"
             )
 
     async def take(self, name: SegmentName, known: Known[Ownership], tried: Epoch) -> tuple[Ownership, Revision]:
