@@ -74,6 +74,7 @@ simulate: setup
 	$(BIN)/python -m braid.testing.simulate log --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate cluster --seeds $(SEEDS)
+	$(BIN)/python -m tests.kits.replicated_world --seeds $(SEEDS)
 
 mutants: setup
 	$(BIN)/python -m tests.mutants

@@ -8,13 +8,19 @@ end everything is mended, and the topic is read once more:
 - I7: what the reader saw is a beginning of the topic.
 
 A disk is lost only while every replica holds everything: otherwise more copies would be gone than the topic can spare.
+
+`python -m tests.kits.replicated_world --first 100 --seeds 50` runs many seeds, longer than the tests do.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from braid.client.client import Client
@@ -22,12 +28,14 @@ from braid.model.errors import BraidError
 from braid.model.message import Message
 from braid.ports.tasks import TaskScope, end
 from braid.testing.checkers.ownership_checker import OwnershipChecker
-from braid.testing.sim.loop import Simulation
+from braid.testing.sim.loop import Simulation, run_simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
 
 BROKERS = ("a", "b", "c", "d")
-FAULTS_S = 120.0
+FAULTS_S = 60.0
+LONG_S = 180.0
+"""For runs of many seeds."""
 SETTLED_S = 600.0
 
 
@@ -50,7 +58,7 @@ class ReplicatedWorld:
         self.apart: set[str] = set()
         """Brokers that are frozen, or cut off from others or from the store."""
 
-    async def run(self, duration_s: float = FAULTS_S) -> None:
+    async def run(self, duration_s: float) -> None:
         await self.client.admin.create_topic("orders", replicas=self.replicas, confirm=self.confirm)
         await until(self.complete)
         sending, reading = asyncio.ensure_future(self._send()), asyncio.ensure_future(self._read())
@@ -235,7 +243,7 @@ class ReplicatedWorld:
         assert found == list(range(len(found))), "I1: the topic holds other records than the reader saw"
 
 
-async def run_world(simulation: Simulation) -> ReplicatedWorld:
+async def run_world(simulation: Simulation, duration_s: float = FAULTS_S) -> ReplicatedWorld:
     random = Random(simulation.random.random())
     replicas, confirm = random.choice(((3, 2), (3, 2), (3, 3), (2, 2), (4, 2), (4, 3)))
     shared = random.random() < 0.6
@@ -246,6 +254,28 @@ async def run_world(simulation: Simulation) -> ReplicatedWorld:
         world = ReplicatedWorld(simulation, brokers, client, replicas, confirm)
         checker = OwnershipChecker(brokers.store, lambda _: None)
         watching = asyncio.create_task(checker.watch(world.broken.append))
-        await world.run()
+        await world.run(duration_s)
         await end(watching)
         return world
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run replicated topics under random faults.")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=20)
+    options = parser.parse_args()
+    failed = 0
+    for seed in range(options.first, options.first + options.seeds):
+        try:
+            world = run_simulation(seed, partial(run_world, duration_s=LONG_S))
+            print(f"{seed}: {len(world.confirmed)} confirmed, {dict(world.faults)}", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"{seed}: FAILED: {error}", flush=True)
+    print(f"{options.seeds} seeds, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    logging.disable()
+    main()
