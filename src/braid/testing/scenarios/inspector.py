@@ -174,6 +174,20 @@ class Inspector:
         confirmed.follow(rises, first=True)
         confirmed.follow(risen)
         self._follow_retries(segment, broker)
+        self._follow_channels(segment, broker)
+
+    def _follow_channels(self, segment: OwnedSegment, broker: Broker) -> None:
+        """Look at each channel when it is opened: one that should not be there may be closed a moment later."""
+        add_channel = segment.add_channel
+
+        def added(channel: DeliveryChannel) -> None:
+            add_channel(channel)
+            try:
+                self._check_reading_order(broker)
+            except PromiseBroken as error:
+                self._cluster.failed(error)
+
+        segment.add_channel = added  # type: ignore[method-assign]
 
     def _follow_retries(self, segment: OwnedSegment, broker: Broker) -> None:
         """I3: an owner that knows its lease to be over says nothing of what an ended log has."""
