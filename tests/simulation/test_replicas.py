@@ -296,3 +296,49 @@ async def test_children_of_a_split_are_replicated_from_their_first_record(simula
         for number in range(80, 120):
             await producer.send(b"%d" % number, key=b"%d" % number)
         assert sorted(await read_all(client, 120), key=int) == [b"%d" % number for number in range(120)]
+
+
+def followers_of(brokers: Brokers, segment: int) -> dict[str, bool]:
+    """Of a segment that is served: its followers, and whether the copy of each counts."""
+    served = (each for broker in brokers.running.values() for each in broker.segments.of_topic(PATH))
+    owner = next((each for each in served if each.name.id == segment and each.serving), None)
+    return {each.broker: each.in_sync and each.member for each in owner.followers} if owner is not None else {}
+
+
+@SHARED
+async def test_a_lost_copy_of_a_log_that_has_ended_is_made_again(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        for number in range(40):
+            await producer.send(b"%d" % number, key=b"%d" % number)
+        async with client.stream_consumer("orders", "late", start="earliest") as consumer:  # It keeps the parent.
+            await consumer.receive()
+        await client.admin.split("orders", 0)
+        await until(lambda: list(followers_of(brokers, 0).values()) == [True, True])
+        await asyncio.sleep(30)  # Chunks hold all of the parent.
+        owner = brokers.owner(0)
+        for lost in followers_of(brokers, 0):
+            brokers.kill(lost)
+            brokers.lose_disk(lost)
+            await until(lambda: False in followers_of(brokers, 0).values())
+            await brokers.start(lost)
+            for segment in range(3):
+                await until(lambda: list(followers_of(brokers, segment).values()) == [True, True])  # noqa: B023
+        brokers.kill(owner)  # Now chunks are all that is left, and both copies vote for them.
+        await until(lambda: brokers.owner(0) not in ("", owner))
+        assert sorted(await read_all(client, 40), key=int) == [b"%d" % number for number in range(40)]
+
+
+@SHARED
+async def test_a_drain_moves_the_copies_of_a_log_that_has_ended(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared) as (brokers, client, producer):
+        for number in range(40):
+            await producer.send(b"%d" % number, key=b"%d" % number)
+        async with client.stream_consumer("orders", "late", start="earliest") as consumer:  # It keeps the parent.
+            await consumer.receive()
+        await client.admin.split("orders", 0)
+        for drained in "abcd":
+            await client.admin.drain(drained)
+            await until(lambda: drained not in record_of(brokers).replicas)  # noqa: B023
+            await until(lambda: list(followers_of(brokers, 0).values()) == [True, True])
+            await client.admin.activate(drained)
+        assert sorted(await read_all(client, 40), key=int) == [b"%d" % number for number in range(40)]

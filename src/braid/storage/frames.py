@@ -100,6 +100,8 @@ class LogFrames:
     async def read(self, place: FramePlace, max_bytes: int) -> Piece | None:
         """Return the batches from a place on, one at least, about `max_bytes` at most. None at the end of what is
         written. `FileMissing` if the log does not have the file any more."""
+        if place == self.end:
+            return None
         files = self._log.files
         at = next((at for at, file in enumerate(files) if file.base_offset == place.file_base), None)
         if at is None:

@@ -488,7 +488,7 @@ async def _begin(
         if start.source is not RecoverySource.LOCAL or not log.is_full:
             raise
         return await catalog.hold(conditions, operations)
-    if replicate is not None and not log.sealed:
+    if replicate is not None:
         await replicate(log, catalog)
     return await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
 

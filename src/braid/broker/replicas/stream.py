@@ -76,6 +76,11 @@ class StreamSource(msgspec.Struct, frozen=True):
     reads: Callable[[str], asyncio.Semaphore]
     """Bounds the pieces that are read for a follower (MAX_READS)."""
 
+    @property
+    def is_in_chunks(self) -> bool:
+        """Tell whether the log has ended, and chunks hold all of it: then a copy needs no batch of its own."""
+        return self.log.sealed and self.catalog.next_offset >= self.log.end
+
 
 class FollowerStream:
     """One task sends to one follower (`run`). Everything runs on the broker's loop."""
@@ -206,7 +211,11 @@ class FollowerStream:
             # Its newest file has only control batches, of an owner that did not come to serve.
             state = await self._cut(_position(state).end)
             place = await source.frames.after(_position(state))
-        if place is None or not _fits(place, state):
+        held = _position(state)
+        if source.is_in_chunks and held.end == source.log.end:
+            # The copy begins at the log's end: its seal stands in a file of which chunks hold all the records.
+            place, held = source.frames.end, source.log.position
+        elif place is None or not _fits(place, state):
             raise LogDamaged(
                 f"no batch here follows the copy on {self.follower}, which ends at {_position(state)}",
                 _position(state).end,
@@ -216,7 +225,7 @@ class FollowerStream:
         self._credit = state["credit"]
         self._place = place
         self.error = ""
-        self._note(_position(state))
+        self._note(held)
 
     async def _cut(self, end: Offset) -> dict[str, Any]:
         try:

@@ -38,6 +38,7 @@ from braid.model.errors import (
     SegmentSealed,
 )
 from braid.model.ids import Offset
+from braid.model.log.replication import LogPosition
 from braid.model.topic import Durability
 from braid.storage.log.commit import CommitGroup
 from braid.storage.log.context import LogContext
@@ -112,6 +113,13 @@ class Log(LogStore):
     def end(self) -> Offset:
         """The offset that the next record gets."""
         return self._end
+
+    @property
+    def position(self) -> LogPosition:
+        """How far the log reaches. Of a log that has ended, chunks may hold everything, and its files are gone."""
+        if self._sealed and not self.files:
+            return LogPosition(epoch=self.epoch, end=self._end, sealed=True)
+        return super().position
 
     @property
     def sealed(self) -> bool:
