@@ -21,9 +21,11 @@ COUNTS = TopicCounts(**dict.fromkeys(TopicCounts.__struct_fields__, 0))
 CHANGING = SERVING.changing(ReplicaChange(replicas=("a", "b", "d"), write_quorum=3))
 
 
-def status(broker: str, behind: int = 0, *, in_sync: bool = True, error: str = "") -> FollowerStatus:
+def status(
+    broker: str, behind: int = 0, *, in_sync: bool = True, member: bool = True, error: str = ""
+) -> FollowerStatus:
     position = LogPosition(epoch=Epoch(1), end=Offset(100 - behind))
-    return FollowerStatus(broker=broker, position=position, in_sync=in_sync, member=in_sync, behind=behind, error=error)
+    return FollowerStatus(broker=broker, position=position, in_sync=in_sync, member=member, behind=behind, error=error)
 
 
 def shown(
@@ -39,6 +41,7 @@ def shown(
         (Ownership.first("a").serving(), {}, "abc", ["a owner"]),
         (SERVING, {"b": status("b"), "c": status("c", 7)}, "abc", ["a owner", "b in-sync", "c in-sync"]),
         (SERVING, {"b": status("b"), "c": status("c", 7, in_sync=False)}, "abc", ["a owner", "b in-sync", "c behind"]),
+        (SERVING, {"b": status("b"), "c": status("c", member=False)}, "abc", ["a owner", "b in-sync", "c behind"]),
         (SERVING, {"b": status("b"), "c": status("c")}, "ab", ["a owner", "b in-sync", "c down"]),
         (SERVING, "no answer", "abc", ["a owner", "b unknown", "c unknown"]),
         (SERVING, {}, "bc", ["a down", "b unknown", "c unknown"]),

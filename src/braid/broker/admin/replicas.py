@@ -120,7 +120,8 @@ def _replica_state(
         return "joining"
     if status is None:
         return "unknown"
-    return "in-sync" if status.in_sync else "behind"
+    # Before it is a member, its copy counts for a confirm and not in a vote: it does not replace another one yet.
+    return "in-sync" if status.in_sync and status.member else "behind"
 
 
 def _change_waits_for(
