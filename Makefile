@@ -3,18 +3,23 @@ PYTHON ?= python3
 JAVA := default-jre-headless java
 BIN := .venv/bin
 SEEDS ?= 2000
+SECONDS ?= 120
+METADATA ?= sqlite
+STORAGE ?= shared
+BROKERS ?= 4
 # The tests start hundreds of processes. Without compiled modules each of them would compile Braid anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test suite check quick-tests format simulate mutants bench bench-peers lock clean
+.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers lock clean
 
 help:
-	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; storage; Spark"
+	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; storage; Spark"
 	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
 	@echo "make simulate  many seeds of the storage, broker and cluster simulations (SEEDS=$(SEEDS))"
+	@echo "make chaos     real brokers that are killed, frozen, cut off and wiped under load (SECONDS=$(SECONDS))"
 	@echo "make mutants   plant known defects in a copy of the code, and see a test notice each of them"
 	@echo "make bench     benchmarks against the limits of this machine"
 	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
@@ -75,6 +80,11 @@ simulate: setup
 	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate cluster --seeds $(SEEDS)
 	$(BIN)/python -m tests.kits.replicated_world --seeds $(SEEDS)
+
+# SEED= repeats the faults of a run. METADATA=etcd, STORAGE=local.
+chaos: setup
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) --metadata $(METADATA) --storage $(STORAGE) \
+	    --brokers $(BROKERS) --seed "$(SEED)"
 
 mutants: setup
 	$(BIN)/python -m tests.mutants

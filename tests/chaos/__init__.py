@@ -1,0 +1,1 @@
+"""`python -m tests.chaos`: real brokers, real faults, and a check of what came out of it (docs/simulation.md)."""
