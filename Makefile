@@ -38,6 +38,7 @@ demo: setup
 	$(BIN)/python examples/shop.py
 	$(BIN)/python examples/timeline.py
 	$(BIN)/python examples/split_and_merge.py
+	$(BIN)/python examples/lost_machine.py
 	$(BIN)/python examples/storage.py
 	$(BIN)/python examples/clickstream.py
 

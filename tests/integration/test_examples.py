@@ -104,6 +104,20 @@ def test_segments_are_split_and_merged_under_load_and_each_customers_numbers_sta
     assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
 
 
+def test_a_lost_machine_costs_no_record_and_its_replica_is_made_again(tmp_path: Path) -> None:
+    said = run([sys.executable, str(ROOT / "examples" / "lost_machine.py")], tmp_path)
+    lost = re.search(r"(broker-\d), which owns the topic, is killed with SIGKILL", said)
+    assert lost is not None
+    assert re.search(r"the topic goes on +at broker-\d; a record waited [\d,]+ ms at most\n", said)
+    rebuilt = said.partition("its replica is made again")[2]
+    assert re.search(rf"\n +{lost[1]} +in-sync\n", rebuilt)
+    for nothing in ("lost", "out of order"):
+        assert re.search(rf"{nothing} +0\n", said), nothing
+    assert re.search(r"longest pause +[\d,]+ ms\n", said)
+    assert "\x1b" not in said
+    assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
+
+
 README, FIRST_STEPS = ROOT / "README.md", ROOT / "docs" / "first-steps.md"
 
 
