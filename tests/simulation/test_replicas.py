@@ -342,3 +342,23 @@ async def test_a_drain_moves_the_copies_of_a_log_that_has_ended(simulation: Simu
             await until(lambda: list(followers_of(brokers, 0).values()) == [True, True])
             await client.admin.activate(drained)
         assert sorted(await read_all(client, 40), key=int) == [b"%d" % number for number in range(40)]
+
+
+async def test_a_broker_that_is_about_to_stop_holds_no_votes_any_more(simulation: Simulation) -> None:
+    """It leads a moment longer, and records change meanwhile. A vote would go on after the end of the view."""
+    async with replicated(simulation) as (brokers, _, producer):
+        await send(producer, 0, 5)
+        owner = brokers.owner(0)
+        last, other = (each for each in "abc" if each != owner)
+        brokers.kill(other)
+        brokers.kill(owner)
+        await until(lambda: record_of(brokers).state is OwnershipState.RECOVERING)
+        await until(lambda: "hold votes" in names_of_tasks())  # One vote is missing.
+        elections = brokers.running[last].segment_host.elections
+        await elections.stop()
+        elections.look()
+        assert "hold votes" not in names_of_tasks()
+
+
+def names_of_tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks()]

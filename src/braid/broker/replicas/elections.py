@@ -63,15 +63,18 @@ class Elections:
         self._call = call
         self._fence = fence
         self._tasks = TaskScope[str]()
+        self._stopped = False
         self._promises: dict[tuple[SegmentName, int], dict[str, Promise]] = {}
         """By segment and epoch: what its replicas have promised."""
 
     def look(self) -> None:
         """Hold the votes that are due. Called while this broker leads, possibly many times."""
-        if "vote" not in self._tasks and self._wanted():
+        if not self._stopped and "vote" not in self._tasks and self._wanted():
             self._tasks.start("vote", self._vote(), name="hold votes")
 
     async def stop(self) -> None:
+        """Hold no votes any more. The broker leads a moment longer."""
+        self._stopped = True
         await self._tasks.cancel()
 
     def missing(self, name: SegmentName, record: Ownership) -> tuple[int, tuple[str, ...]]:
