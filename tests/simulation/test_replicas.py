@@ -362,3 +362,22 @@ async def test_a_broker_that_is_about_to_stop_holds_no_votes_any_more(simulation
 
 def names_of_tasks() -> list[str]:
     return [task.get_name() for task in asyncio.all_tasks()]
+
+
+async def test_a_follower_that_was_away_for_long_is_asked_often_after_its_start(simulation: Simulation) -> None:
+    """The first call to it may fail: a broker registers before it is ready. The next call comes soon nevertheless."""
+    async with replicated(simulation, confirm=3) as (brokers, client, producer):
+        await send(producer, 0, 5)
+        owner = brokers.owner(0)
+        away = next(each for each in "abc" if each != owner)
+        segment = brokers.running[owner].segments.get(PATH, 0)
+        brokers.kill(away)
+        await asyncio.sleep(60)
+        brokers.network.cut(owner, away)
+        await brokers.start(away)
+        await until(lambda: any("did not answer" in each.error for each in segment.followers))
+        brokers.network.heal(owner)
+        async with asyncio.timeout(1):
+            await complete(brokers)
+        await send(producer, 5, 10)
+        await check(client, 10)

@@ -162,8 +162,9 @@ class FollowerStream:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._retry.wait()
+            # A follower that has registered may need a moment until it answers.
+            pause_s = FIRST_PAUSE_S if self._retry.is_set() else min(2 * pause_s, MAX_PAUSE_S)
             self._retry.clear()
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def on_member(self) -> None:
         """Hear that the follower has registered, or is gone: its session is over, and the next one needs no pause."""
