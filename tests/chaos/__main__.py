@@ -199,7 +199,6 @@ class Chaos:
 
 def main(arguments: list[str]) -> int:
     options = _options(arguments)
-    logging.getLogger("braid").setLevel(logging.ERROR)  # The client warns of what it rides over: here that is wanted.
     folder = Path(options.folder or tempfile.mkdtemp(prefix="braid-chaos-"))
     folder.mkdir(exist_ok=True)
     shape = f"{options.brokers} brokers, metadata in {options.metadata}, storage {options.storage}"
@@ -246,4 +245,5 @@ def _options(arguments: list[str]) -> Options:
 
 
 if __name__ == "__main__":
+    logging.getLogger("braid").setLevel(logging.ERROR)  # The client warns of what it rides over: here that is wanted.
     sys.exit(main(sys.argv[1:]))
