@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from braid.cli import main, target
-from braid.cli.bench import move, segments
+from braid.cli.bench import move, replication, segments
 from braid.cli.target import Target, ask
 from tests.kits.forked_broker import ForkedBroker
 
@@ -51,6 +51,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         monkeypatch.delenv(name)
     monkeypatch.setattr(move, "SETTLE_S", 0.4)
     monkeypatch.setattr(segments, "SETTLE_S", 0.2)
+    monkeypatch.setattr(replication, "SETTLE_S", 0.4)
     return Bench(capfd)
 
 
@@ -143,6 +144,23 @@ def test_moves_in_a_row_of_copied_history_are_measured(bench: Bench, tmp_path: P
     row = done.out.splitlines()[1].split()
     assert row[2:5] == ["local", "5", row[4]]
     assert row[-3:] == ["0", "0", "0"]
+
+
+def test_replicas_are_measured_and_a_fail_over_shows_no_error(bench: Bench) -> None:
+    load = ("--rounds", "1", "--publish", "1MiB", "--seconds", "0.5", "--kills", "1", "--catch-up", "4MiB")
+    done = bench.run("replication", *load, "--json")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    result = answer["result"]
+    assert set(answer["ratios"]) == {"publish", "latencyP50", "latencyP99", "catchUp"}
+    assert all(ratio > 0 for ratio in answer["ratios"].values())
+    assert [len(result[name][topic]) for name in ("publish", "latencyP50Ms") for topic in ("plain", "replicated")] == [
+        1
+    ] * 4
+    (fail_over,) = result["failOvers"]
+    assert fail_over["detectedMs"] > 0
+    assert fail_over["confirmedMs"] > 0
+    assert result["errors"] == 0
 
 
 def test_many_segments_are_measured(bench: Bench, tmp_path: Path) -> None:

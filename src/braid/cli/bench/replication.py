@@ -8,7 +8,8 @@ again, under a steady load. At last a follower that was away catches up.
 - **latency**: from the time at which a record was due until the consumer has it, at 1,000 records per second;
 - **fail-over**: from the kill of the owner until a record is confirmed again. The cluster *detects* the loss when the
   killed broker is not registered any more;
-- **catch-up**: bytes per second that a follower takes, beside a copy of the same files with one sync at the end.
+- **catch-up**: bytes per second that a follower takes, beside a copy of as many bytes with one sync at the end. These
+  brokers share no storage: otherwise a follower takes only what is not in chunks.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ CATCH_UP: Final = "catch-up"
 RECORD_BYTES: Final = 100
 BATCH_BYTES: Final = 256 << 10
 RATE: Final = 1_000.0
-LATENCY_S: Final = 5.0
 LOOK_S: Final = 0.01
 SETTLE_S: Final = 1.0
 PATIENCE_S: Final = 120.0
@@ -85,34 +85,42 @@ class ReplicationResult(msgspec.Struct, frozen=True, rename="camel"):
     fail_overs: list[FailOver]
     errors: int
     """That producers saw during fail-overs."""
-    catch_up: CatchUp | None
+    catch_up: CatchUp | None = None
 
 
 class _Load(NamedTuple):
     rounds: int
     publish_bytes: int
+    latency_s: float
     kills: int
-    catch_up_bytes: int
 
 
 @click.command()
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Of each pair.")
 @click.option("--publish", "publish_bytes", type=SIZE, default="200MiB", show_default=True, help="For each round.")
+@click.option("--seconds", type=click.FloatRange(min=0.5), default=5, show_default=True, help="Of each latency.")
 @click.option("--kills", type=click.IntRange(min=0), default=3, show_default=True, help="Fail-overs.")
 @click.option("--catch-up", "catch_up_bytes", type=SIZE, default="1GiB", show_default=True, help="0: leave it out.")
 @json_option
-def replication(rounds: int, publish_bytes: int, kills: int, catch_up_bytes: int, as_json: bool) -> None:
+def replication(
+    rounds: int, publish_bytes: int, seconds: float, kills: int, catch_up_bytes: int, as_json: bool
+) -> None:
     """Start three brokers, and compare a replicated topic with one that a single disk confirms.
 
     \b
     braid bench replication
-    braid bench replication --rounds 1 --publish 10MiB --kills 1 --catch-up 10MiB
+    braid bench replication --rounds 1 --publish 10MiB --seconds 1 --kills 1 --catch-up 10MiB
     """
     from braid.cli.bench.broker import own_cluster
 
-    load = _Load(rounds, publish_bytes, kills, catch_up_bytes)
-    with own_cluster(BROKERS, shared=True) as cluster, status_line("replication") as show:
-        result = _measure(cluster, load, show)
+    load = _Load(rounds, publish_bytes, seconds, kills)
+    with status_line("replication") as show:
+        with own_cluster(BROKERS, shared=True) as cluster:
+            result = _measure(cluster, load, show)
+        if catch_up_bytes:
+            with own_cluster(BROKERS, shared=False) as cluster:
+                caught_up = _catch_up(cluster, Target(url=cluster.url), catch_up_bytes, show)
+            result = msgspec.structs.replace(result, catch_up=caught_up)
     _print(result, as_json=as_json)
 
 
@@ -124,21 +132,20 @@ def _measure(cluster: OwnCluster, load: _Load, show: Callable[[str], None]) -> R
     for number in range(load.rounds):
         for topic in (PLAIN, REPLICATED):
             show(f"round {number + 1} of {load.rounds}, {topic}")
-            _measure_once(target, topic, load.publish_bytes, publish, p50, p99)
+            _measure_once(target, topic, load, publish, p50, p99)
     fail_overs, errors = _fail_over(cluster, target, load.kills, show) if load.kills else ([], 0)
-    caught_up = _catch_up(cluster, target, load.catch_up_bytes, show) if load.catch_up_bytes else None
-    return ReplicationResult(publish, p50, p99, fail_overs, errors, caught_up)
+    return ReplicationResult(publish, p50, p99, fail_overs, errors)
 
 
-def _measure_once(target: Target, topic: str, publish_bytes: int, publish: Pair, p50: Pair, p99: Pair) -> None:
+def _measure_once(target: Target, topic: str, load: _Load, publish: Pair, p50: Pair, p99: Pair) -> None:
     from braid.cli.bench.measure import measure_latency, measure_publish
 
-    records = max(1, publish_bytes // RECORD_BYTES)
+    records = max(1, load.publish_bytes // RECORD_BYTES)
     mode = Mode.SEND_TABLE
     done = measure_publish(target, topic, mode=mode, records=records, size=RECORD_BYTES, batch_bytes=BATCH_BYTES)
     fresh = f"{topic}-latency"  # Its consumer must not find records of the measurement before.
     ask(target, lambda client: _create(client, fresh, replicated=topic == REPLICATED))
-    latency = measure_latency(target, fresh, rate=RATE, duration_s=LATENCY_S, size=RECORD_BYTES)
+    latency = measure_latency(target, fresh, rate=RATE, duration_s=load.latency_s, size=RECORD_BYTES)
     ask(target, lambda client: client.admin.delete_topic(fresh, force=True))
     for pair, value in ((publish, done.rate), (p50, latency.latency_ms["p50"]), (p99, latency.latency_ms["p99"])):
         (pair.plain if topic == PLAIN else pair.replicated).append(value)
