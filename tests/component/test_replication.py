@@ -51,6 +51,8 @@ class Followers:
         """By broker: the offset up to which its disk takes records now."""
         self.changed = asyncio.Event()
         self.admitted: list[str] = []
+        self.lost_admissions = 0
+        """So many calls to admit a follower get no answer."""
 
     def begin(self, *brokers: str, epoch: int = 1, end: int = 0) -> None:
         """Let these followers be there, with disks that hold this and take nothing."""
@@ -92,6 +94,9 @@ class Followers:
                 "credit": 1 << 20,
             }
         if name == "copy_admit":
+            if self.lost_admissions:
+                self.lost_admissions -= 1
+                raise ConnectionLost("no answer")
             return self.admitted.append(broker_id)
         assert name == "copy_append", name
         *_, last = headers(b"".join(payload)) if payload else (None,)
@@ -275,6 +280,43 @@ async def test_a_follower_is_admitted_only_when_it_holds_all_that_is_confirmed(s
         assert followers.admitted == ["x"]
         followers.take("y", 10)
         await until(lambda: followers.admitted == ["x", "y"])
+
+
+async def test_a_follower_is_admitted_though_an_answer_is_lost_and_nothing_is_sent(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x", "y")
+    followers.lost_admissions = 3
+    async with scene(simulation, followers, "xy", 2):
+        await until(lambda: sorted(followers.admitted) == ["x", "y"])
+
+
+async def test_only_members_confirm_a_record(simulation: Simulation) -> None:
+    """A vote would not find the others."""
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "xy", 2) as owner:
+        await owner.append(3)
+        followers.lost_admissions = 1_000
+        followers.begin("y", end=3)
+        assert await owner.stays(0)
+        followers.lost_admissions = 0
+        await owner.log.confirmed.reached(3)
+
+
+async def test_no_replica_leaves_before_the_one_that_is_added_holds_everything(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x", "y")
+    async with scene(simulation, followers, "xy", 2) as owner:
+        here = owner.record.owner
+        await owner.append(2)
+        followers.take("x", 2)
+        followers.take("y", 2)
+        await owner.log.confirmed.reached(2)
+        await owner.write(owner.record.changing(ReplicaChange(replicas=(here, "x", "z"), write_quorum=2)))
+        await asyncio.sleep(PAUSE_S)
+        assert owner.record.replicas == (here, "x", "y"), "x and the owner would do for the quorum"
+        followers.begin("z", end=2)
+        await until(lambda: owner.record.replicas == (here, "x", "z"))
 
 
 async def test_while_replicas_change_both_sets_must_hold_a_record(simulation: Simulation) -> None:

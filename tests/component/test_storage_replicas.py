@@ -347,6 +347,24 @@ def test_nothing_is_confirmed_readable_or_sealed_before_replicas_hold_it() -> No
     run(main)
 
 
+def test_an_owner_that_restarts_does_not_take_its_own_seal_for_the_end_before_replicas_hold_it() -> None:
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await append(owner, 10)
+        sealing = world.simulation.loop.create_task(owner.log.seal())
+        await asyncio.sleep(0)
+        await owner.log.flush()
+        assert owner.log.position == at(1, 10, sealed=True)
+        sealing.cancel()
+        again = await open_owner(world.a.crash())
+        assert not again.log.sealed
+        assert again.log.confirmed.value == 0
+        await append(again, 5)
+        assert again.log.position == at(2, 15)
+
+    run(main)
+
+
 def test_a_seal_of_which_nobody_was_told_does_not_end_the_log() -> None:
     async def main(world: World) -> None:
         owner, replica = await open_owner(world.a), await open_replica(world.b)

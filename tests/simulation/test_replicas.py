@@ -13,6 +13,7 @@ from braid.client.producing.producer import Producer
 from braid.model.errors import NotEnoughReplicas, OutOfSequence, TimedOut
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
+from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
@@ -231,6 +232,66 @@ async def test_a_follower_that_was_stopped_goes_on_in_the_file_that_its_owner_st
         await brokers.start(follower)
         await complete(brokers)
         await check(client, 30)
+
+
+async def test_a_blank_disk_follows_an_idle_log_that_chunks_hold(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client(timeout=120) as client:
+        await client.admin.create_topic("orders", replicas=2, confirm=2)
+        async with client.producer("orders") as producer:
+            owner = await complete(brokers, followers=1)
+            await send(producer, 0, 20)
+            await brokers.running[owner].segments.get(PATH, 0).storage.export_now()
+            lost = "b" if owner == "a" else "a"
+            brokers.kill(lost)
+            brokers.lose_disk(lost)
+            await brokers.start(lost)
+            assert await complete(brokers, followers=1) == owner
+            await send(producer, 20, 30)
+            await check(client, 30)
+
+
+@SHARED
+async def test_replicas_take_over_from_an_owner_whose_disk_is_full_when_it_starts(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        owner = brokers.owner(0)
+        brokers.kill(owner)
+        brokers.disks[owner].faults = DiskFaults(capacity_bytes=0)
+        await brokers.start(owner)
+        await send(producer, 20, 30)
+        await until(lambda: brokers.owner(0) not in ("", owner))
+        brokers.disks[owner].faults = DiskFaults()
+        await complete(brokers)
+        await check(client, 30)
+
+
+async def test_a_follower_of_a_child_knows_the_producers_of_its_parents(simulation: Simulation) -> None:
+    """Its own files say that they know all producers, when the owner has begun a second file."""
+    async with replicated(simulation) as (brokers, client, producer):
+        await send(producer, 0, 10)
+        parent = brokers.running[brokers.owner(0)].segments.get(PATH, 0)
+        (known,) = parent.storage.log._producers
+        await client.admin.split("orders", 0)
+        child = SegmentName.of(TopicName.parse(PATH), brokers.any().topics.get(PATH).layout.segment(1))
+        record = brokers.any().cluster.owners.find(child)
+        assert record is not None
+        for part in (range(10, 50), range(50, 90)):
+            for number in part:
+                await producer.send(b"%d" % number, key=b"%d" % number)
+            await brokers.running[record.owner].segments.get(PATH, 1).storage.log.rotate()
+        await until(lambda: len(_followers(brokers, 1)) == 2)
+        brokers.kill(record.owner)
+        await until(lambda: brokers.owner(1))
+        heir = brokers.running[brokers.owner(1)].segments.get(PATH, 1)
+        assert heir.storage.log._producers.next_sequence(known) == 10
+
+
+def _followers(brokers: Brokers, segment: int) -> list[str]:
+    found = [each for broker in brokers.running.values() for each in broker.segments.of_topic(PATH)]
+    followers = [each for owned in found if owned.name.id == segment for each in owned.followers]
+    return [each.broker for each in followers if each.in_sync and each.member and not each.behind]
 
 
 async def test_pieces_of_a_session_that_is_over_are_refused(simulation: Simulation) -> None:

@@ -135,7 +135,14 @@ class SegmentStorage:
             await catalog.load()
             history = segment_folder(topic_path, descriptor)
             start, found, continued = await recover_segment(
-                context, catalog, folder, history, epoch, accept_loss=accept_loss, elected=elected
+                context,
+                catalog,
+                folder,
+                history,
+                epoch,
+                accept_loss=accept_loss,
+                elected=elected,
+                replicated=replicate is not None,
             )
             file_closed = asyncio.Event()
             log_context = LogContext(
@@ -485,6 +492,8 @@ async def _begin(
     try:
         await log.open()
     except DiskFull:
+        if replicate is not None:
+            raise  # Other replicas can serve the log, and its followers are not asked what is confirmed.
         if start.source is not RecoverySource.LOCAL or not log.is_full:
             raise
         return await catalog.hold(conditions, operations)

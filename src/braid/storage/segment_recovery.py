@@ -42,10 +42,11 @@ async def recover_segment(
     *,
     accept_loss: bool,
     elected: LogPosition | None,
+    replicated: bool,
 ) -> RecoveredSegment:
     """Decide where the log starts, claim the catalog in this epoch, and make the local folder fit. `history` is the
-    folder of the segment's objects, `elected` what a vote of the replicas says that this broker holds. The caller holds
-    the lock of the local folder."""
+    folder of the segment's objects, `elected` what a vote of the replicas says that this broker holds, `replicated`
+    tells whether there are followers. The caller holds the lock of the local folder."""
     found = await _recover(context.disk, folder, accept_loss=accept_loss)
     start = resolve_recovery_start(
         sealed=catalog.sealed,
@@ -60,9 +61,9 @@ async def recover_segment(
     await catalog.claim(epoch, context.broker_id)
     if accept_loss and start.source is not RecoverySource.LOCAL and context.mode is StorageMode.LOCAL:
         await _forget_missing(context, catalog, history)
-    if elected is not None and catalog.end is None:
-        found.sealed = False  # Nobody was told of a seal that only some replicas have: the log goes on after it.
     continued = await _continue(context, catalog, history, folder, epoch, start, found)
+    if replicated and catalog.end is None:
+        continued.sealed = False  # Nobody was told of a seal that only some replicas have: the log goes on after it.
     return RecoveredSegment(start, found, continued)
 
 

@@ -269,9 +269,13 @@ class ReplicaCopies:
     async def _remove(self, name: SegmentName) -> None:
         while self._may_go(name):
             try:
-                await self._discard(name)
-                await remove_segment(self._context, name)
-                self._here.discard(name)
+                async with self._locks.of(str(name)):
+                    if not self._may_go(name):
+                        return  # The record names this broker again.
+                    if (copy := self._open.pop(name, None)) is not None:
+                        await copy.storage.abandon()
+                    await remove_segment(self._context, name)
+                    self._here.discard(name)
                 _log.info("the copy of %s is removed: other brokers keep it", name)
                 return
             except BraidError as error:

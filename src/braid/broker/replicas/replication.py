@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from braid.broker.replicas.stream import Call, FollowerStream, StreamSource
@@ -95,6 +95,9 @@ class Replication:
         try:
             async with asyncio.timeout(BEGIN_S):
                 await self._begun
+                while len(self._counting(self._replicas)) < self._record.write_quorum:
+                    self._news.clear()
+                    await self._news.wait()
         except TimeoutError as error:
             raise NotEnoughReplicas(f"{self._name} cannot begin: {self._shortage()}") from error
 
@@ -130,6 +133,12 @@ class Replication:
         """Hear that a broker has registered, or is gone."""
         if (stream := self._streams.get(broker)) is not None:
             stream.on_member()
+
+    def on_inherited(self) -> None:
+        """Begin all sessions anew: the log has got the producers of other logs, and copies read them at a session's
+        beginning. No record may come to a copy before (I10)."""
+        for stream in self._streams.values():
+            stream.restart("the log has inherited producers")
 
     def on_exported(self) -> None:
         """Tell followers that chunks hold more of the log: they need fewer files."""
@@ -214,7 +223,7 @@ class Replication:
         if self._next is not None:
             rules.append((self._next.replicas or (self._context.broker_id,), self._next.write_quorum))
         try:
-            if all(len(self._in_sync(replicas)) >= quorum for replicas, quorum in rules):
+            if all(len(self._counting(replicas)) >= quorum for replicas, quorum in rules):
                 self._note(log, min(self._end(replicas, quorum) for replicas, quorum in rules), rules)
                 log.resume()
             elif self._begun.done():
@@ -243,10 +252,16 @@ class Replication:
         streams = self._streams
         return [each for each in replicas if each == here or (each in streams and streams[each].counts)]
 
+    def _counting(self, replicas: tuple[str, ...]) -> list[str]:
+        """Return the replicas of which a quorum confirms: those in sync that a vote would find, too. Before this owner
+        has begun, nothing is confirmed, and members are made only after that."""
+        begun, streams = self._begun.done(), self._streams
+        return [each for each in self._in_sync(replicas) if each not in streams or streams[each].member or not begun]
+
     def _end(self, replicas: tuple[str, ...], quorum: int) -> Offset:
         assert self._log is not None
         ends = [Offset(self._log.synced.value)]
-        for replica in self._in_sync(replicas):
+        for replica in self._counting(replicas):
             if replica != self._context.broker_id:
                 held = self._streams[replica].held
                 assert held is not None
@@ -261,7 +276,7 @@ class Replication:
     def _shortage(self) -> str:
         """Say which replicas are missing."""
         replicas, quorum = self._replicas, self._record.write_quorum
-        there = self._in_sync(replicas)
+        there = self._counting(replicas)
         missing = ", ".join(each for each in replicas if each not in there)
         return f"{quorum} of its {len(replicas)} replicas must hold a record; these lag behind or are down: {missing}"
 
@@ -275,12 +290,13 @@ class Replication:
             self._tasks.start(key, self._keep_admitting(stream), name=f"{key} of {self._name}")
 
     async def _keep_admitting(self, stream: FollowerStream) -> None:
-        try:
-            await stream.admit()
-            self._news.set()
-        except BraidError as error:
-            _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
-            await asyncio.sleep(RETRY_S)
+        while stream.counts and not stream.member:
+            try:
+                await stream.admit()
+            except BraidError as error:
+                _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
+                await asyncio.sleep(RETRY_S)
+        self._count()
 
     # Changes.
 
@@ -290,7 +306,9 @@ class Replication:
         assert log is not None
         while (change := self._record.change) is not None and self._record.state is OwnershipState.SERVING:
             replicas = change.replicas or (self._context.broker_id,)
-            ready = len(self._in_sync(replicas)) >= change.write_quorum and self._are_members(replicas)
+            ready = self._are_members(added(self._replicas, replicas)) and (
+                len(self._counting(replicas)) >= change.write_quorum
+            )
             if ready and self._next is None:
                 self._next = change  # Until the view shows that the record is another one: see `follow`.
             try:
@@ -301,10 +319,10 @@ class Replication:
             if self._record.change == change:
                 await asyncio.sleep(RETRY_S)
 
-    def _are_members(self, replicas: tuple[str, ...]) -> bool:
-        """Tell whether all followers of the next set that are there have been admitted: a vote must find them."""
-        streams = [self._streams[each] for each in self._in_sync(replicas) if each in self._streams]
-        return all(stream.member for stream in streams)
+    def _are_members(self, followers: Collection[str]) -> bool:
+        """Tell whether all these followers hold what is confirmed, and have been admitted: a vote must find them."""
+        streams = [self._streams.get(each) for each in followers]
+        return all(stream is not None and stream.counts and stream.member for stream in streams)
 
     async def _replace(self, change: ReplicaChange) -> None:
         known = self._owners.known(self._name)
@@ -322,3 +340,8 @@ class Replication:
         )  # fmt: skip
         # Both sets count until this broker's view shows the record: then `follow` has it.
         await self._owners.view.caught_up(revision)
+
+
+def added(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
+    """Return the replicas that a change adds. All of them must hold everything before one that leaves may drop it."""
+    return [each for each in after if each not in before]

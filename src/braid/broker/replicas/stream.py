@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from braid.model.errors import BraidError, Fenced, FileMissing, LogDamaged, NotServing
+from braid.model.errors import BraidError, Fenced, FileMissing, LogDamaged, NotServing, OutOfSequence
 from braid.model.ids import Offset
 from braid.model.log.epochs import begin_epoch, parting
 from braid.model.log.replication import FollowerStatus, LogPosition
@@ -168,13 +168,24 @@ class FollowerStream:
 
     def on_member(self) -> None:
         """Hear that the follower has registered, or is gone: its session is over, and the next one needs no pause."""
-        self._failure = self._failure or NotServing(f"broker {self.follower} is gone, or has started again")
+        self.restart(f"broker {self.follower} is gone, or has started again")
+
+    def restart(self, why: str) -> None:
+        """End the session now, and begin the next one without a pause."""
+        self._failure = self._failure or NotServing(why)
+        self.held = None
+        self._on_held()
         self._more.set()
         self._retry.set()
 
     def on_group(self, written: WrittenGroup) -> None:
         """Hear that the owner's disk has these batches."""
-        if self._waits and self._place == (written.file_base, written.start) and self._may_send(written.group.size):
+        if (
+            self._waits
+            and self._failure is None
+            and self._place == (written.file_base, written.start)
+            and self._may_send(written.group.size)
+        ):
             self._waits = False
             self._push(written.file_base, written.group.batches, written.group.size)
             self._place = FramePlace(written.file_base, written.start + written.group.size)
@@ -212,6 +223,10 @@ class FollowerStream:
             # Its newest file has only control batches, of an owner that did not come to serve.
             state = await self._cut(_position(state).end)
             place = await source.frames.after(_position(state))
+        if place is not None and not _fits(place, state) and _position(state).end == source.log.end:
+            # Chunks hold all of the log, and its newest file is closed. A file after it gives the copy a beginning.
+            await source.log.begin_file()
+            place = await source.frames.after(_position(state))
         held = _position(state)
         if source.is_in_chunks and held.end == source.log.end:
             # The copy begins at the log's end: its seal stands in a file of which chunks hold all the records.
@@ -232,9 +247,7 @@ class FollowerStream:
         try:
             state: dict[str, Any] = await self._ask("copy_cut", end=end)
             return state
-        except BraidError as error:
-            if error.retriable:
-                raise
+        except OutOfSequence as error:  # Any other error leaves the copy as it is: others may not hold what it holds.
             return await self._reset(f"it cannot be cut at {end}: {error}")
 
     async def _reset(self, why: str) -> dict[str, Any]:
@@ -348,8 +361,10 @@ class FollowerStream:
 
     async def admit(self) -> None:
         """Tell the follower that it holds everything that is confirmed."""
+        session = self._session
         await self._ask("copy_admit")
-        self.member = True
+        if session == self._session:  # In another session it may have another disk.
+            self.member = True
 
 
 def _fits(place: FramePlace, state: dict[str, Any]) -> bool:

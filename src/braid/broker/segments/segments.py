@@ -428,6 +428,8 @@ class Segments:
                     await self._succession.end_log(segment)
                 else:
                     await self._succession.inherit(segment, topic)
+                    if segment.replication is not None:
+                        segment.replication.on_inherited()
                     segment.follow_layout(self._topics.find(key[0]))
             except Fenced as error:
                 _log.warning("%s does not go on with its transition here: %s", segment.name, error)

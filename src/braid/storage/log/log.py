@@ -283,6 +283,12 @@ class Log(LogStore):
         self._check_lease()
         self.replicated.advance(offset)
 
+    async def begin_file(self) -> None:
+        """Begin a file, if the newest one is closed: its first batch is a BEGIN of this epoch once more."""
+        if not self._sealed and self.files and self.files[-1].closed:
+            self._enqueue_control(Flag.BEGIN)
+            await self.flush()
+
     def _enqueue_control(self, flag: Flag) -> None:
         batch = control_batch(flag)
         self._commit.enqueue(batch, parse_header(batch), self._end)
