@@ -2,7 +2,8 @@
 
 **One number** gates confirms, readers, cursors and exports: the log's `replicated` watermark. It is the offset below
 which `write_quorum` replicas hold every record, this broker's disk included (model/log/replication.py). A follower
-counts only in its session, and only when its last batch is of this owner's epoch.
+counts only in its session, only when its last batch is of this owner's epoch, and only as a member: a vote must find
+it.
 
 **Too few followers.** While fewer replicas than the quorum are in sync, the log refuses new batches immediately.
 Batches that it took before wait, and are confirmed when followers are back.
