@@ -16,11 +16,10 @@ from braid.broker.broker import Broker
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Put
-from braid.model.cluster import REPLICAS, Registration
+from braid.model.cluster import Registration
 from braid.model.errors import (
     InvalidArgument,
     MetadataUnavailable,
-    NotAvailable,
     SegmentNotFound,
     ShuttingDown,
     SubscriptionBusy,
@@ -31,7 +30,6 @@ from braid.model.errors import (
 )
 from braid.model.ids import Epoch, Offset
 from braid.model.layout import Layout
-from braid.model.ownership import ReplicaChange
 from braid.model.stored_record import encode
 from braid.model.subscription import Cursor
 from braid.model.topic import Durability, Topic
@@ -256,91 +254,6 @@ async def test_what_is_not_there_is_not_found(simulation: Simulation) -> None:
             await call("skip_subscription", topic="orders", subscription="billing", segment=7, count=1)
         with pytest.raises(SubscriptionExists):
             await call("create_subscription", topic="orders", subscription="billing")
-
-
-@pytest.mark.parametrize(
-    ("policies", "said"),
-    [
-        ({"durability": "replicated"}, "ask for replicas, for instance 3"),
-        ({"replicas": 3, "durability": "fsync"}, "leave the durability out, or ask for 1 replica"),
-        ({"replicas": 3, "durability": "memory"}, "not 'memory'"),
-        ({"replicas": 3, "writeQuorum": 4}, "use 1 to 3"),
-        ({"writeQuorum": 2}, "use 1 to 1"),
-    ],
-    ids=str,
-)
-async def test_replicas_and_durability_that_do_not_fit_are_refused_with_what_to_write(
-    policies: dict[str, Any], said: str, simulation: Simulation
-) -> None:
-    async with served(simulation) as (broker, call):
-        with pytest.raises(InvalidArgument, match=said):
-            await call("create_topic", topic="orders", policies=policies)
-        assert broker.topics.all() == {}
-
-
-async def test_a_topic_without_replicas_shows_its_owner_alone(simulation: Simulation) -> None:
-    async with served(simulation) as (broker, call):
-        await call("create_topic", topic="orders")
-        shown = await call("topic_replicas", topic="orders")
-        assert shown == {
-            "name": "topic://public/default/orders", "replicas": 1, "writeQuorum": 1,
-            "segments": {"0": {
-                "segmentId": 0, "hashRange": {"start": 0, "end": 0xFFFF}, "owner": "broker-1", "writeQuorum": 1,
-                "replicas": [{"broker": "broker-1", "state": "owner", "behind": None, "end": None, "error": ""}],
-                "change": None, "unavailable": None,
-            }},
-        }  # fmt: skip
-        assert await call("set_replicas", topic="orders", replicas=1) == shown
-        with pytest.raises(InvalidArgument, match="start more"):
-            await call("set_replicas", topic="orders", replicas=3)
-        with pytest.raises(InvalidArgument, match="use 1 to 1"):
-            await call("set_replicas", topic="orders", writeQuorum=2)
-        for name in ("topic_replicas", "set_replicas"):
-            with pytest.raises(TopicNotFound):
-                await call(name, topic="absent")
-        with pytest.raises(TopicNotFound):
-            await call("set_replicas", topic="orders", topicId=1)
-        assert broker.topics.get(ORDERS.path).policies.replicas == 1
-
-
-async def test_replicas_that_are_asked_for_become_the_topics_policies(simulation: Simulation) -> None:
-    machine = Machine(simulation)
-    broker = await machine.start()
-    call = caller(broker)
-    await call("create_topic", topic="orders")
-    other = Registration(address="elsewhere:6660", admin="", features=(REPLICAS,))
-    await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
-    await until(lambda: broker.cluster.members.is_active("broker-2"))
-    shown = await call("set_replicas", topic="orders", replicas=3)
-    assert (shown["replicas"], shown["writeQuorum"]) == (3, 2)
-    assert broker.topics.get(ORDERS.path).policies.durability is Durability.REPLICATED
-    await until(lambda: broker.cluster.owners.of_topic(ORDERS.path)["0000-ffff-0"].change is not None)
-    record = broker.cluster.owners.of_topic(ORDERS.path)["0000-ffff-0"]
-    assert record.change == ReplicaChange(replicas=("broker-1", "broker-2"), write_quorum=2)
-    await broker.close()
-
-
-async def test_a_topic_needs_as_many_brokers_as_must_confirm(simulation: Simulation) -> None:
-    async with served(simulation) as (broker, call):
-        await call("create_topic", topic="orders")
-        for name, topic in (("create_topic", "more"), ("update_topic", "orders")):
-            with pytest.raises(InvalidArgument, match=r"2 replicas confirm.*1 broker is active.*start more"):
-                await call(name, topic=topic, policies={"replicas": 3})
-        assert broker.topics.find("public/default/more") is None
-        assert broker.topics.get(ORDERS.path).policies.replicas == 1
-
-
-async def test_a_cluster_with_a_broker_that_does_not_know_replicas_refuses_them(simulation: Simulation) -> None:
-    async with served(simulation) as (broker, call):
-        await call("create_topic", topic="orders")
-        old = Registration(address="old:6660", admin="", version="0.1.0")
-        await broker.resources.store.txn([], [Put(paths.broker("old"), old.to_json())])
-        await until(lambda: broker.cluster.members.is_live("old"))
-        for name, arguments in (("create_topic", {"topic": "more"}), ("update_topic", {"topic": "orders"})):
-            with pytest.raises(NotAvailable, match=r"broker old runs version 0\.1\.0.*upgrade it first"):
-                await call(name, **arguments, policies={"replicas": 3})
-        assert broker.topics.find("public/default/more") is None
-        assert broker.topics.get(ORDERS.path).policies.replicas == 1
 
 
 async def test_what_consumers_see_before_it_is_synced_can_be_acked_and_started_from(simulation: Simulation) -> None:
