@@ -290,6 +290,26 @@ async def test_a_follower_is_admitted_though_an_answer_is_lost_and_nothing_is_se
         await until(lambda: sorted(followers.admitted) == ["x", "y"])
 
 
+async def test_a_follower_that_lost_its_disk_while_it_was_admitted_is_not_admitted(simulation: Simulation) -> None:
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "xy", 2) as owner:
+        await until(lambda: followers.admitted == ["x"])
+        await owner.append(10)
+        followers.take("x", 10)
+        await owner.log.confirmed.reached(10)
+        followers.lost_admissions = 1
+        followers.begin("y", end=10)
+        await until(lambda: followers.lost_admissions == 0)
+        followers.begin("y")
+        owner.replication.on_member("y")
+        await asyncio.sleep(PAUSE_S)
+        assert owner.replication.followers[1].in_sync
+        assert followers.admitted == ["x"], "a vote with y would miss what x and the owner hold"
+        followers.take("y", 10)
+        await until(lambda: followers.admitted == ["x", "y"])
+
+
 async def test_only_members_confirm_a_record(simulation: Simulation) -> None:
     """A vote would not find the others."""
     followers = Followers()

@@ -284,20 +284,23 @@ class Replication:
     # Members.
 
     def _admit(self, stream: FollowerStream) -> None:
-        assert self._log is not None
-        assert stream.held is not None
         key = f"admit {stream.follower}"
-        if stream.held.end >= self._log.replicated.value and key not in self._tasks:
+        if self._holds_all(stream) and key not in self._tasks:
             self._tasks.start(key, self._keep_admitting(stream), name=f"{key} of {self._name}")
 
     async def _keep_admitting(self, stream: FollowerStream) -> None:
-        while stream.counts and not stream.member:
+        while self._holds_all(stream) and not stream.member:  # Asked again: it may have another disk by now.
             try:
                 await stream.admit()
             except BraidError as error:
                 _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
                 await asyncio.sleep(RETRY_S)
         self._count()
+
+    def _holds_all(self, stream: FollowerStream) -> bool:
+        """Tell whether the follower holds everything that is confirmed."""
+        assert self._log is not None
+        return stream.counts and stream.held is not None and stream.held.end >= self._log.replicated.value
 
     # Changes.
 
