@@ -11,7 +11,7 @@ BROKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers lock clean
+.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers bench-kafka lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; storage; Spark"
@@ -23,6 +23,7 @@ help:
 	@echo "make mutants   plant known defects in a copy of the code, and see a test notice each of them"
 	@echo "make bench     benchmarks against the limits of this machine"
 	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
+	@echo "make bench-kafka   three brokers beside three Kafka nodes, if KAFKA_HOME names a Kafka 4"
 	@echo "make format    let ruff format and fix what it can"
 	@echo "make lock      write constraints.txt anew from what is installed"
 
@@ -95,6 +96,9 @@ bench: setup
 
 bench-peers: setup
 	$(BIN)/python -m benchmarks.peers
+
+bench-kafka: setup
+	$(BIN)/python -m benchmarks.kafka_replicas
 
 lock: setup
 	bash tools/lock.sh

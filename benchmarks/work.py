@@ -4,11 +4,16 @@ Rates differ from minute to minute on a machine that others use. The work differ
 
 - Processor time of client and broker for a record. Each round runs both checkouts one after the other, and the least of
   the rounds counts: what others do on the machine can only add to it.
-- `--instructions` counts what the client's processor executes, by valgrind. Each case runs with n and with 2 n records.
-  The difference belongs to n records: starting the process is not in it.
+- `--instructions` counts what the processor executes, by valgrind: first the client beside a plain broker, then the
+  broker beside a plain client. Each case runs with n and with 2 n records. The difference belongs to n records:
+  starting the process is not in it. A virtual machine shares caches and memory with others, so processor time differs
+  by 15 % from minute to minute where instructions differ by 3 %. Valgrind sees no work of the kernel.
 
-Batches are small (64 KiB), so that the cost of a batch shows, and does not depend on when replies come. A ratio is that
-of this checkout to the other: above 1, this one works more. The other checkout needs its own `.venv` (`make setup`).
+Batches are small (64 KiB), so that the cost of a batch shows, and does not depend on when replies come. The table also
+has the batches and syncs of a run: work for a record can be compared only if both checkouts made as many batches. The
+number of syncs depends on how many batches gather while the disk is busy, and a broker that syncs more often works
+more. A ratio is that of this checkout to the other: above 1, this one works more. The other checkout needs its own
+`.venv` (`make setup`).
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +36,7 @@ from benchmarks.report import Report
 from braid.cli.bench.measure import fill, fresh_topic, run_worker
 from braid.cli.bench.workload import Consume, Form, Mode, Publish
 from braid.cli.target import Target
-from braid.testing.processes import BrokerProcess
+from braid.testing.processes import BRAID, BrokerProcess
 
 ROOT: Final = Path(__file__).parents[1]
 BATCH_BYTES: Final = 64 << 10
@@ -46,8 +52,15 @@ CASES: Final[dict[str, tuple[Mode | Form, int]]] = {
 }
 """How records are sent or consumed, and by how much fewer of them are measured: one at a time, each is a batch."""
 
+BROKER_TIMES: Final = 10
+"""How many times as many records a broker's instructions are counted for. It also does other things while it waits."""
+VALGRIND: Final = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+
+METRICS: Final = {"batches": "braid_publish_batch_size_bytes_count", "syncs": "braid_log_sync_seconds_count"}
+"""What a run makes, by its name in the table, and the broker's metric that counts it."""
+
 Counts = dict[str, dict[str, float]]
-"""By case, by process: how much one record takes."""
+"""By case, by process: how much one record takes. Under the names of `METRICS`: how many of them the run made."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -60,21 +73,37 @@ class Round(msgspec.Struct, frozen=True):
 
 def measure(work: Round) -> Counts:
     """Measure with the checkout whose interpreter runs this."""
+    counted = instructions if work.instructions else processor_ns
+    return {case: counted(CASES[case][0], work.records // CASES[case][1]) for case in work.cases}
+
+
+def processor_ns(way: Mode | Form, records: int) -> dict[str, float]:
     with TemporaryDirectory(prefix="braid-bench-") as folder, BrokerProcess(Path(folder) / "data") as broker:
         target = Target(url=broker.url)
-        counts: Counts = {}
-        for case in work.cases:
-            way, fewer = CASES[case]
-            records = work.records // fewer
-            with fresh_topic(target) as topic:
-                if isinstance(way, Form):
-                    fill(target, topic, 2 * records, SIZE, BATCH_BYTES)
-                if work.instructions:
-                    once, twice = (instructions(task(target, topic, way, count)) for count in (records, 2 * records))
-                    counts[case] = {"client": (twice - once) / records}
-                else:
-                    counts[case] = processor_ns(task(target, topic, way, records), broker)
-        return counts
+        with fresh_topic(target) as topic:
+            if isinstance(way, Form):
+                fill(target, topic, records, SIZE, BATCH_BYTES)
+            before = made(broker)
+            clock = BrokerClock(broker)
+            done = run_worker(task(target, topic, way, records), clock)
+            counts = {"client": done.cpu_s / records * 1e9, "broker": clock.passed_s() / records * 1e9}
+            if isinstance(way, Mode):
+                counts |= {name: number - before[name] for name, number in made(broker).items()}
+            return counts
+
+
+def made(broker: BrokerProcess) -> dict[str, float]:
+    """Return how many batches and syncs the broker has made since it started."""
+    with urllib.request.urlopen(f"{broker.ready['adminUrl']}/metrics") as response:
+        values = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[0] != "#")
+    return {name: float(values[metric]) for name, metric in METRICS.items()}
+
+
+def instructions(way: Mode | Form, records: int) -> dict[str, float]:
+    many = BROKER_TIMES * records
+    client = [client_instructions(way, count, 2 * records) for count in (records, 2 * records)]
+    broker = [broker_instructions(way, count, 2 * many) for count in (many, 2 * many)]
+    return {"client": (client[1] - client[0]) / records, "broker": (broker[1] - broker[0]) / many}
 
 
 def task(target: Target, topic: str, way: Mode | Form, records: int) -> Publish | Consume:
@@ -104,23 +133,46 @@ class BrokerClock:
         return time.clock_gettime(self._clock) - self._begun_s
 
 
-def processor_ns(work: Publish | Consume, broker: BrokerProcess) -> dict[str, float]:
-    clock = BrokerClock(broker)
-    done = run_worker(work, clock)
-    return {"client": done.cpu_s / work.records * 1e9, "broker": clock.passed_s() / work.records * 1e9}
-
-
-def instructions(work: Publish | Consume) -> int:
-    counting = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    done = subprocess.run(
-        [*counting, sys.executable, "-m", "braid.cli.bench.worker"],
-        input=msgspec.json.encode(work),
-        capture_output=True,
-        env={**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},  # Its idle threads count, too.
-    )
-    counted = re.search(rb"I\s+refs:\s*([\d,]+)", done.stderr)
-    if done.returncode or counted is None:
+def client_instructions(way: Mode | Form, records: int, filled: int) -> int:
+    """Count what a client executes from its start to its end; a consumer finds a topic of `filled` records."""
+    with TemporaryDirectory(prefix="braid-bench-") as folder, BrokerProcess(Path(folder) / "data") as broker:
+        target = Target(url=broker.url)
+        with fresh_topic(target) as topic:
+            if isinstance(way, Form):
+                fill(target, topic, filled, SIZE, BATCH_BYTES)
+            done = subprocess.run(
+                [*VALGRIND, sys.executable, "-m", "braid.cli.bench.worker"],
+                input=msgspec.json.encode(task(target, topic, way, records)),
+                capture_output=True,
+                env=os.environ | REPEATABLE,
+            )
+    if done.returncode:
         raise RuntimeError(f"the worker under valgrind failed: {done.stderr.decode()[-2000:]}")
+    return counted_in(done.stderr)
+
+
+def broker_instructions(way: Mode | Form, records: int, filled: int) -> int:
+    """Count what a broker executes from its start to its end."""
+    os.environ.update(REPEATABLE)
+    with TemporaryDirectory(prefix="braid-bench-") as folder:
+        with BrokerProcess(Path(folder) / "data", braid=(*VALGRIND, *BRAID)) as broker:
+            target = Target(url=broker.url)
+            with fresh_topic(target) as topic:
+                if isinstance(way, Form):
+                    fill(target, topic, filled, SIZE, BATCH_BYTES)
+                run_worker(task(target, topic, way, records))
+            broker.stop()
+        return counted_in(broker.log_path.read_bytes())
+
+
+REPEATABLE: Final = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+"""The environment of a process whose instructions are counted: idle threads of OpenBLAS count, too."""
+
+
+def counted_in(output: bytes) -> int:
+    counted = re.search(rb"I\s+refs:\s*([\d,]+)", output)
+    if counted is None:
+        raise RuntimeError(f"valgrind has counted nothing: {output.decode()[-2000:]}")
     return int(counted[1].replace(b",", b""))
 
 
@@ -146,7 +198,8 @@ def compare(checkouts: list[Path], work: Round, rounds: int) -> Report:
         if checkout == ROOT:
             other = min(least[case, process, checkouts[-1]])
             against = {"other": other, "ratio": min(found) / other} if len(checkouts) > 1 else {}
-            report.add(case, min(found), f"{unit}/record", process=process, record=SIZE, **against)
+            per = "a run" if process in METRICS else f"{unit}/record"
+            report.add(case, min(found), per, of=process, record=SIZE, **against)
     return report
 
 
@@ -156,7 +209,7 @@ def main() -> None:
     parser.add_argument(
         "--against", type=Path, metavar="PATH", help="another checkout, measured in turns with this one"
     )
-    parser.add_argument("--instructions", action="store_true", help="count the client's instructions, by valgrind")
+    parser.add_argument("--instructions", action="store_true", help="count instructions, by valgrind")
     parser.add_argument("--rounds", type=int, help="how often each case is measured; the least counts")
     parser.add_argument("--only", nargs="+", choices=CASES, default=[*CASES], help="leave the others out")
     parser.add_argument("--round", help=argparse.SUPPRESS)
