@@ -11,9 +11,11 @@ import pytest
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.segments.publish import PublishQueue
 from braid.model.batch.header import assemble
+from braid.model.batch.identity import DERIVED
 from braid.model.errors import BatchError, BatchTooLarge, BraidError, OutOfSequence, StaleRoute
 from braid.model.layout import HashRange
 from braid.model.topic import TopicPolicies
+from braid.storage.log import producers
 from braid.storage.log.context import LogConfig
 from braid.storage.log.log import Log
 from braid.testing.batches import opaque_batch, opaque_header
@@ -54,6 +56,10 @@ class Connection:
         self._waiting = []
 
 
+WAITED_S = 5.0
+"""How long before `take` the batches of a test came."""
+
+
 class Bench:
     def __init__(self, disk: SimulatedDisk, noting: NotingDisk, log: Log) -> None:
         self.disk = disk
@@ -72,7 +78,7 @@ class Bench:
 
     def take(self, connection: Connection, request: int, *, producer: int = 0, sequence: int = 0) -> int:
         batch = opaque_batch(BODY, producer=producer, sequence=sequence)
-        self.queue.take(memoryview(batch), connection, request)
+        self.queue.take(memoryview(batch), connection, request, asyncio.get_running_loop().time() - WAITED_S)
         return len(batch)
 
     async def answered(self) -> None:
@@ -105,6 +111,7 @@ async def test_batches_that_came_together_are_written_at_once_and_confirmed_in_o
         assert two.left == [[(21, Published(1, False))]]
         assert one.bytes == 2 * size
         assert bench.metrics.publish_latency_s.count == bench.metrics.batch_bytes.count == 3
+        assert bench.metrics.publish_latency_s.sum >= 3 * WAITED_S, "counted from the time at which they came"
 
 
 async def test_a_retry_is_told_the_offset_of_the_first_try_also_when_nothing_is_written(simulation: Simulation) -> None:
@@ -135,7 +142,7 @@ async def test_a_batch_that_has_no_place_is_refused_at_once_and_the_others_are_n
             bench.take(connection, 2, producer=7, sequence=5)
         elsewhere = opaque_header(BODY, key_hashes=(0x8000, 0x9000))
         with pytest.raises(StaleRoute):
-            bench.queue.take(memoryview(assemble(elsewhere, BODY)), connection, 3)
+            bench.queue.take(memoryview(assemble(elsewhere, BODY)), connection, 3, 0.0)
         bench.queue.commit()
         await bench.answered()
         assert connection.left == [[(1, Published(0, False))]]
@@ -161,7 +168,7 @@ async def test_poison_that_the_header_shows_is_refused_and_nothing_is_stored(sim
     async with open_bench(simulation) as bench:
         connection = Connection()
         with pytest.raises(BatchError):
-            bench.queue.take(memoryview(poison.shown_by_the_header()[what]), connection, 1)
+            bench.queue.take(memoryview(poison.shown_by_the_header()[what]), connection, 1, 0.0)
         bench.take(connection, 2)
         bench.queue.commit()
         await bench.answered()
@@ -178,9 +185,23 @@ async def test_a_small_batch_that_would_become_large_is_refused_by_the_limits_of
         assert len(batch) < 10_000
         bench.queue.policies = TopicPolicies(max_decoded_bytes=2 << 20, max_batch_records=199_999)
         with pytest.raises(BatchTooLarge, match="the topic takes"):
-            bench.queue.take(memoryview(batch), connection, 1)
+            bench.queue.take(memoryview(batch), connection, 1, 0.0)
         bench.queue.policies = TopicPolicies()  # The limits of a topic count from the moment at which they are changed.
-        bench.queue.take(memoryview(batch), connection, 2)
+        bench.queue.take(memoryview(batch), connection, 2, 0.0)
         bench.queue.commit()
         await bench.answered()
         assert connection.left == [[(2, Published(0, False))]]
+
+
+async def test_a_repeatable_producer_that_is_forgotten_is_counted_and_told_of_once(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 1)
+    monkeypatch.setattr(producers, "MAX_DERIVED", 3)
+    async with open_bench(simulation) as bench:
+        for number, forgotten in enumerate([0, 0, 0, 1, 2, 3]):
+            bench.take(Connection(), number, producer=DERIVED + number)
+            assert bench.metrics.topic("orders").forgotten_producers == forgotten
+        bench.queue.commit()
+        await bench.answered()
+    assert caplog.text.count("forgets the one that wrote longest ago") == 1

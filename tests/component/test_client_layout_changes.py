@@ -418,6 +418,19 @@ async def test_what_waits_for_a_layout_that_does_not_come_times_out_as_not_store
         assert values_of(world, KEYS[0]) == [b"after"]
 
 
+async def test_no_layout_is_asked_for_without_a_pause_while_no_broker_is_there(simulation: Simulation) -> None:
+    async with producing(simulation, timeout=5.0) as (world, producer):
+        await producer.send(b"connects")
+        world.broker.seal(PATH, 0)
+        late = producer.submit(b"late", key=KEYS[0])
+        await asyncio.sleep(0.1)
+        await world.broker.stop()
+        before = simulation.loop.steps
+        with pytest.raises(TimedOut, match="they are not stored"):
+            await late
+        assert simulation.loop.steps - before < 1_000
+
+
 async def test_records_of_one_batch_may_end_differently_in_two_pieces(simulation: Simulation) -> None:
     async with producing(simulation) as (world, producer):
         await producer.send(b"connects")

@@ -46,7 +46,7 @@ async def test_a_batch_that_a_log_had_taken_is_never_said_to_be_not_stored(simul
     machine = Machine(simulation)
     broker = await with_orders(machine)
     segment, publisher = broker.segments.get(ORDERS.path, 0), Waiting()
-    segment.publishes.take(memoryview(opaque_batch(bytes(64), 3)), publisher, 1)
+    segment.publishes.take(memoryview(opaque_batch(bytes(64), 3)), publisher, 1, 0.0)
     segment.publishes.commit()
     await asyncio.sleep(0)  # Its write is on the way to the disk.
     await broker.segments.abandon_all(NotServing("the lease is lost"))

@@ -45,6 +45,7 @@ from braid.wire.operations import (
     decode,
     encode,
 )
+from braid.wire.silence import ANSWER_S, PING_AFTER_S
 from tests.kits.links import ignore
 from tests.kits.wire import RawBroker
 
@@ -346,6 +347,30 @@ async def test_a_silent_broker_is_noticed_after_three_heartbeats(network: Simula
     with pytest.raises(ConnectionLost):
         await waiting
     assert broker.peers
+
+
+async def test_a_silent_broker_is_noticed_sooner_while_an_answer_is_due(network: SimulatedNetwork) -> None:
+    _, link = await broker_and_link(network, heartbeat_ms=10_000)
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(25)
+    network.cut("client", "broker")
+    await asyncio.sleep(3)
+    assert link.alive, "no answer is due"
+    waiting = link.request(Kind.LEAVE, encode(Leave(1)))
+    asked_at = loop.time()
+    with pytest.raises(ConnectionLost, match="was silent for 6 s"):
+        await waiting
+    assert loop.time() - asked_at == pytest.approx(PING_AFTER_S + ANSWER_S)
+
+
+async def test_a_request_that_takes_long_keeps_its_link_while_the_broker_shows_life(network: SimulatedNetwork) -> None:
+    broker, link = await broker_and_link(network, heartbeat_ms=10_000)
+    waiting = link.request(Kind.LEAVE, encode(Leave(1)))
+    await asyncio.sleep(120)
+    assert link.alive
+    assert not waiting.done()
+    pings = [frame for frame in broker.peers[0].frames if frame.kind == Kind.PING]
+    assert len(pings) <= 120 / ANSWER_S + 120 / 10 + 1
 
 
 async def test_a_quiet_link_sends_something_in_every_heartbeat(network: SimulatedNetwork) -> None:

@@ -5,10 +5,14 @@ from crc32c import crc32c
 
 from braid.model.batch.columns import encode_batch
 from braid.model.batch.header import (
+    EMPTY_BODY_BYTES,
+    EMPTY_RECORD_BYTES,
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_RAW_BYTES,
     MAX_RECORDS,
+    NO_KEYS,
+    BatchHeader,
     Flag,
     assemble,
     body_of,
@@ -20,7 +24,7 @@ from braid.model.batch.header import (
     verify,
 )
 from braid.model.errors import BatchCorrupt, BatchError, BatchTooLarge, BatchTruncated, BatchUnsupported
-from braid.model.ids import Epoch, Offset
+from braid.model.ids import Epoch, Offset, ProducerId, Sequence
 from tests.kits import poison
 
 
@@ -145,3 +149,11 @@ def test_empty_records_have_the_least_raw_length(count: int, times: tuple[int, i
     header = verify(encode_batch([b""] * count, keys=[keys] * count, timestamps=timestamps, now_us=0))
     assert least_raw_length(header) == header.raw_length
     check_published(header)
+
+
+@pytest.mark.parametrize("keys", [(0, 0xFFFF), NO_KEYS])
+@pytest.mark.parametrize("last_time", [0, 1])
+@pytest.mark.parametrize("count", [*range(1, 17), MAX_RECORDS - 1, MAX_RECORDS])
+def test_no_body_has_to_be_longer_than_what_counts_as_long(count: int, last_time: int, keys: tuple[int, int]) -> None:
+    header = BatchHeader(0, 0, 0, 0, 0, 0, count, *keys, ProducerId(0), Sequence(0), 0, last_time)
+    assert least_raw_length(header) <= EMPTY_BODY_BYTES + EMPTY_RECORD_BYTES * count

@@ -201,6 +201,7 @@ def test_numbers_in_the_text_are_those_in_the_code() -> None:
     assert f"by {cursors.flush_acks:,} acks" in delivery_page
     assert f"last {producers.REMEMBERED_BATCHES} batches" in publishing
     assert f"remembers {producers.MAX_PRODUCERS:,} producers" in publishing
+    assert f"{producers.MAX_DERIVED:,} with [derived]" in publishing
     assert f"{frame.MAX_BODY_BYTES:,}" in frames
     assert f"{frame.MAX_FRAME_BYTES:,}" in frames
     assert f"version {operations.VERSION}." in page("README.md")

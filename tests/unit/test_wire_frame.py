@@ -191,6 +191,45 @@ def test_a_reader_tells_what_an_unfinished_frame_holds_and_frees_it_with_its_con
     assert (reader.held_bytes, reader.partial_bytes, len(reader.buffer())) == (0, 0, 0)
 
 
+def test_large_frames_that_follow_each_other_take_one_read_each() -> None:
+    reader = FrameReader()
+    data = memoryview(b"".join(a_frame(1, b"body", b"p" * 50_000, request=number) for number in range(8)))
+    reads = 0
+    came: list[Frame] = []
+    while data:
+        room = reader.buffer()
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        data = data[size:]
+        came += reader.received(size)
+        reads += 1
+        assert len(came) == max(0, reads - 1), "the first read finds out how long the first frame is"
+    assert plain(came) == [(1, 0, number, b"body", b"p" * 50_000) for number in range(8)]
+
+
+@pytest.mark.parametrize("arrived", range(1, PREFIX_BYTES + 1))
+def test_a_frame_of_which_only_the_prefix_is_here_holds_nothing(arrived: int) -> None:
+    reader = FrameReader()
+    large = a_frame(1, b"", b"p" * 50_000)
+    assert len(feed(reader, large + large[:arrived])) == 1
+    assert (reader.held_bytes, reader.partial_bytes) == (0, arrived)
+    assert feed(reader, large[arrived:30_000]) == []
+    assert (reader.held_bytes, reader.partial_bytes) == (30_000, 30_000)
+    assert plain(feed(reader, large[30_000:])) == [(1, 0, 0, b"", b"p" * 50_000)]
+
+
+def test_small_frames_after_a_large_one_come_out_in_order() -> None:
+    sent = [a_frame(1, b"", b"p" * 50_000), a_frame(2), a_frame(3, b"abc"), a_frame(4, b"", b"p" * 5_000), a_frame(5)]
+    assert [each.kind for each in feed(FrameReader(), b"".join(sent))] == [1, 2, 3, 4, 5]
+
+
+def test_garbage_after_a_large_frame_ends_the_stream_and_leaves_room() -> None:
+    reader = FrameReader()
+    with pytest.raises(ProtocolError, match="no frame"):
+        feed(reader, a_frame(1, b"", b"p" * 50_000) + b"\xff" * PREFIX_BYTES)
+    assert len(reader.buffer()) == SCRATCH_BYTES
+
+
 def resident_kib() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() // 1024

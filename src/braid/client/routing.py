@@ -178,10 +178,12 @@ class Routing:
         return topic
 
     async def later_layout(self, path: str, than_epoch: int, timeout_s: float) -> bool:
-        """Wait until the map has a layout of an epoch above `than_epoch`. False after the timeout."""
+        """Wait until the map has a layout of an epoch above `than_epoch`. False after the timeout. Nothing is asked
+        here: while no broker answers, a caller that repeats this would ask without a pause."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self.until(path, lambda topic: topic.route.layout_epoch > than_epoch)
+                while self._maps[path].route.layout_epoch <= than_epoch:
+                    await self._next_map(path)
         except TimeoutError:
             return False
         return True

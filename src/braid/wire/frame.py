@@ -12,7 +12,9 @@ A reply carries the request's kind and id with the flag REPLY, and ERROR if it f
 
 `FrameReader` takes bytes as they come and knows nothing of sockets. It fills either its own scratch buffer, from which
 all complete small frames are cut together, or, when a larger frame has begun, that frame's own buffer directly: its
-bytes are received where they stay. Every length is checked against the limit before it is used.
+bytes are received where they stay. That buffer has room for the prefix of the next frame, too. So when large frames
+follow each other, each of them takes one read, and not one for its beginning and one for the rest. Every length is
+checked against the limit before it is used.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def encode_frame(kind: int, body: bytes = b"", *, request: int = 0, flags: int =
 class FrameReader:
     """Receives bytes into `buffer()` and returns complete frames from `received()`."""
 
-    __slots__ = ("_end", "_own", "_scratch", "_view", "held_bytes", "limit", "partial_bytes")
+    __slots__ = ("_end", "_own", "_own_bytes", "_scratch", "_view", "held_bytes", "limit", "partial_bytes")
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
@@ -114,11 +116,12 @@ class FrameReader:
         self.partial_bytes = 0
         """How much of an unfinished frame has arrived: 0 between frames."""
         self.held_bytes = 0
-        """The same for a frame that has a buffer of its own; others hold nothing extra."""
+        """The same for a frame that has a buffer of its own; others hold nothing extra, nor does a prefix alone."""
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._end = 0  # how far the scratch buffer is filled, or the frame's own buffer if there is one
         self._own: memoryview | None = None
+        self._own_bytes = 0  # how long the frame is that has its own buffer
 
     def buffer(self) -> memoryview:
         """Return the memory for the next bytes; never empty."""
@@ -138,18 +141,28 @@ class FrameReader:
         error, the rest of the stream means nothing, and the reader is of no more use."""
         self._end += count
         own = self._own
-        if own is None:
-            try:
-                return self._cut_frames()
-            except ProtocolError:
-                self._end = 0  # A transport that is closing may still ask for room.
-                raise
-        self.partial_bytes = self.held_bytes = self._end
-        if self._end < len(own):
-            return []
-        self._own = None
-        self._end = self.partial_bytes = self.held_bytes = 0
-        return [_whole_frame(own)]
+        if own is not None:
+            size = self._own_bytes
+            if self._end < size:
+                self.partial_bytes = self.held_bytes = self._end
+                return []
+            self._own = None
+            rest = self._end - size
+            self._end = self.partial_bytes = self.held_bytes = 0
+            frame = _whole_frame(own[:size])
+            if not rest:
+                return [frame]
+            self._scratch[:rest] = own[size : size + rest]
+            self._end = rest
+            return [frame, *self._cut_or_end()]
+        return self._cut_or_end()
+
+    def _cut_or_end(self) -> list[Frame]:
+        try:
+            return self._cut_frames()
+        except ProtocolError:
+            self._end = 0  # A transport that is closing may still ask for room.
+            raise
 
     def _cut_frames(self) -> list[Frame]:
         scratch, view, end = self._scratch, self._view, self._end
@@ -183,11 +196,14 @@ class FrameReader:
 
     def _begin_own(self, at: int, size: int) -> None:
         # No reader sees what was in this memory before: a frame is handed on when all of it has arrived.
-        frame = memoryview(unfilled(size) if size <= _HEAP_BYTES else mmap.mmap(-1, size))
+        room = size + PREFIX_BYTES
+        frame = memoryview(unfilled(room) if size <= _HEAP_BYTES else mmap.mmap(-1, room))
         rest = self._end - at
         frame[:rest] = self._view[at : self._end]
         self._own = frame
-        self._end = self.partial_bytes = self.held_bytes = rest
+        self._own_bytes = size
+        self._end = self.partial_bytes = rest
+        self.held_bytes = rest if rest > PREFIX_BYTES else 0
 
     def _check(self, length: int, body_length: int, flags: int, zero: int) -> None:
         if zero or flags & ~_KNOWN_FLAGS:

@@ -4,7 +4,8 @@ and pushes.
 Everything in a process that talks to one broker uses one link. Requests are pipelined; each has a future. Pushes go to
 the receiver that is registered under the channel or session that they name. When the connection ends, every open
 request fails with the reason, and every registered receiver is told once. A link does not reconnect (client/pool.py
-does, and broker/peers/links.py).
+does, and broker/peers/links.py). A broker that is silent while an answer is due loses its link within seconds
+(silence.py), otherwise after three heartbeats.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from braid.wire.operations import (
     encode,
     error_from,
 )
+from braid.wire.silence import Look, Silence
 from braid.wire.wakeup import wake
 
 SILENT_PERIODS: Final = 3
@@ -100,6 +102,13 @@ class Link:
         """Done, with the reason, when the link is over."""
         self._on_topology = on_topology
         self._requests: dict[int, OnReply] = {}
+        self._payloads: dict[int, int] = {}
+        """The bytes of requests that carry a payload, until they are answered."""
+        self._payload_bytes = 0
+        self._waits_since = 0.0
+        """The loop's time when a request was sent while no other one waited."""
+        self._silence = Silence()
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._last_request = 0
         self._last_channel = 0
         self._channels: dict[int, ChannelReceiver] = {}
@@ -138,7 +147,12 @@ class Link:
             number = number % MAX_REQUEST_ID + 1
         self.connection.send(kind, body, payload, request=number)
         self._last_request = number
+        if not self._requests:
+            self._await_answer()
         self._requests[number] = on_reply
+        if payload:
+            self._payloads[number] = size = sum(map(len, payload))
+            self._payload_bytes += size
 
     # When replies arrive, waiting senders resume and their next batches leave in one write, all in the same iteration
     # of the loop. If many replies arrive together, this happens several times, so that the broker has something to do
@@ -261,6 +275,7 @@ class Link:
             return
         error = error_from(decode(ErrorBody, frame.body)) if frame.flags & ERROR else None
         on_reply = self._requests.pop(frame.request, None)
+        self._payload_bytes -= self._payloads.pop(frame.request, 0)
         if on_reply is None:
             raise ProtocolError(f"a reply to request {frame.request} came, which was never sent")
         on_reply(frame, error)
@@ -307,8 +322,9 @@ class Link:
         self._early[push.session] = push
 
     def on_lost(self, error: BraidError) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        for timer in (self._heartbeat, self._silence_timer):
+            if timer is not None:
+                timer.cancel()
         requests, self._requests = self._requests, {}
         for on_reply in requests.values():
             on_reply(None, error.again())
@@ -320,6 +336,29 @@ class Link:
             session.on_session_lost(error.again())
         if not self.lost.done():
             self.lost.set_result(error)
+
+    # Silence while an answer is due.
+
+    def _await_answer(self) -> None:
+        self._waits_since = self._loop.time()
+        if self._silence_timer is None and self._heartbeat is not None:
+            due_at = self._silence.begin(self._waits_since)
+            self._silence_timer = self._loop.call_at(due_at, self._look_at_silence)
+
+    def _look_at_silence(self) -> None:
+        self._silence_timer = None
+        connection, now = self.connection, self._loop.time()
+        if connection.closing or not self._requests:
+            return
+        quiet_since = max(connection.heard_at, self._waits_since)
+        look, again_at = self._silence.look(now, quiet_since, len(self._requests), self._payload_bytes)
+        if look is Look.OVER:
+            silent_s = now - quiet_since
+            connection.abort(ConnectionLost(f"broker {connection.peer} was silent for {silent_s:.0f} s"))
+            return
+        self._silence_timer = self._loop.call_at(again_at, self._look_at_silence)
+        if look is Look.PING:
+            self.request(Kind.PING).add_done_callback(_look_at)
 
     # Heartbeat.
 

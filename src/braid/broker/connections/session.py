@@ -135,7 +135,7 @@ class Session:
         self.framed_at = self._loop.time()
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
-        self.framed_at = self._loop.time()
+        self.framed_at = self.connection.heard_at
         self.connection.cork()
         try:
             for number, frame in enumerate(frames, 1):
@@ -326,7 +326,7 @@ class Session:
         size = len(frame.payload)
         self._count_in(size)
         try:
-            publishes.take(frame.payload, self, frame.request)
+            publishes.take(frame.payload, self, frame.request, self.framed_at)
         except BaseException:
             self._count_out(size)
             raise

@@ -8,6 +8,7 @@ retry finds out (I10).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -16,14 +17,17 @@ from braid.broker.error_mapping import to_client, to_publisher
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.cluster.key_hash_samples import KeyHashSamples
 from braid.model.batch.header import MAX_BATCH_BYTES, BatchHeader, check_published, verify
+from braid.model.batch.identity import DERIVED
 from braid.model.errors import BatchTooLarge, BraidError, Fenced, LogClosed, StaleRoute
 from braid.model.layout import HashRange
 from braid.model.topic import TopicPolicies
 from braid.storage.log.log import Log
+from braid.storage.log.producers import MAX_DERIVED
 from braid.wire.frame import REPLY, encode_frame
 from braid.wire.operations import FORGOTTEN, PAST_ERA, Kind, Published, encode
 
 _PUBLISH: Final = int(Kind.PUBLISH)
+_logger: Final = logging.getLogger(__name__)
 
 
 class Publisher(Protocol):
@@ -64,16 +68,19 @@ class PublishQueue:
         self.taken_records = 0
         self.samples: KeyHashSamples | None = None
         """Counts the key hashes of what is taken, if somebody asked for that."""
+        self._counted_forgotten = 0
+        """How many of the log's producers are counted as forgotten."""
         self._waiting: deque[_Waiting] = deque()
         log.confirmed.follow(self._on_confirmed)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, batch: memoryview, publisher: Publisher, request: int) -> None:
+    def take(self, batch: memoryview, publisher: Publisher, request: int, received_at: float) -> None:
         """Give a batch its place in the log, or raise. A batch that has a place is confirmed or refused exactly once.
 
-        The caller must call `commit` after its last batch, before the iteration of the loop ends.
+        `received_at` is the loop's time when the batch came: the caller knows it for all batches of a read. The caller
+        must call `commit` after its last batch, before the iteration of the loop ends.
         """
         size = len(batch)
         if size > MAX_BATCH_BYTES:
@@ -108,14 +115,30 @@ class PublishQueue:
             self.taken_records += header.count
             if self.samples is not None:
                 self.samples.take(header, batch)
+            if header.producer_id >= DERIVED:
+                self._count_forgotten()
         self._broker_metrics.batch_bytes.observe(size)
-        self._waiting.append((next_offset, publisher, request, size, confirm, self._time()))
+        self._waiting.append((next_offset, publisher, request, size, confirm, received_at))
         if duplicate:
             self._on_confirmed()  # The first copy may be confirmed already, so that no rise of the watermark follows.
 
     def _forgotten(self, header: BatchHeader) -> int:
         """The code that replaces the offset of a retried batch whose place the log no longer knows."""
         return PAST_ERA if self._log.has_later_era(header) else FORGOTTEN
+
+    def _count_forgotten(self) -> None:
+        """Count the repeatable producers that the log has forgotten, and warn of the first one."""
+        forgotten = self._log.forgotten_producers
+        if forgotten > self._counted_forgotten:
+            if not self._counted_forgotten:
+                _logger.warning(
+                    "the log under %s has had more than %s repeatable producers and forgets the one that wrote longest "
+                    "ago: what that one repeats from its beginning is stored again",
+                    self._log.folder,
+                    f"{MAX_DERIVED:,}",
+                )
+            self._topic_metrics.forgotten_producers += forgotten - self._counted_forgotten
+            self._counted_forgotten = forgotten
 
     def commit(self) -> None:
         """Begin to write the batches that were taken."""
