@@ -15,6 +15,7 @@ import pytest
 from braid.client.client import Client
 from braid.client.producing.repeatable_producer import RepeatableProducer, Written
 from braid.model.errors import BraidError, RepeatDiffers
+from braid.storage.log import producers
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import Brokers, running_brokers
 from tests.kits.waiting import until
@@ -305,3 +306,29 @@ async def test_a_repeat_is_recognised_after_its_only_chunk_has_expired_and_the_s
         assert segment.end == 2 * ROWS + 1
         await brokers.move(0, first)
         assert (await attempt(client, tables)).duplicates == 2 * ROWS
+
+
+async def test_a_task_that_many_others_have_outlived_is_still_recognised(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a writer that 10,000 others have outlived, logs keep the last batch: through a restart, and also in the
+    segments that a split has made."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
+    async with running_brokers(simulation, ("a",)) as brokers:
+        await a_topic(brokers, 1)
+        async with brokers.client() as client:
+            first, others = blocks(12), [blocks(1, label=f"{part}-") for part in range(1, 9)]
+            await dying_attempt(client, first, 11)
+            await attempt(client, first)
+            for part, tables in enumerate(others, 1):
+                await attempt(client, tables, part=part)
+            await attempt(client, first)
+        await brokers.stop("a")
+        await brokers.start("a")
+        async with brokers.client() as client:
+            assert (await attempt(client, first)).records == 12 * ROWS
+            await client.admin.split("orders", 0)
+            assert (await attempt(client, first)).records == 12 * ROWS
+            check_once_and_in_order(
+                await everything(client), [*first, *(table for tables in others for table in tables)]
+            )

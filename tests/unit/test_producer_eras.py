@@ -123,7 +123,8 @@ def test_a_batch_lies_in_one_era() -> None:
 
 def test_a_writer_that_too_many_have_outlived_begins_its_era_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The price of the bound, which the decision page names."""
-    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 1)
+    monkeypatch.setattr(producers, "MAX_DERIVED", 2)
     log = Log((1, 0, 5), (1, 5, 5))
     for other in (1, 2, 3):
         assert log.send(0, 1, producer=other) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 
+import msgspec
 import pytest
 
 from braid.model.batch.identity import CANNOT_TELL, DERIVED, ERA_RECORDS, NOT_KNOWN, derived_id
@@ -13,6 +14,7 @@ from braid.model.ids import Offset
 from braid.storage.log import producers
 from braid.storage.log.producers import REMEMBERED_BATCHES, ROW_BYTES, Duplicate, ProducerTable, inherited
 from braid.storage.segment import MAX_INHERITED_BYTES
+from braid.wire.frame import MAX_BODY_BYTES
 from tests.kits.storage import make_header
 
 
@@ -107,12 +109,86 @@ def test_of_too_many_producers_the_one_that_was_silent_longest_is_forgotten(monk
         assert table.check(make_header(producer=known, sequence=0)) is not None
 
 
-@pytest.mark.parametrize("first_id", [1, DERIVED])
-def test_the_bound_of_ten_thousand_producers_of_a_kind_holds(first_id: int) -> None:
-    table = table_of(*((first_id + number, 0, 1, number) for number in range(10_102)))
+def test_the_bound_of_ten_thousand_producers_holds() -> None:
+    table = table_of(*((1 + number, 0, 1, number) for number in range(10_102)))
     assert len(table) == producers.MAX_PRODUCERS == 10_000
     assert table.is_full
     assert len(ProducerTable.from_rows(b"".join(table.rows()))) == 10_000
+
+
+def test_the_bound_of_a_hundred_thousand_derived_producers_holds_also_in_memory() -> None:
+    header = make_header(producer=WRITER)
+    table = ProducerTable()
+    tracemalloc.start()
+    try:
+        for number in range(100_002):
+            table.apply(msgspec.structs.replace(header, producer_id=DERIVED + number), Offset(number))
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (len(table), table.forgotten) == (producers.MAX_DERIVED, 2) == (100_000, 2)
+    assert used < 24 << 20
+    assert len(rows_of(table.handed_on())) < MAX_BODY_BYTES - 4_096, "a child's owner gets it in one answer"
+    twin = ProducerTable.from_rows(rows_of(table))
+    assert (rows_of(twin), twin.forgotten) == (rows_of(table), 0)
+
+
+FEW_WRITERS = [derived_id("query", each) for each in range(9)]
+
+
+def outlived(monkeypatch: pytest.MonkeyPatch) -> ProducerTable:
+    """A table that has the latest batches of 2 writers, and the last batch of 4 more. Each has written two batches."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
+    monkeypatch.setattr(producers, "MAX_DERIVED", 6)
+    batches = [
+        (each, era(3) + 5 * number, 5, 10 * at + 5 * number) for at, each in enumerate(FEW_WRITERS) for number in (0, 1)
+    ]
+    return table_of(*batches)
+
+
+def test_a_derived_producer_that_many_have_outlived_is_known_by_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink repeats its micro-batch after weeks: whatever the others have written, nothing is stored twice (I10)."""
+    table = outlived(monkeypatch)
+    assert (len(table), table.forgotten) == (6, 3)
+    later = [table.copy(), ProducerTable.from_rows(rows_of(table)), ProducerTable().extended(table)]
+    for each in (table, *later):
+        for at in range(3, 9):
+            writer, detailed = FEW_WRITERS[at], at >= 7
+            last = Duplicate(Offset(10 * at + 5), Offset(10 * at + 10))
+            first = Duplicate(Offset(10 * at) if detailed else None, Offset(10 * at + 5))
+            assert each.check(make_header(5, producer=writer, sequence=era(3) + 5)) == last
+            assert each.check(make_header(5, producer=writer, sequence=era(3))) == first
+            assert each.check(make_header(5, producer=writer, sequence=era(2))) is not None
+            assert each.check(make_header(5, producer=writer, sequence=era(3) + 10)) is None, "it goes on"
+            assert each.check(make_header(5, producer=writer, sequence=era(4))) is None, "a later era may begin"
+            assert (each.next_sequence(writer), each.last_era(writer)) == (era(3) + 10, 3)
+    for each in (
+        inherited([table]),
+        inherited([table, ProducerTable()]),
+        inherited([ProducerTable.from_rows(rows_of(table))]),
+    ):
+        assert [each.last_era(writer) for writer in FEW_WRITERS] == [NOT_KNOWN] * 3 + [3] * 6
+        assert each.check(make_header(5, producer=FEW_WRITERS[3], sequence=era(3))) == Duplicate(None, Offset(0))
+
+
+def test_a_derived_producer_that_comes_back_is_one_of_the_latest_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = outlived(monkeypatch)
+    back, gone = FEW_WRITERS[3], FEW_WRITERS[7]
+    table.apply(make_header(5, producer=back, sequence=era(3) + 10), Offset(200))
+    assert table.check(make_header(5, producer=back, sequence=era(3) + 5)) == Duplicate(Offset(35), Offset(40))
+    assert table.check(make_header(5, producer=gone, sequence=era(3))) == Duplicate(None, Offset(75)), "7 made room"
+    assert (len(table), table.forgotten) == (6, 3)
+
+
+def test_of_too_many_inherited_producers_those_that_wrote_longest_ago_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = outlived(monkeypatch)
+    second = table_of(*((derived_id("other", each), era(1), 5, 5 * each) for each in range(6)))
+    table = inherited([first, second])
+    assert (len(table), table.forgotten) == (6, 6)
+    assert table.last_era(FEW_WRITERS[8]) == 3
+    assert table.last_era(FEW_WRITERS[3]) == NOT_KNOWN
 
 
 def test_ordinary_producers_never_make_a_log_forget_a_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +222,7 @@ def test_a_full_table_of_an_earlier_build_may_have_forgotten(monkeypatch: pytest
 def test_derived_producers_do_not_make_a_log_forget_a_drawn_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
     table = table_of((1, 0, 1, 0), *((derived_id("query", each), era(1), 1, each) for each in range(1, 50)))
-    assert len(table) == 3
+    assert len(table) == 50
     assert table.next_sequence(1) == 1
     assert table.next_sequence(2) == NOT_KNOWN
 

@@ -46,6 +46,10 @@ _COUNTS: Final = {
     "published_records": ("publish_records", "Records published"),
     "published_bytes": ("publish_bytes", "Bytes published"),
     "duplicate_batches": ("publish_duplicate_batches", "Batches that were retries of stored ones"),
+    "forgotten_producers": (
+        "publish_forgotten_producers",
+        "Repeatable producers that segments have forgotten: what these repeat from its beginning is stored again",
+    ),
     "delivered_batches": ("deliver_batches", "Batches sent to consumers"),
     "delivered_records": ("deliver_records", "Records sent to consumers"),
     "delivered_bytes": ("deliver_bytes", "Bytes sent to consumers"),

@@ -36,7 +36,7 @@ class TopicMetrics:
     """The counters of one topic on this broker, since the broker started."""
 
     __slots__ = (
-        "delivered_batches", "delivered_bytes", "delivered_records", "duplicate_batches",
+        "delivered_batches", "delivered_bytes", "delivered_records", "duplicate_batches", "forgotten_producers",
         "published_batches", "published_bytes", "published_records",
     )  # fmt: skip
 
@@ -45,6 +45,7 @@ class TopicMetrics:
         self.published_records = 0
         self.published_bytes = 0
         self.duplicate_batches = 0
+        self.forgotten_producers = 0
         self.delivered_batches = 0
         self.delivered_records = 0
         self.delivered_bytes = 0

@@ -3,9 +3,9 @@
 The table remembers, for each producer, its latest batches: enough to answer a retry with the offsets that the first try
 got. It is rebuilt from the log itself: the footer of the last closed file carries it as rows, and all later batches are
 applied on top. Where retention has deleted that file, an object of its own holds the rows (producer_objects.py). Both
-bounds are limits with a price. A producer that 10,000 others of its kind have outlived is forgotten, and has to start
-again under a new id. A retry of a batch older than the remembered ones is still recognised, but answered without its
-offsets.
+bounds are limits with a price. A producer with a drawn id that 10,000 others have outlived is forgotten, and has to
+start again under a new id. A retry of a batch older than the remembered ones is still recognised, but answered without
+its offsets.
 
 A producer that is not in the table must start at sequence 0. So everything below a known producer's next sequence has
 been stored, and "older than remembered" never means "never arrived".
@@ -19,10 +19,12 @@ its number 0, and what is not known begins one. So an era that is repeated from 
 same way, is stored once, however often and by however many programs at the same time.
 
 **Forgetting.** An unknown producer at sequence 0 is new, or forgotten: an open log cannot tell, and takes the batch.
-So a first batch, or the first of an era, is stored twice if it is repeated after 10,000 others. A drawn id is repeated
-for seconds, a derived id perhaps for weeks. So the two kinds have a limit each: ordinary producers, however many come
-and go, never make a log forget a derived one. A table that has forgotten a drawn id is marked `incomplete`. It does not
-say that an unknown drawn id has stored nothing (`next_sequence`).
+A drawn id is repeated for seconds, a derived id perhaps for weeks. So the two kinds have a limit each: ordinary
+producers, however many come and go, never make a log forget a derived one. Of a derived producer that 10,000 others
+have outlived, the table still has the last batch, in few bytes: enough to tell what is stored. It forgets one that
+100,000 others have outlived, and counts that (`forgotten`); decision 13 says why it does not refuse all new ones then.
+A table that has forgotten a drawn id is marked `incomplete`. It does not say that an unknown drawn id has stored
+nothing (`next_sequence`).
 
 A log that continues other logs begins with their tables (`inherited`). Offsets of another log mean nothing here, so a
 retry of a batch that stands there is recognised and answered without offsets. A producer that numbered its batches in
@@ -59,7 +61,10 @@ from braid.model.errors import ChunkCorrupt, OutOfSequence
 from braid.model.ids import Offset, ProducerId, Sequence
 
 MAX_PRODUCERS: Final = 10_000
-"""Of drawn ids, and as many again of derived ones."""
+"""Of drawn ids, and as many again of derived ones, with their latest batches."""
+MAX_DERIVED: Final = 100_000
+"""Of derived ids in all. Those that wrote longest ago are there with their last batch only: 140 bytes of memory each,
+and 32 in each footer."""
 REMEMBERED_BATCHES: Final = 8
 MAX_HANDED_ON: Final = 256
 """So many drawn ids, those that wrote last, are handed on to the logs that continue a log."""
@@ -76,6 +81,9 @@ _ROW: Final = struct.Struct(
 )
 ROW_BYTES: Final = _ROW.size
 
+
+_LAST: Final = struct.Struct("<QQI")
+"""The last batch of a producer: first sequence, base offset, number of records. As bytes it takes half the memory."""
 
 _Stored: TypeAlias = tuple[Sequence, Offset, int]
 """First sequence, base offset and number of records of a batch. A plain tuple: two are made for each batch."""
@@ -100,15 +108,20 @@ class ProducerTable:
         # In order of their latest batch, so that the first one is the one to forget.
         self._drawn: dict[ProducerId, _Known] = {}
         self._derived: dict[ProducerId, _Known] = {}
+        self._outlived: dict[ProducerId, bytes] = {}
+        """The last batch of derived producers that MAX_PRODUCERS others have outlived (`_LAST`), in the same order."""
+        self.forgotten = 0
+        """How many derived producers this table has forgotten since it was made."""
         self.incomplete = False
         """Whether a drawn id was forgotten, or not handed on."""
 
     def __iter__(self) -> Iterator[ProducerId]:
         yield from self._drawn
+        yield from self._outlived
         yield from self._derived
 
     def __len__(self) -> int:
-        return len(self._drawn) + len(self._derived)
+        return len(self._drawn) + len(self._outlived) + len(self._derived)
 
     @property
     def is_full(self) -> bool:
@@ -116,19 +129,25 @@ class ProducerTable:
         return max(len(self._drawn), len(self._derived)) >= MAX_PRODUCERS
 
     def _find(self, producer: int) -> _Known | None:
-        return (self._derived if producer >= DERIVED else self._drawn).get(ProducerId(producer))
+        if producer < DERIVED:
+            return self._drawn.get(ProducerId(producer))
+        known = self._derived.get(ProducerId(producer))
+        if known is None and (last := self._outlived.get(ProducerId(producer))) is not None:
+            known = (_unpacked(last),)
+        return known
 
     def check(self, header: BatchHeader) -> Duplicate | None:
         """Return where the batch is stored, if it is a retry. `OutOfSequence` if it neither continues nor repeats."""
         producer, first = header.producer_id, header.first_sequence
         if producer == 0:
             return None
-        if leaves_era(producer, first, header.count):
+        derived = producer >= DERIVED  # Each publish comes here: so calls are written out for drawn ids.
+        if derived and leaves_era(producer, first, header.count):
             raise OutOfSequence(
                 f"producer {producer:#x} sent {header.count} records of which some do not fit era {era_of(first)}; "
                 f"a batch lies in one era"
             )
-        known = self._find(producer)
+        known = self._find(producer) if derived else self._drawn.get(producer)
         if known is None:
             if first and not begins_era(producer, first):
                 raise OutOfSequence(
@@ -186,10 +205,12 @@ class ProducerTable:
         kind = self._derived if producer >= DERIVED else self._drawn
         known = kind.pop(producer, None)
         if known is None:
-            known = [batch]
+            if kind is self._derived and (last := self._outlived.pop(producer, None)) is not None:
+                known = (_unpacked(last),)
             if len(kind) >= MAX_PRODUCERS:
-                del kind[next(iter(kind))]
-                self.incomplete = self.incomplete or kind is self._drawn
+                self._outlive(kind)
+        if known is None:
+            known = [batch]
         else:
             last_sequence, _, last_records = known[-1]
             if batch[0] >= last_sequence + last_records:
@@ -200,13 +221,35 @@ class ProducerTable:
                     del known[0]
         kind[producer] = known
 
+    def _outlive(self, kind: dict[ProducerId, _Known]) -> None:
+        """Make room for another producer of this kind. `kind` is full."""
+        oldest = next(iter(kind))
+        known = kind.pop(oldest)
+        if kind is self._drawn:
+            self.incomplete = True
+            return
+        self._outlived[oldest] = _LAST.pack(*known[-1])
+        if len(self._outlived) > MAX_DERIVED - MAX_PRODUCERS:
+            del self._outlived[next(iter(self._outlived))]
+            self.forgotten += 1
+
+    def _last_batches(self) -> dict[ProducerId, _Known]:
+        """Return the last batch of every derived producer, the longest idle producer first."""
+        last: dict[ProducerId, _Known] = {producer: (_unpacked(data),) for producer, data in self._outlived.items()}
+        last.update((producer, (known[-1],)) for producer, known in self._derived.items())
+        return last
+
     def rows(self) -> Iterator[bytes]:
         if self.incomplete:
             yield _INCOMPLETE
-        for kind in (self._drawn, self._derived):
-            for producer, known in kind.items():
-                for first_sequence, base_offset, records in known:
-                    yield _ROW.pack(producer, first_sequence, base_offset, records)
+        for producer, known in self._drawn.items():
+            for batch in known:
+                yield _ROW.pack(producer, *batch)
+        for producer, last in self._outlived.items():
+            yield _ROW.pack(producer, *_unpacked(last))
+        for producer, known in self._derived.items():
+            for batch in known:
+                yield _ROW.pack(producer, *batch)
 
     @classmethod
     def from_rows(cls, data: bytes | memoryview) -> ProducerTable:
@@ -226,6 +269,8 @@ class ProducerTable:
         """Return this table with what a later one of the same log adds; batches in both count once."""
         table = self.copy()
         table.incomplete = self.incomplete or later.incomplete
+        for producer, last in later._outlived.items():
+            table._remember(producer, _unpacked(last))
         for kind in (later._drawn, later._derived):
             for producer, known in kind.items():
                 for batch in known:
@@ -235,8 +280,15 @@ class ProducerTable:
     def copy(self) -> ProducerTable:
         twin = ProducerTable()
         twin._drawn, twin._derived = _copied(self._drawn), _copied(self._derived)
+        twin._outlived = self._outlived.copy()
         twin.incomplete = self.incomplete
         return twin
+
+    def _take_last(self, batches: dict[ProducerId, _Known]) -> None:
+        """Begin with the last batches of these derived producers, the longest idle producer first."""
+        for producer in [*islice(batches, max(0, len(batches) - MAX_PRODUCERS))]:
+            self._outlived[producer] = _LAST.pack(*batches.pop(producer)[-1])
+        self._derived = batches
 
     def handed_on(self) -> ProducerTable:
         """Return what logs that continue this one need: the last batch of each derived producer, and of the drawn ones
@@ -244,7 +296,7 @@ class ProducerTable:
         table = ProducerTable()
         left_out = max(0, len(self._drawn) - MAX_HANDED_ON)
         table._drawn = {producer: (known[-1],) for producer, known in islice(self._drawn.items(), left_out, None)}
-        table._derived = {producer: (known[-1],) for producer, known in self._derived.items()}
+        table._take_last(self._last_batches())
         table.incomplete = self.incomplete or left_out > 0
         return table
 
@@ -255,12 +307,18 @@ def inherited(tables: Iterable[ProducerTable]) -> ProducerTable:
     Of too many producers, those are kept that wrote last; each of the logs counts the same."""
     handed_on = [each.handed_on() for each in tables]
     table = ProducerTable()
-    drawn, derived = [each._drawn for each in handed_on], [each._derived for each in handed_on]
+    drawn, derived = [each._drawn for each in handed_on], [each._last_batches() for each in handed_on]
     table._drawn = _joined(drawn, MAX_HANDED_ON)
-    table._derived = _joined(derived, MAX_PRODUCERS)
+    table._take_last(_joined(derived, MAX_DERIVED))
+    table.forgotten = len(set().union(*derived)) - len(table._derived) - len(table._outlived)
     left_out = len(table._drawn) < len(set().union(*drawn))
     table.incomplete = left_out or any(each.incomplete for each in handed_on)
     return table
+
+
+def _unpacked(last: bytes) -> _Stored:
+    first_sequence, base_offset, records = _LAST.unpack(last)
+    return first_sequence, base_offset, records
 
 
 def _copied(kind: Mapping[ProducerId, _Known]) -> dict[ProducerId, _Known]:
