@@ -1,14 +1,16 @@
-"""A split whose parent's owner stands still, as with SIGSTOP: no connection breaks, so only heartbeats and the lease
-show it. Clients wait for a bounded time, the change says what it waits for, and everything goes on afterwards."""
+"""A split whose parent's owner stands still, as with SIGSTOP, or whose parent cannot end at the moment. A frozen owner
+breaks no connection, so only heartbeats and the lease show it. Clients wait for a bounded time, the change says what it
+waits for, and everything goes on afterwards."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from braid.client.consuming.stream import StreamConsumer
-from braid.model.errors import TimedOut
+from braid.model.errors import NotEnoughReplicas, TimedOut
 from braid.model.transition import TransitionStep
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
@@ -20,20 +22,20 @@ PATIENCE_S = 25.0
 FROZEN_S = 60.0
 
 
-async def freeze_when_sealing(brokers: Brokers, owner: str) -> None:
-    """Freeze the owner when the intent says that the parents end, and before the owner hears of it."""
-    frozen = asyncio.get_running_loop().create_future()
+async def when_sealing(brokers: Brokers, owner: str, act: Callable[[], None]) -> None:
+    """Act when the intent says that the parents end, and before the owner hears of it."""
+    done = asyncio.get_running_loop().create_future()
     topics = brokers.running[owner].topics
 
     def look(path: str) -> None:
         topic = topics.find(path)
         if topic is not None and topic.transition is not None and topic.transition.step is TransitionStep.SEALING:
             topics.on_change.remove(look)
-            brokers.freeze(owner)
-            frozen.set_result(None)
+            act()
+            done.set_result(None)
 
     topics.on_change.insert(0, look)
-    await frozen
+    await done
 
 
 async def values(consumer: StreamConsumer, count: int) -> list[bytes]:
@@ -70,7 +72,7 @@ async def test_a_split_waits_for_a_frozen_owner_visibly_and_clients_wait_for_a_b
                 brokers.call(other, "split_segment", topic="orders", segment=0, timeout=FROZEN_S * 2)
             )
             if sealing:
-                await freeze_when_sealing(brokers, owner)
+                await when_sealing(brokers, owner, lambda: brokers.freeze(owner))
             began = loop.time()
             sending = asyncio.create_task(producer.send(b"in doubt", key=b"key"))
             await until(lambda: not brokers.running[other].cluster.members.is_live(owner))
@@ -99,3 +101,20 @@ async def test_a_split_waits_for_a_frozen_owner_visibly_and_clients_wait_for_a_b
             assert rest in ([b"after"], [b"in doubt", b"after"]), "stored once, or not at all, and in order"
             assert await consumer.receive(timeout=5) is None
         assert brokers.any().topics.get(PATH).transition is None
+
+
+async def test_a_split_whose_parent_cannot_end_says_why_whichever_broker_is_asked(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=60) as client:
+        await client.admin.create_topic("orders")
+        await until(lambda: bool(brokers.owner(0)))
+        owner = brokers.owner(0)
+        log = brokers.running[owner].segments.get(PATH, 0).storage.log
+        splitting = asyncio.create_task(brokers.call(owner, "split_segment", topic="orders", segment=0))
+        await when_sealing(brokers, owner, lambda: log.hold(NotEnoughReplicas("a replica is down")))
+        for asked in brokers.running:
+            assert await waits_for(brokers, asked) == (
+                "the log of segment 0 is being ended",
+                "the log of segment 0 cannot end now: a replica is down",
+            )
+        log.resume()
+        assert (await splitting)["children"] == [1, 2]

@@ -271,3 +271,53 @@ async def test_a_topic_is_deleted_through_a_broker_that_has_not_heard_of_it_yet(
             asyncio.get_running_loop().call_later(1, brokers.store_of("a").catch_up)
             await behind.admin.delete_topic("orders")
             assert brokers.store._server.get(paths.layout(PATH)) is None
+
+
+CHANGES = [
+    ("split_segment", {"segment": 0}),
+    ("merge_segments", {"segments": [0, 1]}),
+    ("repartition_topic", {"segments": 3}),
+    ("terminate_segment", {"descriptor": "0000-7fff-0"}),
+]
+
+
+def without_time(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name != "seconds"}
+
+
+@pytest.mark.parametrize(("call", "arguments"), CHANGES, ids=[call for call, _ in CHANGES])
+async def test_a_change_of_the_layout_that_is_repeated_later_gets_the_first_answer(
+    call: str, arguments: dict[str, Any], simulation: Simulation
+) -> None:
+    """A REST call has no request id, and when the change is finalized, nothing remembers the ids either."""
+    async with running_brokers(simulation, ("a", "b")) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders", segments=2)
+        first = await brokers.call("a", call, topic="orders", **arguments)
+        await until(lambda: PATH not in brokers.running["b"].topics.committed)
+        assert without_time(await brokers.call("b", call, topic="orders", **arguments)) == without_time(first)
+        for other in range(2):  # Another change comes, and is under way; later it is finished, too.
+            last = max(brokers.any().topics.get(PATH).layout.active, key=lambda each: each.segment_id).segment_id
+            splitting = asyncio.ensure_future(client.admin.split("orders", last))
+            if call != "repartition_topic":
+                assert without_time(await brokers.call("b", call, topic="orders", **arguments)) == without_time(first)
+            await splitting
+            assert brokers.any().topics.get(PATH).layout.epoch == 2 + other
+
+
+@pytest.mark.parametrize(("call", "arguments"), CHANGES, ids=[call for call, _ in CHANGES])
+async def test_a_change_of_the_layout_that_timed_out_is_joined_by_its_repeat(
+    call: str, arguments: dict[str, Any], simulation: Simulation
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders", segments=2)
+        owner = brokers.owner(0)
+        brokers.kill(owner)
+        asked = next(iter(brokers.running))
+        await until(lambda: not brokers.any().cluster.members.is_live(owner))
+        with pytest.raises(TimedOut, match="the change goes on"):
+            await brokers.call(asked, call, topic="orders", timeout=1.0, **arguments)
+        repeat = asyncio.ensure_future(brokers.call(asked, call, topic="orders", **arguments))
+        await brokers.start(owner)
+        answer = await repeat
+        assert (answer["epoch"], min(answer["children"])) == (1, 2)
+        assert without_time(await brokers.call(asked, call, topic="orders", **arguments)) == without_time(answer)

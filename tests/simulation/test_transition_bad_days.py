@@ -12,6 +12,7 @@ from braid.broker.layouts.finalizing import ADOPTION_S, Finalizing
 from braid.client.client import Client
 from braid.metadata import paths
 from braid.model.errors import TopicNotFound
+from braid.model.names import SegmentName
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -71,6 +72,8 @@ async def test_the_report_of_a_dead_broker_holds_up_no_end(simulation: Simulatio
             await a_topic(client, brokers)
             await silent.routing.topic(PATH)
             await stop_acking(silent)
+            reports = brokers.running[others[0]].cluster.members.loads
+            await until(lambda: (report := reports.get(dying)) is not None and report.adopted_generation is not None)
             await client.admin.split("orders", 0)
             mark = brokers.running[others[0]].topics.committed.known(PATH)
             assert mark is not None
@@ -118,3 +121,23 @@ async def test_a_topic_that_is_deleted_at_any_moment_of_a_split_leaves_nothing_a
         for name, disk in brokers.disks.items():
             assert not await disk.mount().list_folders(f"/{name}/wal/{PATH}"), "a call that was under way came too late"
         await a_topic(client, brokers)
+
+
+async def test_after_an_accepted_loss_the_record_of_an_ended_log_says_where_the_log_ends_now(
+    simulation: Simulation,
+) -> None:
+    """Its records were on the disk that is gone. Whatever compares the end with a cursor must see one number."""
+    async with running_brokers(simulation, shared=False) as brokers, brokers.client() as client:
+        await a_topic(client, brokers)
+        await client.admin.create_subscription("orders", "billing", start="earliest")
+        await client.admin.split("orders", 0)
+        owner = brokers.owner(0)
+        brokers.kill(owner)
+        await until(lambda: not brokers.any().cluster.members.is_live(owner))
+        await client.admin.recover("orders", segment=0, accept_loss=True)
+        await until(lambda: bool(brokers.owner(0)))
+        record = brokers.any().cluster.owners.find(SegmentName.at(PATH, "0000-ffff-0"))
+        storage = brokers.running[brokers.owner(0)].segments.get(PATH, 0).storage
+        assert record is not None
+        assert storage.catalog.frontier is not None
+        assert (record.ended_at, storage.catalog.frontier.end, storage.log.end) == (0, 0, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from braid.broker import topics
@@ -18,7 +17,6 @@ from braid.cluster.leader import Leader
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Put
-from braid.model.cluster import Registration
 from braid.model.errors import TimedOut, TopicNotFound, TransitionRefused, TransitionRunning
 from braid.model.hashing import key_hash
 from braid.model.names import SegmentName, TopicName
@@ -69,6 +67,11 @@ async def test_a_merge_joins_neighbours_and_a_repartition_changes_the_number(sim
         assert active(brokers) == {0: "0000-3fff", 4: "4000-bfff", 3: "c000-ffff"}
         await brokers.call("a", "repartition_topic", topic="orders", segments=2)
         assert active(brokers) == {5: "0000-7fff", 6: "8000-ffff"}
+
+
+async def test_a_repartition_that_changes_nothing_is_refused(simulation: Simulation) -> None:
+    async with running_brokers(simulation, ("a",)) as brokers:
+        await a_topic(brokers, 2)
         with pytest.raises(TransitionRefused, match="has 2 segments of equal size already"):
             await brokers.call("a", "repartition_topic", topic="orders", segments=2)
 
@@ -450,47 +453,6 @@ async def test_a_move_that_is_asked_for_while_a_log_ends_is_not_forgotten(
         record = brokers.any().cluster.owners.find(SegmentName.at(PATH, "0000-ffff-0"))
         assert record is not None
         assert record.ended_at == 0
-
-
-async def outdated(brokers: Brokers, name: str) -> Put:
-    """Let a broker look like one of an earlier version. Returns what takes that back."""
-    entry = await brokers.store.get(paths.broker(name))
-    assert entry is not None
-    older = msgspec.structs.replace(Registration.from_json(entry.value), version="0.0.9", features=())
-    await brokers.store.txn([], [Put(entry.key, older.to_json(), entry.lease)])
-    views = [each.cluster.members.brokers for each in brokers.running.values()]
-    await until(lambda: all(view.get(name) == older for view in views))
-    return Put(entry.key, entry.value, entry.lease)
-
-
-async def test_a_broker_of_an_earlier_version_keeps_layouts_as_they_are(simulation: Simulation) -> None:
-    async with running_brokers(simulation) as brokers:
-        await a_topic(brokers)
-        await outdated(brokers, "c")
-        with pytest.raises(TransitionRefused, match=r"broker c runs version 0\.0\.9"):
-            await brokers.call("a", "split_segment", topic="orders", segment=0)
-        assert brokers.any().topics.get(PATH).transition is None
-
-
-async def test_a_broker_of_an_earlier_version_that_joins_a_split_holds_it_up_visibly(simulation: Simulation) -> None:
-    async with running_brokers(simulation) as brokers:
-        await a_topic(brokers)
-        gone = await hold_up(brokers, 0)
-        survivor = next(iter(brokers.running))
-        splitting = asyncio.create_task(brokers.call(survivor, "split_segment", topic="orders", segment=0))
-        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
-        older = await outdated(brokers, survivor)
-        await brokers.start(gone)
-
-        async def is_told() -> bool:
-            waits = await brokers.any().group_host.transitions.waits_for(PATH)
-            return len(waits) == 1 and f"broker {survivor} runs version 0.0.9" in waits[0]
-
-        await until(is_told)
-        assert active(brokers) == {0: "0000-ffff"}
-        await brokers.store.txn([], [older])
-        await splitting
-        assert active(brokers) == {1: "0000-7fff", 2: "8000-ffff"}
 
 
 async def test_a_topic_is_deleted_in_the_middle_of_a_split(simulation: Simulation) -> None:

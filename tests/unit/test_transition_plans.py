@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +11,15 @@ from braid.model.errors import BrokenInvariant, InvalidArgument, InvalidLayout, 
 from braid.model.ids import SegmentId
 from braid.model.layout import FULL_RANGE, MAX_SEGMENTS, HashRange, Layout, tiles
 from braid.model.topic import Topic
-from braid.model.transition import LayoutPlan, TransitionStep, plan_merge, plan_repartition, plan_split
+from braid.model.transition import (
+    LayoutPlan,
+    TransitionStep,
+    find_finished,
+    plan_merge,
+    plan_repartition,
+    plan_rollover,
+    plan_split,
+)
 
 
 def ranges(plan: LayoutPlan) -> list[str]:
@@ -168,3 +177,79 @@ def test_parts_of_a_range_tile_it(count: int) -> None:
     with pytest.raises(InvalidLayout):
         HashRange(5, 6).parts(3)
     assert FULL_RANGE.parts(2)[1].start == 0x8000
+
+
+def changed(layout: Layout, *plans: Callable[[Layout], LayoutPlan]) -> Layout:
+    for plan in plans:
+        layout = after(plan(layout), layout)
+    return layout
+
+
+def split(segment: int, **how: int) -> Callable[[Layout], LayoutPlan]:
+    return lambda layout: plan_split(layout, segment, **how)
+
+
+def merge(first: int, second: int) -> Callable[[Layout], LayoutPlan]:
+    return lambda layout: plan_merge(layout, first, second)
+
+
+def repartition(count: int) -> Callable[[Layout], LayoutPlan]:
+    return lambda layout: plan_repartition(layout, count)
+
+
+FOUR = Layout.initial(4)
+OFTEN = changed(FOUR, split(0), merge(2, 1), split(4, at=0x800), lambda layout: plan_rollover(layout, 6))
+"""0 → 4, 5; 1 and 2 → 6; 4 → 7, 8; 6 → 9."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "named", "answer"),
+    [
+        (split(0), [0], (1, (0,), (4, 5))),
+        (merge(1, 2), [1, 2], (2, (1, 2), (6,))),
+        (merge(2, 1), [2, 1], (2, (1, 2), (6,))),
+        (split(4, at=0x800), [4], (3, (4,), (7, 8))),
+        (lambda layout: plan_rollover(layout, 6), [6], (4, (6,), (9,))),
+    ],
+)
+def test_a_change_that_was_made_is_found_however_many_came_later(
+    plan: Callable[[Layout], LayoutPlan], named: list[int], answer: object
+) -> None:
+    found = find_finished(OFTEN, plan, named)
+    assert found is not None
+    assert (found.epoch, found.parents, found.child_ids) == answer
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        (split(0, at=0x1000), [0]),
+        (split(0, into=3), [0]),
+        (split(4), [4]),
+        (split(6), [6]),
+        (lambda layout: plan_rollover(layout, 4), [4]),
+        (merge(0, 1), [0, 1]),
+        (merge(4, 5), [4, 5]),
+        (split(9), [9]),
+        (split(99), [99]),
+    ],
+)
+def test_another_change_of_the_same_segments_was_not_made(
+    plan: Callable[[Layout], LayoutPlan], named: list[int]
+) -> None:
+    assert find_finished(OFTEN, plan, named) is None
+
+
+def test_the_newest_change_is_the_one_that_a_repartition_finds() -> None:
+    layout = changed(FOUR, repartition(7), repartition(2), repartition(7))
+    found = find_finished(layout, repartition(7))
+    assert found is not None
+    assert (found.epoch, found.parents, len(found.child_ids)) == (3, (11, 12), 7)
+    assert find_finished(layout, repartition(2)) is None
+    assert find_finished(FOUR, repartition(4)) is None, "nothing was changed"
+    assert find_finished(changed(layout, split(13)), repartition(7)) is None
+
+
+def test_a_change_whose_parents_have_left_the_layout_is_not_found() -> None:
+    assert find_finished(OFTEN.pruned(0), split(0), [0]) is None
+    assert find_finished(OFTEN.pruned(0).pruned(4), split(4, at=0x800), [4]) is None

@@ -13,7 +13,7 @@ from braid.model.layout import Layout
 from braid.model.ownership import Move, Ownership
 from braid.model.topic import Topic
 from braid.model.transition import Transition, plan_merge, plan_split
-from braid.scaling.transition_step import TransitionAction, decide
+from braid.scaling.transition_step import TransitionAction, being_ended, decide
 
 BROKER = Registration(address="", admin="", version="9.9", features=(TRANSITIONS,))
 LIVE = {"a": BROKER, "b": BROKER}
@@ -78,6 +78,10 @@ def test_with_all_served_the_owners_are_asked() -> None:
         ({0: ENDED, 1: ENDED, 2: SERVING}, "segment 2 has not taken over from its parents"),
         ({0: ENDED, 1: ENDED, 2: SERVING.inheriting(6)}, "segment 2 has not taken over from its parents"),
         ({0: ENDED, 1: ENDED, 2: msgspec.structs.replace(SERVING, owner="c")}, "owner of segment 2, c, is down"),
+        (
+            {0: ENDED, 1: msgspec.structs.replace(ENDED, owner="c"), 2: SERVING},
+            "the owner of segment 1, c, is down; segment 2 has not taken over from its parents",
+        ),
     ],
 )
 def test_the_layout_changes_only_when_all_logs_have_ended_and_all_children_have_inherited(
@@ -87,6 +91,15 @@ def test_the_layout_changes_only_when_all_logs_have_ended_and_all_children_have_
     action, why = decide(change, records(found), LIVE)
     assert action is TransitionAction.WAIT
     assert missing in "; ".join(why)
+
+
+def test_the_owners_of_parents_that_are_served_and_have_not_ended_know_why() -> None:
+    gone = msgspec.structs.replace(SERVING, owner="c")
+    sealing, creating = (transition(merge=True, sealing=each)[1] for each in (True, False))
+    assert being_ended(sealing, records({0: SERVING, 1: SERVING}), LIVE) == [0, 1]
+    assert being_ended(sealing, records({0: SERVING, 1: gone}), LIVE) == [0]
+    assert being_ended(sealing, records({1: ENDED}), LIVE) == []
+    assert being_ended(creating, records({0: SERVING, 1: SERVING}), LIVE) == []
 
 
 def test_an_ended_parent_need_not_be_served_for_the_commit() -> None:

@@ -32,7 +32,7 @@ from braid.model.layout import Layout
 from braid.model.names import TopicName
 from braid.model.stored_record import decode, encode
 from braid.model.topic import NamespacePolicies, PolicyChanges, StoredOverride, Topic, TopicPolicies
-from braid.model.transition import CommittedTransition, LayoutPlan, Transition
+from braid.model.transition import CommittedTransition, LayoutPlan, Transition, TransitionKey, TransitionStep
 from braid.ports.clock import Clock
 
 MAX_TRIES: Final = 5
@@ -252,6 +252,32 @@ class Topics:
             if await self._replace(name, revision, begun, conditions) and begun.transition is not None:
                 return begun.transition
         raise _unknown(f"whether the layout of topic {name} is being changed")
+
+    async def abort_transition(self, name: TopicName, asked: TransitionKey | None = None) -> None:
+        """Take back the change of a topic's layout that is under way, or the one that is `asked` for. Doing that again
+        is fine. `TransitionRefused` if the change cannot be taken back any more, or if none is under way.
+
+        The store is read, because the view may not show yet that the change is past that point."""
+        for _ in range(MAX_TRIES):
+            topic, revision = await self._existing(name, "changed")
+            running = topic.transition
+            if asked is None:
+                if running is None:
+                    raise TransitionRefused(
+                        f"the layout of topic {name} is not being changed: there is nothing to abort"
+                    )
+                asked = running.key
+            if running is None or running.id != asked.id:
+                if asked.is_committed(topic.layout):
+                    raise TransitionRefused(f"the layout of topic {name} has been changed already: merge or split it")
+                return
+            if running.step is not TransitionStep.CREATING:
+                raise TransitionRefused(
+                    f"the transition of topic {name} cannot be aborted any more: its parents are being sealed"
+                )
+            if await self._replace(name, revision, topic.aborted()):
+                return
+        raise _unknown(f"whether the change of the layout of topic {name} was taken back")
 
     async def advance(
         self,

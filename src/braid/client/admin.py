@@ -8,6 +8,7 @@ each call names exactly its subject, and is carried out at most once (decision 1
 
 - a create has an id, which is stored with the new topic or subscription; a repeat recognises the id;
 - a delete names the topic or subscription by its id, so it never deletes a newer one of the same name;
+- an abort names the change of layout by its id, so it never takes back a later one;
 - a seek or skip names the placements from which it begins, so it never undoes a later seek or skip.
 """
 
@@ -218,9 +219,15 @@ class Admin:
         return await self._change_layout("repartition_topic", topic, {"segments": segments}, timeout)
 
     async def abort_transition(self, topic: str) -> None:
-        """Take back a change of the layout. Raises `TransitionRefused` if its parents are being sealed already, or if
-        there is none."""
-        await self._call("abort_transition", {"topic": topic}, in_doubt={TransitionRefused: _nothing})
+        """Take back the change of the layout that is under way now. Raises `TransitionRefused` if its parents are being
+        sealed already, or if there is none."""
+        found = (await self.layout(topic))["transition"]
+        if found is None:
+            raise TransitionRefused(f"the layout of topic {topic} is not being changed: there is nothing to abort")
+        arguments: Json = {"topic": topic}
+        if "id" in found:  # Older brokers do not tell it, and do not know these arguments.
+            arguments |= {"transition": found["id"], "children": [int(child) for child in found["children"]]}
+        await self._call("abort_transition", arguments)
 
     async def layout(self, topic: str) -> Json:
         """Return the topic's segments of all generations, their owners, and the change that is under way."""

@@ -226,6 +226,20 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
             found[child] = SegmentInfo(child, hashes, parent_ids=ids, created_at_epoch=epoch)
         return found
 
+    def before(self, epoch: LayoutEpoch) -> Layout:
+        """Return the layout as it was before the change that made this epoch. `InvalidLayout` if segments that took
+        writes then have been dropped since."""
+        earlier = (segment for segment in self.segments.values() if segment.created_at_epoch < epoch)
+        segments = {
+            segment.segment_id: msgspec.structs.replace(
+                segment, state=SegmentState.ACTIVE, child_ids=(), sealed_at_epoch=LayoutEpoch(0)
+            )
+            if segment.sealed_at_epoch >= epoch
+            else segment
+            for segment in earlier
+        }
+        return msgspec.structs.replace(self, epoch=LayoutEpoch(epoch - 1), segments=segments)
+
     def pruned(self, segment_id: int) -> Layout:
         """Drop a sealed segment, whose records are gone. Its own parents must be gone before: of an older segment that
         is kept, every descendant is kept, so that the order of reading can be known."""

@@ -12,12 +12,13 @@ does what in which step, and what a crash leaves.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from enum import Enum
 
 from msgspec import Struct
 
-from braid.model.errors import InvalidArgument, SegmentNotFound, TransitionRefused
-from braid.model.ids import NO_REQUEST, RequestId, SegmentId
+from braid.model.errors import BraidError, InvalidArgument, SegmentNotFound, TransitionRefused
+from braid.model.ids import NO_REQUEST, LayoutEpoch, RequestId, SegmentId
 from braid.model.layout import MAX_SEGMENTS, HashRange, Layout, SegmentInfo, equal_ranges
 from braid.model.stored_record import StoredRecord
 
@@ -42,6 +43,17 @@ class LayoutPlan(Struct, frozen=True):
     """Of the children, in order."""
 
 
+class TransitionKey(Struct, frozen=True):
+    """Names one transition, and tells from a later layout whether it has happened: the ids of its children are never
+    given out again."""
+
+    id: int
+    child_ids: tuple[SegmentId, ...]
+
+    def is_committed(self, layout: Layout) -> bool:
+        return not layout.segments.keys().isdisjoint(self.child_ids)
+
+
 class Transition(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """A change of layout that has begun."""
 
@@ -60,8 +72,19 @@ class Transition(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         return tuple(child.segment_id for child in self.children)
 
     @property
+    def key(self) -> TransitionKey:
+        return TransitionKey(self.id, self.child_ids)
+
+    @property
     def ranges(self) -> dict[SegmentId, HashRange]:
         return {child.segment_id: child.hash_range for child in self.children}
+
+    def is_planned_by(self, plan: Callable[[Layout], LayoutPlan], layout: Layout) -> bool:
+        """Tell whether a plan asks for this change. The layout still has its parents as they were."""
+        try:
+            return plan(layout) == LayoutPlan(self.parents, tuple(self.ranges.values()))
+        except BraidError:
+            return False
 
     def pending(self, layout: Layout) -> dict[SegmentId, SegmentInfo]:
         """Return the children as they will stand in the layout."""
@@ -148,6 +171,41 @@ def plan_repartition(layout: Layout, count: int) -> LayoutPlan:
     if not ranges:
         raise TransitionRefused(f"the topic has {count} segments of equal size already")
     return LayoutPlan(parents, ranges)
+
+
+class FinishedChange(Struct, frozen=True):
+    """A change that the layout shows."""
+
+    epoch: LayoutEpoch
+    """Of the layout that it made."""
+    parents: tuple[SegmentId, ...]
+    child_ids: tuple[SegmentId, ...]
+
+
+def find_finished(
+    layout: Layout, plan: Callable[[Layout], LayoutPlan], parents: Collection[int] = ()
+) -> FinishedChange | None:
+    """Find the change that this plan has made already: the one that ended these parents, or the newest one if the plan
+    names no parents. A call that is repeated gets the answer of its first try.
+
+    The plan is made once more, in the layout as it was before that change. None if it comes to something else now, or
+    if the layout has dropped too much of that time."""
+    if parents:
+        epochs = [layout.segments[SegmentId(each)].sealed_at_epoch for each in parents if each in layout.segments]
+    else:
+        epochs = [each.created_at_epoch for each in layout.active]
+    epoch = max(epochs, default=0)
+    if not epoch:
+        return None
+    try:
+        planned = plan(layout.before(LayoutEpoch(epoch)))
+    except BraidError:
+        return None
+    ended = {each.segment_id for each in layout.segments.values() if each.sealed_at_epoch == epoch}
+    made = {each.hash_range: each.segment_id for each in layout.segments.values() if each.created_at_epoch == epoch}
+    if set(planned.parents) != ended or set(planned.ranges) != made.keys():
+        return None
+    return FinishedChange(LayoutEpoch(epoch), planned.parents, tuple(made[hashes] for hashes in planned.ranges))
 
 
 def _active(layout: Layout, segment_id: int) -> SegmentInfo:

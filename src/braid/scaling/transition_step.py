@@ -5,8 +5,9 @@
                 every broker knows transitions                                           SEALING, if the owners agree
     SEALING     the log of every parent has ended, and every child has inherited         the layout is committed
 
-A parent that is not served holds a transition up only in CREATING: before the first log ends, all of them must be able
-to end. The same holds for a broker of an earlier build that has joined since the transition began: it could be given a
+Before the first log ends, all of them must be able to end: so every parent must be served in CREATING. Later a parent
+that is not served holds the transition up until its log has ended and its children have asked it for its producers. In
+CREATING, a broker of an earlier build that has joined since the transition began holds it up, too: it could be given a
 child, and would not know what to do with it. What is missing is told in sentences, because people wait for it.
 """
 
@@ -68,14 +69,41 @@ def decide(
             for parent in transition.parents
             if (record := records.get(parent)) is None or record.ended_at is None
         ]
-        if not missing:
-            missing = [
+        if not missing and (heirs := _without_inheritance(transition, records)):
+            missing = [  # They ask the owners of their parents.
+                why
+                for parent in transition.parents
+                if (why := _not_served(parent, records.get(parent), live)) is not None
+            ]
+            missing += [
                 _not_served(child, records.get(child), live) or f"segment {child} has not taken over from its parents"
-                for child in transition.ranges
-                if (record := records.get(child)) is None or record.inherited != transition.id
+                for child in heirs
             ]
         action = TransitionAction.COMMIT
     return TransitionDecision(TransitionAction.WAIT if missing else action, tuple(missing))
+
+
+def being_ended(
+    transition: Transition, records: Mapping[SegmentId, Ownership], live: Collection[str]
+) -> list[SegmentId]:
+    """Return the parents that are served and have not ended: their owners know what they wait for."""
+    if transition.step is not TransitionStep.SEALING:
+        return []
+    return [
+        parent
+        for parent in transition.parents
+        if (record := records.get(parent)) is not None
+        and record.ended_at is None
+        and _not_served(parent, record, live) is None
+    ]
+
+
+def _without_inheritance(transition: Transition, records: Mapping[SegmentId, Ownership]) -> list[SegmentId]:
+    return [
+        child
+        for child in transition.ranges
+        if (record := records.get(child)) is None or record.inherited != transition.id
+    ]
 
 
 def _not_served(segment: SegmentId, record: Ownership | None, live: Collection[str]) -> str | None:

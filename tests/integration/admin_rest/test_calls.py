@@ -171,9 +171,9 @@ def test_single_segments_are_ended_and_deleted_without_leaving_a_hole(broker: Ad
 def test_the_layout_changes(broker: AdminBroker, orders: str) -> None:
     before = broker.ask("GET", f"{ORDERS}/layout").json
     count = len(before["segments"])
-    assert broker.ask("POST", f"{ORDERS}/split/0?at=1000").status == 204
-    assert broker.ask("POST", f"{ORDERS}/merge/{count}/{count + 1}").status == 204
-    assert broker.ask("POST", f"{ORDERS}/repartition/3").status == 204
+    changes = [f"{ORDERS}/split/0?at=1000", f"{ORDERS}/merge/{count}/{count + 1}", f"{ORDERS}/repartition/3"]
+    assert [broker.ask("POST", change).status for change in changes] == [204, 204, 204]
+    assert [broker.ask("POST", change).status for change in changes] == [204, 204, 204], "repeats change nothing"
     after = broker.ask("GET", f"{ORDERS}/layout").json
     assert (after["epoch"], after["transition"]) == (before["epoch"] + 3, None)
     assert sum(each["state"] == "ACTIVE" for each in after["segments"].values()) == 3
@@ -184,13 +184,12 @@ def test_the_layout_changes(broker: AdminBroker, orders: str) -> None:
             ("POST", f"{ORDERS}/split/999"),
             ("POST", f"{ORDERS}/split/0?at=xyz"),
             ("POST", f"{ORDERS}/merge/0/{count}"),
-            ("POST", f"{ORDERS}/repartition/3"),
             ("POST", f"{ORDERS}/repartition/0"),
             ("POST", f"{ORDERS}/repartition/70000"),
             ("DELETE", f"{ORDERS}/transition"),
         ]
     }
-    assert list(answers.values()) == [412, 404, 400, 412, 412, 400, 400, 412], answers
+    assert list(answers.values()) == [412, 404, 400, 412, 400, 400, 412], answers
 
 
 def test_segments_move_where_they_can(broker: AdminBroker, orders: str) -> None:

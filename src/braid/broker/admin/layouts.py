@@ -3,7 +3,7 @@ changes by itself.
 
 Any broker takes them: it writes the intent, the cluster leader drives it, and the call waits for the outcome
 (broker/layouts/transitions.py). When the time is over before that, the change is still under way. A call that is
-repeated joins what its first try has begun.
+repeated joins what its first try has begun, and gets its answer also when the change is finished.
 """
 
 from __future__ import annotations
@@ -43,12 +43,28 @@ from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.layouts.auto_scaling import AutoScaleProposal
 from braid.cluster.drained import DrainedKey
-from braid.model.errors import InvalidArgument, SegmentNotFound, SubscriptionNotFound, TransitionRefused
-from braid.model.ids import NO_REQUEST
+from braid.model.errors import (
+    InvalidArgument,
+    SegmentNotFound,
+    SubscriptionNotFound,
+    TransitionRefused,
+    TransitionRunning,
+)
+from braid.model.ids import NO_REQUEST, SegmentId
 from braid.model.layout import MAX_SEGMENTS, Layout, SegmentInfo
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.topic import AutoScaleOverride, StoredOverride
-from braid.model.transition import LayoutPlan, plan_merge, plan_repartition, plan_rollover, plan_split
+from braid.model.transition import (
+    CommittedTransition,
+    FinishedChange,
+    LayoutPlan,
+    Transition,
+    TransitionKey,
+    plan_merge,
+    plan_repartition,
+    plan_rollover,
+    plan_split,
+)
 
 CHANGE_WAIT_S: Final = 60.0
 
@@ -64,13 +80,26 @@ class _ChangeLayout(OnTopic, frozen=True, kw_only=True, rename="camel"):
     timeout: WaitSeconds = CHANGE_WAIT_S
     request_id: CallId = NO_REQUEST
 
-    async def _carried_out(self, services: CallServices, plan: Callable[[Layout], LayoutPlan]) -> ChangedLayout:
+    async def _carried_out(
+        self, services: CallServices, plan: Callable[[Layout], LayoutPlan], *parents: int
+    ) -> ChangedLayout:
+        """Make the change, or find what an earlier call for the same change has made. `parents` are those that the call
+        names."""
         began = asyncio.get_running_loop().time()
         name, transitions = self.name, services.transitions
-        transition = await transitions.begin(name, plan, self.request_id)
-        topic = await transitions.committed(name, transition, self.timeout)
+        change: Transition | CommittedTransition | FinishedChange
+        try:
+            change = await transitions.begin(name, plan, self.request_id)
+        except (TransitionRefused, TransitionRunning):
+            if (found := transitions.find_begun(name, plan, parents)) is None:
+                raise
+            change = found
+        if not isinstance(change, FinishedChange):
+            topic = await transitions.committed(name, change, self.timeout)
+            epoch = topic.layout.segment(change.child_ids[0]).created_at_epoch
+            change = FinishedChange(epoch, change.parents, change.child_ids)
         seconds = asyncio.get_running_loop().time() - began
-        return ChangedLayout(str(name), topic.layout.epoch, transition.parents, transition.child_ids, round(seconds, 3))
+        return ChangedLayout(str(name), change.epoch, change.parents, change.child_ids, round(seconds, 3))
 
 
 class SplitSegment(_ChangeLayout, frozen=True, kw_only=True):
@@ -90,7 +119,9 @@ class SplitSegment(_ChangeLayout, frozen=True, kw_only=True):
 
     async def run(self, services: CallServices, principal: Principal) -> ChangedLayout:  # noqa: ARG002
         at = int(self.at, 16) if self.at is not None else None
-        return await self._carried_out(services, lambda layout: plan_split(layout, self.segment, at=at, into=self.into))
+        return await self._carried_out(
+            services, lambda layout: plan_split(layout, self.segment, at=at, into=self.into), self.segment
+        )
 
 
 class MergeSegments(_ChangeLayout, frozen=True, kw_only=True):
@@ -105,7 +136,7 @@ class MergeSegments(_ChangeLayout, frozen=True, kw_only=True):
         if len(self.segments) != 2 or self.segments[0] == self.segments[1]:
             raise InvalidArgument("a merge joins two segments: name two different ones")
         first, second = self.segments
-        return await self._carried_out(services, lambda layout: plan_merge(layout, first, second))
+        return await self._carried_out(services, lambda layout: plan_merge(layout, first, second), first, second)
 
 
 class RepartitionTopic(_ChangeLayout, frozen=True, kw_only=True):
@@ -117,13 +148,21 @@ class RepartitionTopic(_ChangeLayout, frozen=True, kw_only=True):
 
 
 class AbortTransition(OnTopic, frozen=True):
-    """Takes back a change of the layout whose parents still take writes."""
+    """Takes back a change of the layout whose parents still take writes.
+
+    A caller that repeats the call names the change, so that no repeat takes back a later one."""
 
     needs = on_topic(Action.ADMIN)
     http = _change("DELETE", TOPIC + "/transition")
+    transition: int | None = None
+    """Its id. Without one, the change that is under way when the call arrives is taken back."""
+    children: tuple[SegmentNumber, ...] = ()
+    """Of the named change. If the layout has them, the change can be taken back no more."""
 
     async def run(self, services: CallServices, principal: Principal) -> None:  # noqa: ARG002
-        await services.transitions.abort(self.name)
+        children = tuple(map(SegmentId, self.children))
+        asked = TransitionKey(self.transition, children) if self.transition is not None else None
+        await services.transitions.abort(self.name, asked)
 
 
 class GetLayout(OnTopic, frozen=True):
@@ -282,9 +321,8 @@ class TerminateSegment(_ChangeLayout, frozen=True, kw_only=True):
     async def run(self, services: CallServices, principal: Principal) -> ChangedLayout:  # noqa: ARG002
         info = _found(services, self.name, self.descriptor)
         if not info.is_active:
-            epoch = services.topics.get(self.name.path).layout.epoch
-            return ChangedLayout(str(self.name), epoch, (info.segment_id,), info.child_ids, 0.0)
-        return await self._carried_out(services, lambda layout: plan_rollover(layout, info.segment_id))
+            return ChangedLayout(str(self.name), info.sealed_at_epoch, (info.segment_id,), info.child_ids, 0.0)
+        return await self._carried_out(services, lambda layout: plan_rollover(layout, info.segment_id), info.segment_id)
 
 
 class DeleteSegment(OnTopic, frozen=True, kw_only=True):
@@ -296,8 +334,9 @@ class DeleteSegment(OnTopic, frozen=True, kw_only=True):
 
     async def run(self, services: CallServices, principal: Principal) -> None:
         name, path = self.name, self.name.path
-        while True:
-            info = _found(services, name, self.descriptor)
+        _found(services, name, self.descriptor)
+        # It may go by a write whose answer was lost.
+        while (info := _find(services, name, self.descriptor)) is not None:
             subscriptions, none_created = await services.subscriptions.list_until_created(name)
             undrained = [each for each in subscriptions if info.segment_id not in services.drained.of(path, each)]
             mark = services.topics.committed.get(path)

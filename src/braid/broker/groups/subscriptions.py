@@ -344,11 +344,14 @@ class Subscriptions:
         )
         key = paths.subscription(topic.path, name)
         created = uncertain = False
+        first: dict[SegmentId, Offset] = {}
         for _ in range(MAX_TRIES):
             unchanged = self._topics.unchanged(topic.path)
-            segments = self._of_topic(topic).values()
+            segments = self._of_topic(topic)
             with _all_segments(topic):
-                begun = await all_of(_begin(access, name, start) for access in segments)
+                begun = await all_of(_begin(access, name, start) for access in segments.values())
+            # Where the first try has begun: the subscription may exist since then.
+            first |= {each: at for each, at in zip(segments, begun) if at is not None and each not in first}
             if None not in begun:
                 try:
                     newest = Put(paths.newest_subscription(topic.path), name.encode())
@@ -361,7 +364,7 @@ class Subscriptions:
                 created = created or (uncertain and entry.value == value)
                 if created:  # A cursor may have been removed before the key was there.
                     with _all_segments(topic):
-                        await all_of(_fill(access, name, start) for access in segments)
+                        await all_of(_fill(each, name, start, first.get(id_)) for id_, each in segments.items())
                 return _read(entry), created
             # The topic has changed, or the write is under way: try again with the topic as it is now.
             await asyncio.sleep(RETRY_S)
@@ -531,7 +534,9 @@ async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
     return await access.ask(BeginCursor(name, await _start(access, start)))
 
 
-async def _fill(access: SegmentAccess, name: str, start: str) -> None:
-    """Place the cursor of a subscription that now exists, if the cursor is missing."""
+async def _fill(access: SegmentAccess, name: str, start: str, first: Offset | None) -> None:
+    """Place the cursor of a subscription that now exists, if the cursor is missing. It goes to its `first` place: other
+    brokers know of the subscription already, so it skips no record that came since (I5)."""
     if name not in await access.ask(GetProgress()):
-        await access.ask(PlaceCursor(Placing(name, await _start(access, start), only_if_absent=True)))
+        offset = first if first is not None else await _start(access, start)
+        await access.ask(PlaceCursor(Placing(name, offset, only_if_absent=True)))

@@ -13,6 +13,7 @@ would that was written when the segment ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 
@@ -27,6 +28,10 @@ from braid.model.topic import Topic
 from braid.ports.tasks import end
 
 ROUND_S: Final = 60.0
+SOON_S: Final = 1.0
+"""After a layout has dropped a segment, its children may go, and their owners look again."""
+TRIES: Final = 5
+"""How often a segment is tried in one round, while other changes of the topic are faster."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,25 +42,48 @@ class Pruning:
         self._owners = owners
         self._segments = segments
         self._task: asyncio.Task[None] | None = None
+        self._kept: dict[str, int] = {}
+        """By a topic's path: how many segments its layout had last."""
+        self._dropped = asyncio.Event()
 
     def start(self) -> None:
+        self._topics.on_change.append(self._on_topic)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="prune layouts")
 
     async def stop(self) -> None:
+        with contextlib.suppress(ValueError):  # It was never started.
+            self._topics.on_change.remove(self._on_topic)
         task, self._task = self._task, None
         await end(task)
 
+    def _on_topic(self, path: str) -> None:
+        """Notice that a layout has dropped a segment. Parents go before children, and may have other owners: a topic
+        that changes often would otherwise wait for a round at each generation."""
+        topic = self._topics.find(path)
+        kept = len(topic.layout.segments) if topic is not None else 0
+        if kept < self._kept.get(path, 0):
+            self._dropped.set()
+        self._kept[path] = kept
+        if topic is None:
+            del self._kept[path]
+
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(ROUND_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S):
+                    await self._dropped.wait()
+            await asyncio.sleep(SOON_S)
+            self._dropped.clear()
             await self.go_round()
 
     async def go_round(self) -> None:
         """Drop what can be dropped, the oldest segments first: each may make way for its children."""
         for segment in sorted(self._segments.all(), key=lambda each: each.name.id):
             try:
-                topic = self._topics.find(segment.name.topic.path)
-                if topic is not None and self._has_ended(segment, topic) and segment.has_outlived_retention():
+                for _ in range(TRIES):
+                    topic = self._topics.find(segment.name.topic.path)
+                    if topic is None or not self._has_ended(segment, topic) or not segment.has_outlived_retention():
+                        break
                     await self._prune(segment)
             except BraidError as error:
                 _log.warning("%s could not be dropped from the layout: %s", segment.name, error)

@@ -19,7 +19,7 @@ from braid.broker.topics import Topics
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.segment_keys import delete_segment_keys
-from braid.model.errors import BraidError, MetadataUncertain
+from braid.model.errors import BraidError, MetadataUncertain, ShuttingDown
 from braid.model.names import SegmentName
 from braid.ports.tasks import TaskScope, cancel
 from braid.storage.context import StorageContext, StorageMode
@@ -65,13 +65,17 @@ class SegmentRemoval:
             self._owners.table.on_change.remove(self._on_record)
         await cancel([*self._removing])
 
-    def look(self, path: str) -> None:
-        """Look at all segments of a topic. The leader calls this now and then, for owners that are down."""
-        for descriptor in self._owners.of_topic(path):
-            self._on_record((path, descriptor))
+    def look(self) -> None:
+        """Look at the segments of owners that are down: nothing tells of them when their topic has done with them.
+        Called while this broker leads, at each look."""
+        live = self._members.brokers.all()
+        for key, record in self._owners.table.all().items():
+            if record.owner not in live:
+                self._on_record(key)
 
     def _on_topic(self, path: str) -> None:
-        self.look(path)
+        for descriptor in self._owners.of_topic(path):
+            self._on_record((path, descriptor))
 
     def _on_record(self, key: SegmentKey) -> None:
         name = SegmentName.at(*key)
@@ -96,8 +100,11 @@ class SegmentRemoval:
             except BraidError as error:
                 _log.warning("%s, which its topic no longer has, could not be removed yet: %s", name, error)
                 await asyncio.sleep(RETRY_S)
-            else:
+                continue
+            try:
                 await self._owners.view.changed_since(seen, RETRY_S)
+            except ShuttingDown:
+                return  # The leader, or this broker when it is back, removes it.
 
     async def _remove(self, name: SegmentName) -> None:
         topic, known = self._topics.find(name.topic.path), self._owners.known(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from braid.broker.groups.subscriptions import Subscriptions
@@ -29,10 +29,17 @@ from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.model.stored_record import encode
 from braid.model.topic import Topic
-from braid.model.transition import CommittedTransition, LayoutPlan, Transition, TransitionStep
+from braid.model.transition import (
+    CommittedTransition,
+    FinishedChange,
+    LayoutPlan,
+    Transition,
+    TransitionKey,
+    find_finished,
+)
 from braid.ports.clock import Clock
 from braid.ports.tasks import TaskScope, all_of, cancel
-from braid.scaling.transition_step import TransitionAction, decide, outdated
+from braid.scaling.transition_step import TransitionAction, being_ended, decide, outdated
 
 FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 1.0
@@ -87,16 +94,21 @@ class Transitions:
             raise TransitionRefused(f"the layout of topic {name} cannot be changed: {found[0]} first")
         return await self._topics.begin_transition(name, plan, request_id, conditions)
 
-    async def abort(self, name: TopicName) -> None:
+    def find_begun(
+        self, name: TopicName, plan: Callable[[Layout], LayoutPlan], parents: Collection[int]
+    ) -> Transition | FinishedChange | None:
+        """Return what a call with this plan has begun before, under way or finished; None if there is no such change.
+
+        A request id is known only while its change is under way. A repeat that comes later, or has no id, is
+        recognised by what it asks for."""
+        topic = self._topics.get(name.path)
+        if topic.transition is not None and topic.transition.is_planned_by(plan, topic.layout):
+            return topic.transition
+        return find_finished(topic.layout, plan, parents)
+
+    async def abort(self, name: TopicName, asked: TransitionKey | None = None) -> None:
         """Take back a transition whose parents still take writes. Its children are removed."""
-        while (transition := self._topics.get(name.path).transition) is not None:
-            if transition.step is not TransitionStep.CREATING:
-                raise TransitionRefused(
-                    f"the transition of topic {name} cannot be aborted any more: its parents are being sealed"
-                )
-            if await self._topics.advance(name, transition.id, Topic.aborted):
-                return
-        raise TransitionRefused(f"the layout of topic {name} is not being changed: there is nothing to abort")
+        await self._topics.abort_transition(name, asked)
 
     async def committed(self, name: TopicName, asked: Transition | CommittedTransition, timeout_s: float) -> Topic:
         """Return the topic when the layout has the children. `TransitionRefused` if the transition was aborted,
@@ -122,13 +134,23 @@ class Transitions:
         topic = self._topics.find(path)
         if topic is None or topic.transition is None:
             return ()
-        found = decide(topic.transition, self._records(path, topic), self._members.brokers.all())
+        records, live = self._records(path, topic), self._members.brokers.all()
+        found = decide(topic.transition, records, live)
         if found.action is not TransitionAction.SEAL:
-            return found.missing
+            ending, name = being_ended(topic.transition, records, live), TopicName.parse(path)
+            reasons = await all_of(self._why_not_ended(name, topic, parent) for parent in ending)
+            return (*found.missing, *filter(None, reasons))
         try:
             return await self._asked(TopicName.parse(path), topic, topic.transition)
         except BraidError as error:
             return (str(error),)
+
+    async def _why_not_ended(self, name: TopicName, topic: Topic, parent: SegmentId) -> str | None:
+        try:
+            await self._accesses.of(SegmentName.of(name, topic.segments[parent]), topic.id, ASK_S).ask(CheckCanEnd())
+        except BraidError as error:
+            return f"the log of segment {parent} cannot end now: {error}"
+        return None
 
     # On the cluster leader.
 
@@ -173,6 +195,9 @@ class Transitions:
         if found.action is TransitionAction.SEAL:
             if missing := await self._asked(name, topic, transition):
                 self._note_missing(name.path, missing)
+                return False
+            if joined := outdated(self._members.brokers.all()):  # While the owners were asked.
+                self._note_missing(name.path, tuple(joined))
                 return False
             return await self._topics.advance(name, transition.id, Topic.sealing, [fence])
         mark = transition.mark(self._clock.now_us())

@@ -79,6 +79,7 @@ class GroupHost:
             may_act=registration.may_act,
             leads=lambda: cluster.leader.leading,
         )
+        cluster.leader.on_look.append(self.removal.look)
 
     def start(self) -> None:
         self.groups.start()
